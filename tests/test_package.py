@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from email.message import Message
 from email.parser import Parser
+from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,14 @@ import fuselayers
 
 ROOT = Path(__file__).parents[1]
 # From the lowest layer to the highest; a layer imports only lower ones. __init__ and __main__ of the package come last.
-LAYERS = ("_torch", "partition", "ops", "components", "configs", "cli", "testing")
+LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing")
+# The only modules that call importlib with a name which a reader of the source cannot see.
+IMPORTS_BY_NAME = {
+    "fuselayers": "the lazy table",
+    "fuselayers.cli.main": "the command that is called, and the modules of --import",
+    "fuselayers.cli.train.sinks": "a package that need not be installed",
+    "fuselayers.partition.compilers.nvfuser.availability": "a package that need not be installed",
+}
 # Import names that differ from the name of the package that brings them.
 PACKAGE_OF = {"hydra": "hydra-core", "yaml": "PyYAML"}
 
@@ -35,9 +43,13 @@ def _modules(package: Path) -> dict[str, Path]:
     return names
 
 
-def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module that a file imports; `from package import module` names the module."""
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+def _package_of(name: str, path: Path) -> list[str]:
+    return name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+
+
+def _statements(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    """Line and full name of each module that an import statement of a file names, or `from package import module`."""
+    package = _package_of(name, path)
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -48,6 +60,21 @@ def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 yield node.lineno, full if full in modules else base
+
+
+def _calls(name: str, path: Path) -> Iterator[tuple[int, str | None]]:
+    """Line and full name of each module that a file imports by `importlib` or `__import__`; None for no literal."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+            wanted = node.args[0] if node.args else None
+            literal = isinstance(wanted, ast.Constant) and isinstance(wanted.value, str)
+            package = ".".join(_package_of(name, path))
+            yield node.lineno, resolve_name(ast.literal_eval(wanted), package) if wanted and literal else None
+
+
+def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
+    yield from _statements(name, path, modules)
+    yield from ((line, target) for line, target in _calls(name, path) if target is not None)
 
 
 def _height(name: str) -> int:
@@ -84,6 +111,12 @@ def test_imports_run_one_way() -> None:
     assert _upward_imports(ROOT / "fuselayers") == []
 
 
+def test_only_stated_modules_import_by_a_name_that_is_no_literal() -> None:
+    modules = _modules(ROOT / "fuselayers")
+    found = {name for name, path in modules.items() if None in (target for _, target in _calls(name, path))}
+    assert found == set(IMPORTS_BY_NAME)
+
+
 def test_testing_imports_ops_and_partition_only_and_nothing_imports_testing() -> None:
     modules = _modules(ROOT / "fuselayers")
     pairs = {
@@ -96,6 +129,7 @@ def test_testing_imports_ops_and_partition_only_and_nothing_imports_testing() ->
         "_torch",
         "partition",
         "ops",
+        "errors",
         "names",
         "testing",
     }
@@ -104,7 +138,7 @@ def test_testing_imports_ops_and_partition_only_and_nothing_imports_testing() ->
 
 @pytest.mark.parametrize("package", ["fuselayers", "fuselayers.partition"])
 def test_a_process_that_only_fuses(package: str) -> None:
-    """The pass for dropout needs the ops, which nobody has imported yet."""
+    """It has imported nothing else of this library."""
     program = f"""
 import torch
 from {package} import fuse
@@ -150,6 +184,9 @@ def _write_package(folder: Path, **files: str) -> Path:
         "from ..components.mlp import MLP",
         "import house.components.mlp",
         "def late():\n    from ..components.mlp import MLP",
+        "mlp = importlib.import_module('house.components.mlp')",
+        "mlp = import_module('..components.mlp', __package__)",
+        "mlp = __import__('house.components.mlp')",
     ],
 )
 def test_an_upward_import_is_found_however_it_is_written(line: str, tmp_path: Path) -> None:
@@ -239,7 +276,10 @@ def _canonical(name: str) -> str:
 
 def test_every_package_that_is_imported_is_required(built: Path) -> None:
     modules = _modules(ROOT / "fuselayers")
-    imported = {target.split(".")[0] for name, path in modules.items() for _, target in _imports(name, path, modules)}
+    # `importlib` imports packages that need not be installed.
+    imported = {
+        target.split(".")[0] for name, path in modules.items() for _, target in _statements(name, path, modules)
+    }
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
     # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU.
     needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton"}

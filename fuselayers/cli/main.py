@@ -14,6 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from .._version import __version__
+from ..errors import BackendUnavailableError, FallbackWarning
 from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
@@ -146,8 +147,6 @@ def _import(name: str) -> None:
 @contextmanager
 def _fallbacks_in_one_line() -> Iterator[None]:
     """Print a FallbackWarning as one line, without its place in our code."""
-    from ..partition import FallbackWarning  # a command has imported it already
-
     show_any_warning = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -163,11 +162,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    if isinstance(error, (ValueError, TypeError, OSError)):
-        return True
-    from ..partition import BackendUnavailableError  # not for a typo
-
-    return isinstance(error, BackendUnavailableError)
+    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:

@@ -22,7 +22,7 @@ from ..ops import (
     check_activation,
     check_style,
 )
-from .fused_op import op_for
+from .fused_op import check_names, op_for
 from .hooks import has_hooks
 from .norm import LayerNorm, join
 from .ranges import NotNegative, Probability, Size, in_range
@@ -35,22 +35,22 @@ class BiasedOp(nn.Module):
     Args:
         p: dropout probability, 0 <= p <= 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
-            calls the op directly too, which launches its kernels, unless `partition` is a budget.
-        partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
+        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
+        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
 
     Raises:
         ValueError: p is outside [0, 1], a size is below one, or there is no such backend or partition.
+        TypeError: the backend is no name, such as None.
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
     @in_range
     def __init__(
-        self, op: Callable[..., Any], *, p: Probability, bias_shape: Size | None, backend: str | None, partition: str
+        self, op: Callable[..., Any], *, p: Probability, bias_shape: Size | None, backend: str, partition: str
     ) -> None:
         super().__init__()
-        op_for(op, backend=backend, partition=partition)  # a misspelt name fails here, not in the first forward
+        check_names(backend, partition)
         self.op = op
         self.p = p
         self.backend = backend
@@ -69,8 +69,7 @@ class BiasedOp(nn.Module):
         return None if self.bias is None else self.bias.to(x.dtype)
 
     def _call(self, *tensors: Tensor, bias: Tensor | None, **arguments: Any) -> Any:
-        others = (one for one in arguments.values() if isinstance(one, Tensor))
-        op = op_for(self.op, *tensors, bias, *others, backend=self.backend, partition=self.partition)
+        op = op_for(self.op, backend=self.backend, partition=self.partition)
         return op(*tensors, bias=bias, p=self.p, training=self.training, **arguments)
 
     def extra_repr(self) -> str:
@@ -102,7 +101,7 @@ class FusedBiasActivationDropout(BiasedOp):
         bias_shape: Size | None = None,
         *,
         activation: str | None = None,
-        backend: str | None = "auto",
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         check_activation(activation)
@@ -136,7 +135,7 @@ class FusedBiasDropoutResidual(BiasedOp):
         p: Probability,
         bias_shape: Size | None = None,
         *,
-        backend: str | None = "auto",
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__(bias_dropout_residual, p=p, bias_shape=bias_shape, backend=backend, partition=partition)
@@ -183,7 +182,7 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
         bias_shape: Size | None = None,
         style: NormStyle = "post",
         eps: NotNegative = 1e-5,
-        backend: str | None = "auto",
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         check_style(style)

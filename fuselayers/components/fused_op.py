@@ -5,44 +5,37 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-from torch import Tensor
-
 from .._torch.dispatch import is_compiling
-from ..ops.implementations import uses_kernels
-from ..partition import fuse, is_fusion_disabled
+from ..partition import fuse, partitioner
+from ..partition.backends import check_backends
 
 # The arguments of ops that are not tensors.
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
-def op_for(op: Callable[..., Any], *tensors: Tensor | None, backend: str | None, partition: str) -> Callable[..., Any]:
-    """Return `op` itself when `backend` is None or within `partition.disable_fusion`, else `op` fused for that backend.
+def check_names(backend: str, partition: str) -> None:
+    """Raise unless `fuse` knows both names. A layer calls it when it is built, so that no forward meets a misspelt one.
+
+    Raises:
+        ValueError: there is no such backend or partition.
+        TypeError: the backend is no name, such as None.
+    """
+    check_backends(backend, ())
+    partitioner(partition)
+
+
+def op_for(op: Callable[..., Any], *, backend: str, partition: str) -> Callable[..., Any]:
+    """Return `op` itself for the backend "auto", since an op chooses its implementation; else `op` through `fuse`.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
     share one fused function per op, backend and partition.
 
-    On a GPU "auto" is `op` itself too where kernels take the tensors: they save next to nothing beside their inputs,
-    and what `fuse` traces is the formula. With a budget the op is fused.
-
-    Args:
-        op: a function of this library.
-        tensors: all tensors of the call; none where only the names are checked.
-        backend: as for `fuse`, or None.
-        partition: as for `fuse`.
-
-    Raises:
-        ValueError: there is no such backend or partition.
-
     >>> from fuselayers.ops import dropout
-    >>> op_for(dropout, backend=None, partition="min_cut") is dropout
+    >>> op_for(dropout, backend="auto", partition="min_cut") is dropout
     True
     """
-    # A compiler that traces the layer fuses the op with its neighbours.
-    if backend is None or is_compiling() or is_fusion_disabled():
-        return op
-    if backend == "auto" and partition in ("default", "min_cut") and tensors and uses_kernels(backend, *tensors):
-        return op
-    return _fused(op, backend, partition)
+    # A compiler that traces the layer fuses the op with its neighbours; it cannot trace `_fused`.
+    return op if backend == "auto" or is_compiling() else _fused(op, backend, partition)
 
 
 @functools.cache

@@ -5,10 +5,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Final, Literal, get_type_hints
 
 from ..components import REQUIRED, Choice, Option
+from ..components.fused_op import check_names
 from ..components.ranges import Count, Decay, NotNegative, Positive, Range, Size, range_of
 from ..names import no_such, shown
 from ..partition import partitioner
-from ..partition.backends import check_backends
 from .values import checked_option
 
 
@@ -65,9 +65,10 @@ class FusionConfig:
     )
 
     def __post_init__(self) -> None:
+        if self.backend is None:  # null in YAML
+            raise ValueError("fusion.backend must be a name, got null; leave it out, or write auto")
         _check("fusion", self)
-        check_backends(self.backend, ())
-        partitioner(self.partition)
+        check_names(self.backend, self.partition)
 
 
 @dataclass(frozen=True, kw_only=True)

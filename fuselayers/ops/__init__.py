@@ -1,6 +1,5 @@
 """Pure functions, one file for one op: formula, checks, reference, kernels. `implementations` dispatches the calls."""
 
-from . import graph_dropout as graph_dropout
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import activate as activate
 from .activations import check_activation as check_activation

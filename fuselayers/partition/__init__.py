@@ -1,11 +1,12 @@
 """The fusion core: trace forward and backward together, choose what to save, compile both."""
 
+from ..errors import BackendUnavailableError as BackendUnavailableError
+from ..errors import FallbackWarning as FallbackWarning
 from . import vector_math as vector_math  # importing it calls MKL's vector functions once
 from .aot import AotFunction as AotFunction
 from .aot import aot_function as aot_function
 from .aot import aot_module as aot_module
 from .backends import BackendStatus as BackendStatus
-from .backends import BackendUnavailableError as BackendUnavailableError
 from .backends import backends as backends
 from .capture import CapturedGraph as CapturedGraph
 from .capture import capture as capture
@@ -17,7 +18,6 @@ from .export import JointGraphExport as JointGraphExport
 from .export import OperatorRecord as OperatorRecord
 from .export import joint_graph as joint_graph
 from .export import operator_map as operator_map
-from .fallback_warning import FallbackWarning as FallbackWarning
 from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import memory_efficient_fusion as memory_efficient_fusion

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from .._torch.dispatch import FakeTensor, as_a_compiler, saved_tensors_hooks_are_active
 from .._torch.guards import torch_compile
 from .._torch.tracing import copy_of
+from ..errors import BackendUnavailableError
 from .backends import (
     CANDIDATES,
     PLAIN,
-    BackendUnavailableError,
     compile_chain,
     device_types_of,
     main_device,

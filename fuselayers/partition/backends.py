@@ -11,6 +11,7 @@ import torch.fx as fx
 
 from .._torch.guards import inner_error, is_error_of_dynamo
 from .._torch.tracing import copy_of
+from ..errors import BackendUnavailableError, say_once
 from ..names import no_such
 from .compilers import (
     compile_eager,
@@ -21,7 +22,6 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .fallback_warning import say_once
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
 from .report import GraphReport, ServedGraph
@@ -41,10 +41,6 @@ CANDIDATES: Final = ("inductor", "triton", "nvfuser", "eager")
 
 PLAIN: Final = "plain"
 """The graph as it was traced, op by op: no backend, but "auto" and a pinned choice may take it."""
-
-
-class BackendUnavailableError(RuntimeError):
-    """The requested backend does not work here, and no fallback is left."""
 
 
 @dataclass(frozen=True)

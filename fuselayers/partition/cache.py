@@ -6,8 +6,6 @@ stops a call.
 
 import contextlib
 import fcntl
-import functools
-import hashlib
 import json
 import os
 import tempfile
@@ -33,16 +31,6 @@ def cache_file(name: str) -> Path:
     if own:
         return Path(own) / name
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers" / name
-
-
-@functools.cache
-def sources_hash() -> str:
-    """Return a hash of the sources that decide on compiled code: what was compiled or measured with others is stale."""
-    package = Path(__file__).parents[1]
-    digest = hashlib.sha256()
-    for path in sorted(path for folder in ("_torch", "ops", "partition") for path in package.glob(f"{folder}/**/*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

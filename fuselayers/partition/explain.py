@@ -23,7 +23,7 @@ from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
-from .passes import mask_ops
+from .passes import MASK_OPS
 from .saved_bytes import saved_bytes
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -238,9 +238,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
     recomputed = [node for node in _recomputed_nodes(forward, backward) if not is_view(node)]
     return Totals(
         saved_bytes=sum(
-            num_elements(node) if node.target in mask_ops() else num_bytes(node)
-            for node in storages
-            if node not in free
+            num_elements(node) if node.target in MASK_OPS else num_bytes(node) for node in storages if node not in free
         ),
         recomputed_ops=len(recomputed),
         recomputed_flops=sum(flops_of(node) for node in recomputed),

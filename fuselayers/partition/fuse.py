@@ -22,9 +22,10 @@ from torch import nn
 
 from .._torch.dispatch import is_compiling, tangents_are_active
 from .._torch.guards import inner_error, torch_compile
+from ..errors import BackendUnavailableError
 from ..names import no_such
 from .auto import compile_auto, compile_pinned, guard_seconds
-from .backends import BackendUnavailableError, check_backends, compile_chain, pinned_choices
+from .backends import check_backends, compile_chain, pinned_choices
 from .fused_method import FusedMethod
 from .fused_module import FusedModule, is_fusion_disabled
 from .joint_graph import PartitionError

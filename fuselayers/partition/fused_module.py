@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from .._torch.dispatch import is_compiling
-from .fallback_warning import say_once
+from ..errors import say_once
 from .report import FusionReport
 
 _SHARED: Final = (

@@ -10,8 +10,8 @@ import torch
 import torch.fx as fx
 
 from .._torch.tracing import boxed, compile_one_graph
+from ..errors import say_once
 from .compilers import why_inductor_is_unavailable
-from .fallback_warning import say_once
 
 
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:

@@ -30,11 +30,11 @@ from .node_kinds import (
     why_runs_once,
 )
 from .passes import (
+    MASK_OPS,
     checkpoint_tags_pass,
     early_getitems_pass,
     keep_mutated_inputs_pass,
     late_recompute_pass,
-    mask_ops,
     merge_equal_nodes_pass,
     one_mask_pass,
     tables_once_pass,
@@ -230,7 +230,7 @@ def _is_cheap(node: fx.Node) -> bool:
 
     Attention masks of transformers number the documents of a row by a cumulative sum.
     """
-    known = only_moves(node) or node.target in mask_ops() or node.target is torch.ops.aten.cumsum.default
+    known = only_moves(node) or node.target in MASK_OPS or node.target is torch.ops.aten.cumsum.default
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 

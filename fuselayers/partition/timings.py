@@ -22,7 +22,8 @@ from .._torch.dispatch import (
     transforms_are_active,
 )
 from .._torch.tracing import compiler_version
-from .cache import cache_file, locked, read_json, sources_hash, warn_of_entries, write_json
+from ..sources import sources_hash
+from .cache import cache_file, locked, read_json, warn_of_entries, write_json
 from .machine import processor_name
 
 _Times = Mapping[str, float | None]

@@ -63,10 +63,10 @@ def inputs_of(name: str, *shape: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "p", "bias"), [(None, 0.0, 7), (None, 0.3, 7), (None, 0.3, None), ("eager", 0.3, 7)]
+    ("backend", "p", "bias"), [("auto", 0.0, 7), ("auto", 0.3, 7), ("auto", 0.3, None), ("eager", 0.3, 7)]
 )
 @pytest.mark.parametrize("name", MADE)
-def test_training_and_eval(name: str, backend: str | None, p: float, bias: int | None) -> None:
+def test_training_and_eval(name: str, backend: str, p: float, bias: int | None) -> None:
     layer = randomise(MADE[name](p, bias, backend=backend))
     written_out, inputs = WrittenOut(layer), inputs_of(name, 5, 3, 7)
     assert_same_step(written_out, layer, *inputs, rtol=1e-4, atol=1e-5)
@@ -75,7 +75,7 @@ def test_training_and_eval(name: str, backend: str | None, p: float, bias: int |
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
 def test_training_and_eval_have_the_same_activation(activation: str | None) -> None:
-    layer = randomise(FusedBiasActivationDropout(0.0, 7, activation=activation, backend=None))
+    layer = randomise(FusedBiasActivationDropout(0.0, 7, activation=activation))
     x = torch.randn(5, 7)
     expected = x + layer.bias if activation is None else ACTIVATIONS[activation](x + layer.bias)
     torch.testing.assert_close(layer(x), expected)
@@ -115,8 +115,8 @@ def test_x_and_the_residual_may_be_the_same_tensor() -> None:
     torch.testing.assert_close(x.grad, torch.full_like(x, 2.0))
 
 
-@pytest.mark.parametrize("backend", [None, "eager"])
-def test_behind_a_matmul_under_autocast_it_stays_in_bfloat16(backend: str | None) -> None:
+@pytest.mark.parametrize("backend", ["auto", "eager"])
+def test_behind_a_matmul_under_autocast_it_stays_in_bfloat16(backend: str) -> None:
     first = FusedBiasActivationDropout(0.0, 4, activation="relu", backend=backend)
     second = FusedBiasDropoutResidual(0.0, 4, backend=backend)
     for layer in (first, second):
@@ -137,7 +137,7 @@ def test_behind_a_matmul_under_autocast_it_stays_in_bfloat16(backend: str | None
 
 
 def test_under_autocast_the_bias_of_a_norm_keeps_it_in_float32() -> None:
-    layer = randomise(FusedBiasDropoutResidualLayerNorm(0.0, 7, bias_shape=7, style="prenorm", backend=None))
+    layer = randomise(FusedBiasDropoutResidualLayerNorm(0.0, 7, bias_shape=7, style="prenorm"))
     x = torch.randn(3, 7).bfloat16()
     with torch.autocast("cpu", torch.bfloat16):
         normed, total = layer(x, x)
@@ -162,7 +162,7 @@ class Doubled(LayerNorm):
 @pytest.mark.parametrize("change", [with_a_hook, with_a_forward_of_its_own, "replaced"])
 @pytest.mark.parametrize("style", STYLES)
 def test_a_norm_that_does_more_is_called(style: NormStyle, change: Callable[[nn.Module], None] | str) -> None:
-    layer = randomise(MADE[style](0.3, 7, backend=None))
+    layer = randomise(MADE[style](0.3, 7))
     twice = copy.deepcopy(layer)
     with torch.no_grad():
         twice.norm.weight.mul_(2)
@@ -210,6 +210,6 @@ def test_errors(layer: type[nn.Module], arguments: dict[str, object], text: str)
 
 def test_tensors_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match=r"^bias must be \[5\] to fit x \[3, 5\], got \[4\]$"):
-        FusedBiasActivationDropout(0.1, 4, backend=None)(torch.zeros(3, 5))
+        FusedBiasActivationDropout(0.1, 4)(torch.zeros(3, 5))
     with pytest.raises(ValueError, match=r"^residual must have x's shape \[3, 5\], got \[5\]"):
-        FusedBiasDropoutResidual(0.1, backend=None)(torch.zeros(3, 5), torch.zeros(5))
+        FusedBiasDropoutResidual(0.1)(torch.zeros(3, 5), torch.zeros(5))

@@ -1,12 +1,13 @@
-import threading
+import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fuselayers import ops
 from fuselayers.components import (
+    KINDS,
     Choice,
     Decoder,
     EncoderDecoder,
@@ -15,13 +16,14 @@ from fuselayers.components import (
     FusedBiasDropoutResidualLayerNorm,
     FusedMLP,
     GatedMLP,
-    fused_op,
+    get,
+    names,
 )
 from fuselayers.components.fused_op import op_for
 from fuselayers.ops.implementations import dispatch
 from fuselayers.ops.implementations.launch import INTERPRETED, recorded_launches
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
-from fuselayers.partition import FusedFunction, disable_fusion
+from fuselayers.partition import FusedFunction
 
 
 def test_one_fused_function_per_op_backend_and_partition() -> None:
@@ -30,6 +32,13 @@ def test_one_fused_function_per_op_backend_and_partition() -> None:
     assert op_for(ops.bias_dropout_residual, backend="eager", partition="min_cut") is first
     assert op_for(ops.bias_dropout_residual, backend="eager", partition="default") is not first
     assert op_for(ops.bias_activation_dropout, backend="eager", partition="min_cut") is not first
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_default_is_auto(kind: str) -> None:
+    made = [get(kind, name) for name in names(kind) if get(kind, name).__module__.startswith("fuselayers.")]
+    taken = [inspect.signature(cls).parameters for cls in made]
+    assert {parameters["backend"].default for parameters in taken if "backend" in parameters} <= {"auto"}
 
 
 def test_no_forward_builds_a_fused_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,30 +51,9 @@ def test_no_forward_builds_a_fused_function(monkeypatch: pytest.MonkeyPatch) -> 
     layer(torch.ones(2, 4)).sum().backward()
 
 
-def test_without_a_backend_the_op_is_called_directly() -> None:
-    assert op_for(ops.dropout, backend=None, partition="min_cut") is ops.dropout
-
-
-def test_within_disable_fusion_the_op_is_called_directly() -> None:
-    seen = []
-
-    def look() -> object:
-        return op_for(ops.dropout, backend="eager", partition="min_cut")
-
-    def fail() -> None:
-        with disable_fusion(), disable_fusion():
-            raise KeyError
-
-    with disable_fusion():
-        assert look() is ops.dropout
-        with pytest.raises(KeyError):
-            fail()
-        assert look() is ops.dropout
-        other = threading.Thread(target=lambda: seen.append(look()))
-        other.start()
-        other.join()
-    assert seen == [look()]
-    assert isinstance(look(), FusedFunction)
+def test_auto_is_the_op_itself() -> None:
+    for partition in ("min_cut", "budget:0.5"):
+        assert op_for(ops.dropout, backend="auto", partition=partition) is ops.dropout
 
 
 @pytest.fixture
@@ -84,8 +72,8 @@ needs_kernels = pytest.mark.skipif(not HAS_TRITON or INTERPRETED, reason="nothin
         (lambda: FusedBiasActivationDropout(0.1, 8, activation="gelu"), 3),
         (lambda: FusedBiasDropoutResidual(0.1, 8), 3),
         (lambda: FusedBiasDropoutResidualLayerNorm(0.1, 8, bias_shape=8), 3),
-        (lambda: FusedMLP(8, dropout=0.1, backend="auto"), 3),
-        (lambda: GatedMLP(8, dropout=0.1, backend="auto"), 4),
+        (lambda: FusedMLP(8, dropout=0.1), 3),
+        (lambda: GatedMLP(8, dropout=0.1), 4),
     ],
 )
 def test_on_a_gpu_auto_launches_the_kernels(make: Callable[[], nn.Module], kernels: int) -> None:
@@ -97,65 +85,10 @@ def test_on_a_gpu_auto_launches_the_kernels(make: Callable[[], nn.Module], kerne
     assert len(launches) == kernels
 
 
-@needs_kernels
-@pytest.mark.usefixtures("_meta_is_a_gpu")
-@pytest.mark.parametrize(
-    ("backend", "partition", "dtype"),
-    [
-        ("inductor", "min_cut", torch.float32),  # was asked for
-        ("auto", "budget:0.5", torch.float32),  # kernels know no budget
-        ("auto", "min_cut", torch.float64),  # has no kernels
-    ],
-)
-def test_on_a_gpu_the_rest_is_fused(backend: str, partition: str, dtype: torch.dtype) -> None:
-    with recorded_launches():
-        x = torch.empty(3, 8, dtype=dtype, device="meta")
-        assert isinstance(op_for(ops.dropout, x, backend=backend, partition=partition), FusedFunction)
-
-
-class Subclass(Tensor):
-    pass
-
-
-@needs_kernels
-@pytest.mark.usefixtures("_meta_is_a_gpu")
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("change", [Tensor.double, lambda one: one.as_subclass(Subclass)], ids=["float64", "subclass"])
-def test_every_tensor_of_a_call_counts(change: Callable[[Tensor], Tensor], place: int) -> None:
-    x, residual, bias = (torch.empty(shape, device="meta") for shape in ((3, 8), (3, 8), (8,)))
-    given = [x, residual, bias]
-    names = {"backend": "auto", "partition": "min_cut"}
-    with recorded_launches():
-        assert op_for(ops.bias_dropout_residual, *given, None, **names) is ops.bias_dropout_residual
-        given[place] = change(given[place])
-        assert isinstance(op_for(ops.bias_dropout_residual, *given, **names), FusedFunction)
-
-
-@needs_kernels
-@pytest.mark.usefixtures("_meta_is_a_gpu")
-@pytest.mark.parametrize("place", ["residual", "norm.weight"])
-def test_a_layer_names_every_tensor_of_its_call(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = FusedBiasDropoutResidualLayerNorm(0.1, 8, bias_shape=8).to("meta")
-    x, residual = torch.empty(3, 8, device="meta"), torch.empty(3, 8, device="meta")
-    fused: list[object] = []
-    monkeypatch.setattr(fused_op, "_fused", lambda op, *_: fused.append(op) or op)
-    with recorded_launches():
-        layer(x, residual)
-        assert not fused
-        if place == "residual":
-            residual = residual.double()
-        else:
-            layer.norm.double()
-        layer(x, residual)
-    assert fused == [ops.bias_dropout_residual_layer_norm]
-
-
 def test_no_token_of_a_text_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    call = FusedFunction.__call__
-    monkeypatch.setattr(
-        FusedFunction, "__call__", lambda self, *args, **kwargs: calls.append(self) or call(self, *args, **kwargs)
-    )
+    run = FusedFunction._specialised
+    monkeypatch.setattr(FusedFunction, "_specialised", lambda self, *args: calls.append(self) or run(self, *args))
     sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 4, "init_std": 0.5}
     parts = {"attention": Choice("multi_head", {"num_heads": 2}), "feedforward": "fused_mlp"}
     tokens_BT = torch.tensor([[1, 2]])
@@ -180,3 +113,16 @@ def test_no_token_of_a_text_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unknown_name_fails_when_the_layer_is_built(backend: str, partition: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         FusedMLP(4, backend=backend, partition=partition)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: FusedBiasActivationDropout(0.1, backend=None),  # type: ignore[arg-type]
+        lambda: FusedMLP(4, backend=None),  # type: ignore[arg-type]
+        lambda: GatedMLP(4, backend=None),  # type: ignore[arg-type]
+    ],
+)
+def test_none_is_no_backend(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(TypeError, match=r"^backend must be a name, got None; leave it out for 'auto'"):
+        make()

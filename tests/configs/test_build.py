@@ -134,7 +134,7 @@ def test_scopes(scope: str) -> None:
     fused = [name for name, module in model.named_modules() if isinstance(module, FusedModule)]
     assert fused == {"none": [], "layer": [], "block": ["blocks.0", "blocks.1"], "model": [""]}[scope]
     layers = [module for module in model.modules() if isinstance(module, FusedMLP)]
-    assert [layer.backend for layer in layers] == ["eager" if scope == "layer" else None] * 2
+    assert [layer.backend for layer in layers] == ["eager" if scope == "layer" else "auto"] * 2
     assert list(model.state_dict()) == list(reference.state_dict())
     reference.load_state_dict(model.state_dict())
     if scope != "model":  # that one's step is compared above

@@ -339,6 +339,10 @@ class TestSources:
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
         (["fusion.scope=blok"], "no fusion.scope 'blok'; did you mean 'block'? there are: block, layer, model, none"),
         (["fusion.backend=nvfuse"], "no backend 'nvfuse'; did you mean 'nvfuser'?"),
+        (
+            ["fusion.backend=null"],
+            "fusion.backend must be a name, got null; leave it out, or write auto",
+        ),
         (["fusion.partition=mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["data=text"], "data.path has no value yet; set data.path="),
         (["data.suffixes=.py"], "data.suffixes must be a list, got '.py'; write [.py]"),

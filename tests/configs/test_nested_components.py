@@ -137,5 +137,6 @@ def test_a_mixture_for_some_layers_only() -> None:
 
 
 def test_the_experts_are_fused_as_layers_are() -> None:
-    model = build("gpt_nano", ["feedforward=mixture_of_experts", "feedforward.expert=fused_mlp", "fusion.scope=layer"])
-    assert model.blocks[0].feedforward.experts[0].backend == "auto"  # type: ignore[index, union-attr]
+    asked = ["feedforward=mixture_of_experts", "feedforward.expert=fused_mlp", "fusion=eager", "fusion.scope=layer"]
+    model = build("gpt_nano", asked)
+    assert model.blocks[0].feedforward.experts[0].backend == "eager"  # type: ignore[index, union-attr]

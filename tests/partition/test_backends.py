@@ -9,7 +9,8 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from fuselayers.partition import BackendUnavailableError, FallbackWarning, backends, fallback_warning, fuse
+from fuselayers import errors
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, backends, fuse
 from fuselayers.partition import backends as backends_function
 from fuselayers.partition.backends import check_backends
 
@@ -22,7 +23,7 @@ def wave(x: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 @pytest.fixture

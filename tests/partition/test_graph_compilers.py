@@ -3,7 +3,8 @@ import torch
 import torch._inductor.config
 from torch import Tensor
 
-from fuselayers.partition import FallbackWarning, aot_function, fallback_warning, print_compile, ts_compile
+from fuselayers import errors
+from fuselayers.partition import FallbackWarning, aot_function, print_compile, ts_compile
 
 
 def chain(a: Tensor, b: Tensor) -> Tensor:
@@ -12,7 +13,7 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> None:

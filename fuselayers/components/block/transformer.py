@@ -84,7 +84,7 @@ class TransformerBlock(nn.Module):
         layer: Count = 0,
         num_layers: Size = 1,
         context_length: Size | None = None,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...ops import Shard, dropout, gated_activation
 from ..checks import check_last_dim
-from ..fused_op import op_for
+from ..fused_op import check_names, op_for
 from ..layout import WHOLE, Layout
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
@@ -38,12 +38,12 @@ class GatedMLP(nn.Module):
             `dict(module.named_parameters())` in place of the state_dict.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
-            calls the op directly too, which launches its kernels, unless `partition` is a budget.
-        partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
+        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
+        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
 
     Raises:
         ValueError: a width below one, an unknown activation, a dropout outside [0, 1], or no such backend or partition.
+        TypeError: the backend is no name, such as None.
 
     >>> GatedMLP(8, multiple_of=16).down.in_features
     32
@@ -64,7 +64,7 @@ class GatedMLP(nn.Module):
         packed: bool = False,
         bias: bool = False,
         dropout: Probability = 0.0,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__()
@@ -73,9 +73,9 @@ class GatedMLP(nn.Module):
         self.packed = packed
         self.dropout = dropout
         self.hidden_dim = hidden_dim
+        check_names(backend, partition)
         self.backend = backend
         self.partition = partition
-        op_for(_gated_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
         self.custom_activation = custom_activation(activation)
         if packed:
             self.gate_up = nn.Linear(hidden_dim, 2 * width, bias=bias)
@@ -90,7 +90,7 @@ class GatedMLP(nn.Module):
         check_last_dim(x, self.hidden_dim)
         gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
         if self.custom_activation is None:
-            op = op_for(_gated_activation_dropout, gate, up, backend=self.backend, partition=self.partition)
+            op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
             shard = self.layout.shard(gate.chunk(2, dim=-1)[0] if up is None else up, -1)
             hidden = op(gate, up, activation=self.activation, p=self.dropout, training=self.training, shard=shard)
         else:

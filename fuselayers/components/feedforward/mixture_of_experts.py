@@ -76,8 +76,8 @@ class MixtureOfExperts(nn.Module):
             2022, eq. 5).
         shared_experts: number of further experts that every token takes, with the weight 1.
         causal: whether the model is causal, so that no token may depend on later ones.
-        backend: the backend of fused layers in the experts; None calls their ops directly.
-        partition: how they choose what is saved for backward.
+        backend: of fused layers in the experts: "auto" calls their ops, a name sends them through `fuse`.
+        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
 
     Raises:
         ValueError: a number out of its range, top_k above num_experts, an unknown gating, expert_choice in a causal
@@ -106,7 +106,7 @@ class MixtureOfExperts(nn.Module):
         z_coefficient: NotNegative = 0.0,
         shared_experts: Count = 0,
         causal: bool = False,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__()

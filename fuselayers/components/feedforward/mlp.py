@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...ops import bias_activation_dropout, dropout
 from ..checks import check_last_dim
-from ..fused_op import op_for
+from ..fused_op import check_names, op_for
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
 from ..ranges import Positive, Probability, Size, in_range
@@ -87,12 +87,12 @@ class FusedMLP(MLP):
     layer runs as `MLP`.
 
     Args:
-        backend: None calls the op directly; a name sends it through `fuselayers.fuse` for that backend. On a GPU "auto"
-            calls the op directly too, which launches its kernels, unless `partition` is a budget.
-        partition: how `fuse` chooses what is saved for backward; without a backend it has no effect.
+        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
+        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
 
     Raises:
         ValueError: as `MLP`, or there is no such backend or partition.
+        TypeError: the backend is no name, such as None.
 
     >>> plain, fused = MLP(8), FusedMLP(8)
     >>> fused.load_state_dict(plain.state_dict())
@@ -111,15 +111,15 @@ class FusedMLP(MLP):
         activation: str | None = "gelu",
         bias: bool = True,
         dropout: Probability = 0.0,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__(
             hidden_dim, expansion=expansion, width=width, activation=activation, bias=bias, dropout=dropout
         )
+        check_names(backend, partition)
         self.backend = backend
         self.partition = partition
-        op_for(bias_activation_dropout, backend=backend, partition=partition)  # a misspelt name fails here, not later
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -129,7 +129,7 @@ class FusedMLP(MLP):
         hidden = F.linear(x, self.up.weight)
         # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
         bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
-        op = op_for(bias_activation_dropout, hidden, bias, backend=self.backend, partition=self.partition)
+        op = op_for(bias_activation_dropout, backend=self.backend, partition=self.partition)
         shard = self.layout.shard(hidden, -1)
         hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training, shard=shard)
         y: Tensor = self.down(hidden)

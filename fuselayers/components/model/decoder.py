@@ -82,7 +82,7 @@ class Decoder(Stack):
         init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)

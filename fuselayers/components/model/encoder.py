@@ -72,7 +72,7 @@ class Encoder(Stack):
         init: Scheme = "bert",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)

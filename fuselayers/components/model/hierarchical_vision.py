@@ -84,7 +84,7 @@ class HierarchicalVision(Model):
         dropout: Probability = 0.0,
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         if init == "mup":

@@ -51,7 +51,7 @@ class Stack(Model):
         cross_attention: Choice | str | None = None,
         dropout: Probability = 0.0,
         causal: bool,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         super().__init__()

@@ -73,7 +73,7 @@ class VisionTransformer(Stack):
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        backend: str | None = None,
+        backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
         if pooling not in get_args(Pooling):

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..._torch.dispatch import is_compiling
 from ..._torch.hooks import hooks_of_all_modules
-from ...partition.fallback_warning import say_once
+from ...errors import say_once
 from ..hooks import has_hooks
 from .report import Skipped
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ...partition import FallbackWarning
+from ...errors import FallbackWarning
 
 __all__ = ["Heads", "Rows", "has_kernels", "heads", "name_of", "pointer", "rows", "run", "vector"]
 

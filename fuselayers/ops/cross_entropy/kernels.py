@@ -7,9 +7,9 @@ from torch import Tensor
 
 from ..cpu import pointer, rows, run
 from ..implementations import define
-from ..losses import reduce_losses, row_count
 from ..implementations.launch import kernel, launch
 from ..implementations.triton_language import libdevice, tile_function, tl
+from ..losses import reduce_losses, row_count
 from ..rows import as_rows, cdiv, column_tile, elementwise_plan, next_power_of_2, vector_of
 from .formula import gradients_formula, loss_formula
 

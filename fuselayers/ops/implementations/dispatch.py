@@ -33,12 +33,12 @@ from ..._torch.dispatch import (
     transforms_are_active,
 )
 from ..._torch.guards import outside_dynamo
+from ...errors import BackendUnavailableError
 from ...names import no_such
-from ...partition import BackendUnavailableError
-from ...partition.cache import sources_hash
-from ...partition.compilers import takes_own_kernels
+from ...sources import sources_hash
 from ..cpu import has_kernels
 from .launch import INTERPRETED, why_no_kernels
+from .own_kernels import takes_own_kernels
 
 BACKENDS: Final = ("auto", "eager", "cpp", "triton")
 CPU_KERNELS_FROM: Final = 1 << 16

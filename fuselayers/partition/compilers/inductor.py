@@ -2,8 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
-from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.fx as fx
@@ -11,7 +10,8 @@ from torch.utils._triton import has_triton
 
 from ..._torch.dispatch import decomposes
 from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
-from ..cache import sources_hash
+from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
+from ...sources import sources_hash
 from ..machine import machine_of
 from ..partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
@@ -28,14 +28,6 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
     return None if has_triton() else f"Triton cannot compile for {device_type} here"
 
 
-_own_kernels: Final = ContextVar("own_kernels", default=False)
-
-
-def takes_own_kernels() -> bool:
-    """True while a graph is compiled in which this library's ops are its own kernels."""
-    return _own_kernels.get()
-
-
 def holds_own_ops(graph_module: fx.GraphModule) -> bool:
     """True for a graph of Dynamo's with ops of this library, which may be formulas or kernels."""
     targets = {node.target for node in all_nodes(graph_module) if isinstance(node.target, torch._ops.OpOverload)}
@@ -46,11 +38,8 @@ def compile_triton(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
     """As `compile_inductor`, with the kernels of this library's ops instead of code that Inductor writes for them."""
-    before = _own_kernels.set(True)
-    try:
+    with own_kernels():
         return compile_inductor(graph_module, example_inputs, partition=partition, torch_random=torch_random)
-    finally:
-        _own_kernels.reset(before)
 
 
 def compile_inductor(

@@ -6,12 +6,10 @@ from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs
 from .late_recompute import late_recompute_pass as late_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
 from .one_mask import one_mask_pass as one_mask_pass
-from .seeded_dropout import SeededMask as SeededMask
-from .seeded_dropout import mask_ops as mask_ops
+from .seeded_dropout import MASK_OPS as MASK_OPS
+from .seeded_dropout import SEED_OP as SEED_OP
 from .seeded_dropout import plain_dropout_calls_pass as plain_dropout_calls_pass
-from .seeded_dropout import provide_seeded_mask as provide_seeded_mask
 from .seeded_dropout import replayed_dropout_pass as replayed_dropout_pass
-from .seeded_dropout import seed_ops as seed_ops
 from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
 from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass
 from .tables_once import tables_once_pass as tables_once_pass

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.fx as fx
 
-from .seeded_dropout import mask_ops
+from .seeded_dropout import MASK_OPS
 
 
 def one_mask_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -19,7 +19,7 @@ def one_mask_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """
     graph = graph_module.graph
     last, last_key = None, None
-    for node in [node for node in graph.nodes if node.target in mask_ops()]:
+    for node in [node for node in graph.nodes if node.target in MASK_OPS]:
         key: Any = node.target, node.args, {name: value for name, value in node.kwargs.items() if name != "again"}
         if last is not None and key == last_key:
             node.replace_all_uses_with(last)

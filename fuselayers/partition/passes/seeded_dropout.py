@@ -6,73 +6,48 @@ the seed and recomputes the mask.
 """
 
 import functools
-import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.fx as fx
+from torch import Tensor
 
 from ..._torch.dispatch import FakeTensor, FakeTensorMode, disable_current_modes
 from ..._torch.tracing import CheckpointPolicy, size_hint
+from ...ops import draw_seed, keep_mask, keep_scale
+from ...ops.dropout import dropout_reference
+
+# A joint graph gets the mask as one op of a seed and a size; a graph of Dynamo's gets the formula, in `_dropout`.
+_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("keep_mask(Tensor seed, SymInt[] size, float p) -> Tensor")  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class SeededMask:
-    """The ops that make a mask from a seed. `fuselayers.ops` defines them and registers them here, since imports point
-    from `ops` to `partition`.
-
-    Attributes:
-        draw: (fresh int64 tensor of shape [], *, device) -> seed, an int64 tensor of shape [].
-        mask: (seed, size, p) -> bool tensor, False where an element is dropped.
-        scale: p -> the factor of an element that is not dropped.
-        pure: the ops that make masks, which may always be recomputed.
-        dropout: (x, p) -> x with a fresh mask, as a formula that a compiler can fuse with its neighbours.
-    """
-
-    draw: Callable[..., Any]
-    mask: Callable[..., Any]
-    scale: Callable[[float], float]
-    pure: frozenset[Any]
-    dropout: Callable[[torch.Tensor, float], torch.Tensor]
+def _keep_mask(seed: Tensor, size: list[int], p: float) -> Tensor:
+    return keep_mask(seed, size, p=p).contiguous()
 
 
-_provided: list[SeededMask] = []
+_library.impl("keep_mask", _keep_mask, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake(
+    "fuselayers::keep_mask", lambda seed, size, p: seed.new_empty(size, dtype=torch.bool), lib=_library
+)
 
+MASK_OPS: Final = frozenset({torch.ops.fuselayers.keep_mask.default, torch.ops.fuselayers.keep_factors.default})
+"""The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
 
-def provide_seeded_mask(ops: SeededMask) -> None:
-    """Let `seeded_dropout_pass` use these ops."""
-    _provided[:] = [ops]
-
-
-def _seeded_mask() -> SeededMask:
-    # The ops provide themselves when their package is imported, which a process that only fuses has not done.
-    if not _provided:
-        importlib.import_module("fuselayers.ops")
-    return _provided[0]
-
-
-def mask_ops() -> frozenset[Any]:
-    """The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
-    return frozenset().union(*(ops.pure for ops in _provided))
-
-
-def seed_ops() -> frozenset[Any]:
-    """The ops that draw a seed for masks."""
-    return frozenset(ops.draw for ops in _provided)
+SEED_OP: Final = torch.ops.fuselayers.draw_seed.default
+"""The op that draws a seed for a mask."""
 
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Make every mask from a seed of 8 bytes: a pure function, the same wherever and whenever it is computed."""
-    ops = _seeded_mask()
 
     def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float]:
         # Each draw has its own operand, so that no pass of torch's merges two draws.
         device = x.meta["val"].device
         fresh = add(torch.ops.aten.empty.memory_format, [], dtype=torch.int64, device=device)
-        seed = add(ops.draw, fresh, device=device)
-        return add(ops.mask, seed, add.sizes(x), p), ops.scale(p)
+        seed = add(SEED_OP, fresh, device=device)
+        return add(torch.ops.fuselayers.keep_mask.default, seed, add.sizes(x), p), keep_scale(p)
 
     return _replace_dropout(graph_module, mask, backward_too=True)
 
@@ -126,7 +101,6 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
     `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
     """
-    ops = _seeded_mask()
     changed = False
     for node in graph_module.graph.nodes:
         if node.op != "call_function" or node.target not in (torch.nn.functional.dropout, torch.dropout):
@@ -137,12 +111,16 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         drops = given.get("training", given.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
         if drops and not given.get("inplace") and value is not None and value.device.type == "cpu":
-            node.target, node.args, node.kwargs = ops.dropout, (x, p), {}
+            node.target, node.args, node.kwargs = _dropout, (x, p), {}
             changed = True
     if changed:
         graph_module.graph.lint()
         graph_module.recompile()
     return graph_module
+
+
+def _dropout(x: Tensor, p: float) -> Tensor:
+    return dropout_reference(x, p, seed=draw_seed(device=x.device))
 
 
 def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:

@@ -57,7 +57,11 @@ def test_parts_are_built_from_their_choices() -> None:
     )
     assert (built.attention.num_kv_heads, built.attention.dropout, built.attention.causal) == (2, 0.2, False)
     assert isinstance(built.feedforward, GatedMLP)
-    assert (built.feedforward.down.in_features, built.feedforward.dropout, built.feedforward.backend) == (24, 0.1, None)
+    assert (built.feedforward.down.in_features, built.feedforward.dropout, built.feedforward.backend) == (
+        24,
+        0.1,
+        "auto",
+    )
     assert isinstance(built.residual, DeepNormResidual)
     assert (built.residual.dropout, built.residual.alpha, built.residual.layer_scale) == (0.3, 2.0, 0.25)
     assert [type(norm) for norm in built.residual.norms] == [RMSNorm, RMSNorm]
@@ -67,8 +71,8 @@ def test_parts_are_built_from_their_choices() -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, None)])
-def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str | None) -> None:
+@pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, "auto")])
+def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str) -> None:
     mlp, fused_mlp = Choice("mlp", {"dropout": p}), Choice("fused_mlp", {"dropout": p})
     plain = randomise(TransformerBlock(8, attention=HEADS, feedforward=mlp, residual=style, dropout=p))
     fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p, backend=backend)

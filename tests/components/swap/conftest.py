@@ -3,13 +3,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from fuselayers.partition import fallback_warning
+from fuselayers import errors
 
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test see warnings that another one in this process has had."""
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fuselayers import ops
-from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.cpu import has_kernels
+from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes

@@ -32,6 +32,19 @@ def graph_of(fn: Callable[[Tensor], Any], x: Tensor, *, symbolic: bool = False) 
     return make_fx(lambda x: fn(x), tracing_mode="symbolic" if symbolic else "fake")(x)
 
 
+@pytest.mark.parametrize("shape", [(), (7,), (1, 1), (3, 129), (2, 3, 5), (0, 4)], ids=str)
+def test_the_registered_op_is_the_mask_of_philox(shape: tuple[int, ...]) -> None:
+    seed = torch.tensor(1234)
+    mask = torch.ops.fuselayers.keep_mask(seed, shape, 0.3)
+    assert torch.equal(mask, keep_mask(seed, shape, p=0.3))
+    assert mask.is_contiguous()
+
+
+def test_the_registered_op_is_known_to_torch() -> None:
+    results = torch.library.opcheck(torch.ops.fuselayers.keep_mask.default, (torch.tensor(7), [4, 10], 0.5))
+    assert set(results.values()) == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("symbolic", [False, True])
 class TestSeeded:

@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from ...._torch.tracing import boxed
-from ...fallback_warning import say_once
+from ....errors import say_once
 from .availability import load_nvfuser
 from .translate import Layout, layout_of, order_of, text_of, translate
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fallback_warning, fuse, warm_up
+from fuselayers import errors
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, auto, fuse, warm_up
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.measured import eager_for_inductor
 
@@ -28,7 +29,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 
 def test_the_chain_is_tried_in_order_with_one_warning_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     eager_for_inductor(monkeypatch)
     fused = fuse(wave, backend="nvfuser", fallback=CHAIN)
     a, b = inputs()

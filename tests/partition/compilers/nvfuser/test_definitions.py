@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.partition import FallbackWarning, fallback_warning, fuse
+from fuselayers import errors
+from fuselayers.partition import FallbackWarning, fuse
 from fuselayers.partition.compilers.nvfuser import definitions
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 from tests.partition.compilers.nvfuser.tracing import region_of
@@ -158,7 +159,7 @@ def test_torch_runs_what_nvfuser_fails_on_with_one_warning(
     fails: str, said: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", Broken(on_the_cpu, fails=fails))
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     fn = fused()
     x = torch.randn(3, 4, requires_grad=True)
     with warnings.catch_warnings():
@@ -191,7 +192,7 @@ def test_a_result_of_the_wrong_dtype_or_shape_is_not_returned(
             return [spoilt(one) for one in super().execute(*args, **kwargs)]
 
     monkeypatch.setattr(on_the_cpu, "FusionDefinition", Spoilt)
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     region = region_of(wave, x := torch.randn(3, 4))
     said = f"torch runs from now on: RuntimeError: wanted torch.float32 [3, 4] of nvFuser, got {got}"
     with pytest.warns(FallbackWarning, match=f"{re.escape(said)}$"):

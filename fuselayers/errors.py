@@ -1,6 +1,10 @@
-"""FallbackWarning -- something runs otherwise than was asked: on another backend, or unfused."""
+"""What a user is told when a backend does not work here. Every package uses it, so it imports nothing of this one."""
 
 import warnings
+
+
+class BackendUnavailableError(RuntimeError):
+    """The requested backend does not work here, and no fallback is left."""
 
 
 class FallbackWarning(UserWarning):

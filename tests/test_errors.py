@@ -1,11 +1,11 @@
 import pytest
 
-from fuselayers.partition import fallback_warning
-from fuselayers.partition.fallback_warning import FallbackWarning, say_once
+from fuselayers import errors
+from fuselayers.errors import FallbackWarning, say_once
 
 
 def test_each_text_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fallback_warning, "_said", set())
+    monkeypatch.setattr(errors, "_said", set())
     with pytest.warns(FallbackWarning) as said:
         for text in ("no compiler", "no driver", "no compiler"):
             say_once(text)
