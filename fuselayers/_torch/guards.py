@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
+from torch._compile import _disable_dynamo
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -21,10 +22,22 @@ def compile_lock() -> Any:
     return compile_lock
 
 
+def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
+    """Decorate a function as `torch.compiler.disable` does, but import Dynamo only when the function is called."""
+
+    def disable(fn: _Function) -> _Function:
+        disabled: Any = _disable_dynamo(fn)
+        disabled._torchdynamo_disable = True  # where Dynamo looks before it traces a call
+        disabled._torchdynamo_disable_msg = reason
+        return disabled  # type: ignore[no-any-return]
+
+    return disable
+
+
 def outside_dynamo(fn: _Function) -> _Function:
     """Decorate an implementation of a registered op: after a graph break Dynamo would trace it, when the op runs.
 
-    `torch.compiler.disable` does this too, but imports Dynamo at the first call, which takes a second.
+    `disable_dynamo` does this too, but at the first call it imports Dynamo, which takes a second.
     """
     skip = _eval_frame._FrameAction.SKIP  # this frame, and the frames of what it calls
     _eval_frame.set_code_exec_strategy(fn.__code__, _eval_frame._FrameExecStrategy(skip, skip))

@@ -121,11 +121,12 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, channels, height, width] -> [B, N, D]."""
-        self._check(images)
+        self.check_images(images)
         patches_BDHW: Tensor = self.projection(images)
         return patches_BDHW.flatten(2).transpose(1, 2)
 
-    def _check(self, images: Tensor) -> None:
+    def check_images(self, images: Tensor) -> None:
+        """Raise as `forward`, which calls it."""
         if not isinstance(images, Tensor):
             raise TypeError(f"images must be a tensor [B, {self.channels}, height, width], got {type(images).__name__}")
         if not images.is_floating_point():

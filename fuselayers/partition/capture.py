@@ -19,6 +19,7 @@ from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeEx
 from .._torch.guards import dynamo_optimize, forget_compiled_code
 from .._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ..names import no_such
+from .check_arguments import check_arguments
 from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .joint_graph import JointGraph
@@ -143,6 +144,7 @@ def trace(
 ) -> tuple[Trace, ...]:
     """Return what `capture` does, with the origin of each input; `joint_graph` and `operator_map` use it."""
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
+        check_arguments(traced_fn, fake_args, fake_kwargs)
         graphs: list[dict[str, Any]] = []
 
         def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -42,7 +42,8 @@ def explain(
 ) -> MemoryReport:
     """Return the values that `fuse(fn)` saves for backward and recomputes, each with its reason and its price.
 
-    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice.
+    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. What runs
+    between graphs, as reversible blocks do, counts for "eager" alone.
 
     Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
 

@@ -26,6 +26,7 @@ from ..errors import BackendUnavailableError
 from ..names import no_such
 from .auto import compile_auto, compile_pinned, guard_seconds
 from .backends import check_backends, compile_chain, pinned_choices
+from .check_arguments import check_arguments
 from .fused_method import FusedMethod
 from .fused_module import FusedModule, is_fusion_disabled
 from .joint_graph import PartitionError
@@ -82,7 +83,8 @@ def fuse(
 
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
-            buffers, mode and state_dict keys; the module itself stays as it is.
+            buffers, mode and state_dict keys; the module itself stays as it is. If its class has a method
+            `check_arguments` beside `forward`, each call calls that first, outside of the trace.
         backend: "auto" (starts with Inductor if it can compile, else with eager; then measures and keeps the fastest of
             the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor
             with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
@@ -209,6 +211,7 @@ class FusedFunction:
         # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
+        check_arguments(self.fn, args, kwargs)
         compiled = self._only
         if compiled is None and self._has_static:
             compiled, args, kwargs = self._specialised(args, kwargs)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
+import re
 import time
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 
 from fuselayers.components import Choice, FusedMLP, GatedMLP, LayerNorm, RMSNorm, TransformerBlock, registry
 from fuselayers.configs import Config, FusionConfig, build, compose
-from fuselayers.partition import FusedModule
+from fuselayers.partition import FusedModule, explain
 
 # Small enough to compile in seconds; the parts stay those of the shipped model.
 TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
@@ -139,6 +141,17 @@ def test_scopes(scope: str) -> None:
     reference.load_state_dict(model.state_dict())
     if scope != "model":  # that one's step is compared above
         check_same_step(model, reference)
+
+
+@pytest.mark.parametrize("scope", ["none", "layer", "block", "model"])
+def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
+    model = build("gpt_nano", ["fusion=eager", *TINY, f"fusion.scope={scope}"])
+    text = "tokens must be int64 or int32, got torch.float32; convert with tokens.long()"
+    for call in (model, functools.partial(explain, model)):
+        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+            call(torch.zeros(1, 4))
+    with pytest.raises(ValueError, match=r"^tokens must be in 0\.\.255, got 7\.\.256$"):
+        model(torch.tensor([[7, 256]]))
 
 
 @pytest.mark.parametrize("fusion", ["off", pytest.param("eager", marks=pytest.mark.slow)])

@@ -33,7 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..._torch.dispatch import FakeTensor
+from ..._torch.dispatch import FakeTensor, is_dynamo_tracing
+from ..._torch.guards import disable_dynamo
 from ...ops import dropout
 from ..hooks import has_hooks, is_sharded
 from ..registry import register, title
@@ -51,9 +52,9 @@ class ReversibleBlock(TransformerBlock):
     """A transformer block on two streams. They pass through all such blocks of a stack.
 
     Its parameters are those of `TransformerBlock`, and so are its norms, LayerScale and stochastic depth; the function
-    is a different one, and a stack of such blocks has a norm at its end. Under `torch.compile` and `fuselayers.fuse` of
-    a whole model the formula is traced, and the compiler chooses what is saved; `fuse` of single blocks does not change
-    them. `torch.func` refuses it, as it refuses every `autograd.Function` without a `setup_context`.
+    is a different one, and a stack of such blocks has a norm at its end. Where gradients are needed, `fuselayers.fuse`
+    and `torch.compile` break their graph around the blocks, which run op by op and save as little. `torch.func` refuses
+    it, as it refuses every `autograd.Function` without a `setup_context`.
 
     A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
     Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP works by hooks: it shards
@@ -143,6 +144,12 @@ def _check_hooks(block: Any) -> None:
 
 
 def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and is_dynamo_tracing():
+        return _run_outside(blocks, x_BTD)
+    return _run_here(blocks, x_BTD)
+
+
+def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
     # Undoing a sum does not restore rounded digits: few in float32, too many in bfloat16.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     dtype, branches = x_BTD.dtype, [(*one, number) for one in blocks for number in range(len(one[0].residual.norms))]
@@ -162,6 +169,10 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
     for block, inputs, number in branches:
         a_BTD, b_BTD = b_BTD, a_BTD + block.branch(number, b_BTD.to(dtype), **inputs)
     return _mean(a_BTD, b_BTD, dtype)
+
+
+# Note: [a reversible run breaks the graph] In a graph autograd's function would be lost: a compiler gets the formula.
+_run_outside = disable_dynamo("in a graph reversible blocks would save values of every layer")(_run_here)
 
 
 def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:

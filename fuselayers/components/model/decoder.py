@@ -31,7 +31,6 @@ from .tokens import (
     check_like_tokens,
     check_loss,
     check_tokens,
-    look_up,
     to_logits,
     token_loss,
 )
@@ -149,9 +148,9 @@ class Decoder(Stack):
                 feedforward mixes tokens.
         """
         if not torch.compiler.is_compiling():
-            check_tokens(tokens_BT)
-            check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
-            check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
+            self.check_arguments(
+                *(tokens_BT, targets_BT), key_padding_mask=key_padding_mask, mask=mask, document_ids=document_ids
+            )
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
         if targets_BT is None:
@@ -164,6 +163,22 @@ class Decoder(Stack):
             layout=self.layout,
         )
         return self.with_auxiliary_loss(loss)
+
+    def check_arguments(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
+    ) -> None:
+        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        check_tokens(tokens_BT, table=self.token)
+        check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
+        check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
+        self.check_documents(tokens_BT, mask, document_ids)
+        self.position.check_length(tokens_BT.shape[1])
 
     def features(
         self,
@@ -182,7 +197,7 @@ class Decoder(Stack):
             caches: one per block, to which these tokens are added; None without.
         """
         first = caches[0].length if caches else 0
-        x_BTD = self._placed(look_up(self.token, tokens_BT), first, key_padding_mask)
+        x_BTD = self._placed(self.token(tokens_BT), first, key_padding_mask)
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         x_BTD = dropout_op(x_BTD, self.embedding_dropout, training=self.training)
         return self.run_blocks(x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask)
@@ -240,7 +255,7 @@ class Decoder(Stack):
             ValueError: the tokens have another shape, num_tokens or temperature is negative, top_k is below
                 one, or top_p outside (0, 1].
         """
-        check_tokens(tokens_BT)
+        check_tokens(tokens_BT, table=self.token)
         _check_left_padding(key_padding_mask, tokens_BT)
 
         def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None, length: int) -> Tensor:

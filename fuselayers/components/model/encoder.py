@@ -27,7 +27,6 @@ from .tokens import (
     check_like_tokens,
     check_loss,
     check_tokens,
-    look_up,
     to_logits,
     token_loss,
 )
@@ -136,10 +135,13 @@ class Encoder(Stack):
                 documents in a model whose feedforward mixes tokens.
         """
         if not torch.compiler.is_compiling():
-            check_tokens(tokens_BT)
-            check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64)
-            check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
-            self._check_segments(segments_BT, tokens_BT)
+            self.check_arguments(
+                *(tokens_BT, targets_BT),
+                segments_BT=segments_BT,
+                key_padding_mask=key_padding_mask,
+                mask=mask,
+                document_ids=document_ids,
+            )
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
@@ -151,6 +153,30 @@ class Encoder(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    def check_arguments(
+        self,
+        tokens_BT: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        segments_BT: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
+    ) -> None:
+        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        check_tokens(tokens_BT, table=self.token)
+        check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
+        check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
+        if segments_BT is not None:
+            if self.segment is None:
+                raise ValueError(
+                    "this model has no segment embeddings; build it with num_segments, or leave segments out"
+                )
+            check_tokens(segments_BT, "segments", table=self.segment)
+            check_like_tokens("segments", segments_BT, tokens_BT, dtype=segments_BT.dtype)
+        self.check_documents(tokens_BT, mask, document_ids)
+        self.position.check_length(tokens_BT.shape[1])
+
     def features(
         self,
         tokens_BT: Tensor,
@@ -160,21 +186,13 @@ class Encoder(Stack):
         mask: Tensor | BlockMask | None = None,
     ) -> Tensor:
         """Return the input of the head: [B, T] -> [B, T, D]."""
-        x_BTD: Tensor = self.position(look_up(self.token, tokens_BT))
+        x_BTD: Tensor = self.position(self.token(tokens_BT))
         if self.segment is not None:
             # Without segments every token is in the first one, whose vector is added.
             first_D = self.segment.weight[0]
-            x_BTD = x_BTD + (first_D if segments_BT is None else look_up(self.segment, segments_BT, "segments"))
+            x_BTD = x_BTD + (first_D if segments_BT is None else self.segment(segments_BT))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
         return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask, mask=mask)
-
-    def _check_segments(self, segments_BT: Tensor | None, tokens_BT: Tensor) -> None:
-        if segments_BT is None:
-            return
-        if self.segment is None:
-            raise ValueError("this model has no segment embeddings; build it with num_segments, or leave segments out")
-        check_tokens(segments_BT, "segments")
-        check_like_tokens("segments", segments_BT, tokens_BT, dtype=segments_BT.dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tie_embeddings={self.head is None}"

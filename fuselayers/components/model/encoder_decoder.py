@@ -31,7 +31,6 @@ from .tokens import (
     check_like_tokens,
     check_loss,
     check_tokens,
-    look_up,
     to_logits,
     token_loss,
 )
@@ -179,21 +178,11 @@ class EncoderDecoder(Model):
             ValueError: neither targets nor inputs, an argument of another shape or dtype, a token outside the
                 vocabulary, or a sequence that is too long for its positions.
         """
-        if targets_BT is None and inputs_BT is None:
-            raise ValueError("there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits")
-        if targets_BT is not None and not torch.compiler.is_compiling():
-            check_tokens(targets_BT, "targets")
-            check_like_tokens("targets", targets_BT, targets_BT, dtype=torch.int64)
+        if not torch.compiler.is_compiling():
+            self.check_arguments(source_BS, targets_BT, inputs_BT=inputs_BT, key_padding_mask=key_padding_mask)
         if inputs_BT is None:
             assert targets_BT is not None
             inputs_BT = self._shifted(targets_BT)
-        if not torch.compiler.is_compiling():
-            check_tokens(source_BS, "source")
-            check_tokens(inputs_BT, "inputs")
-            check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
-            check_like_tokens("targets", targets_BT, inputs_BT, dtype=torch.int64, like="inputs")
-            if len(source_BS) != len(inputs_BT):
-                raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(inputs_BT)}")
         memory = self.encode(source_BS, key_padding_mask=key_padding_mask)
         x_BTD = self.decode(inputs_BT, memory, memory_padding_mask=key_padding_mask)
         if targets_BT is None:
@@ -202,9 +191,35 @@ class EncoderDecoder(Model):
             token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale, layout=self.layout)
         )
 
+    def check_arguments(
+        self,
+        source_BS: Tensor,
+        targets_BT: Tensor | None = None,
+        *,
+        inputs_BT: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> None:
+        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        if targets_BT is not None:
+            check_tokens(targets_BT, "targets")
+        check_tokens(source_BS, "source", table=self.token)
+        if inputs_BT is not None:
+            check_tokens(inputs_BT, "inputs", table=self.token)
+        of_decoder = targets_BT if inputs_BT is None else inputs_BT
+        if of_decoder is None:
+            raise ValueError("there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits")
+        check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
+        check_like_tokens(
+            *("targets", targets_BT, of_decoder), dtype=torch.int64, like="inputs", table=self.head or self.token
+        )
+        if len(source_BS) != len(of_decoder):
+            raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(of_decoder)}")
+        self.encoder.position.check_length(source_BS.shape[1])
+        self.decoder.position.check_length(of_decoder.shape[1])
+
     def encode(self, source_BS: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
-        x_BSD: Tensor = self.encoder.position(look_up(self.token, source_BS, "source"))
+        x_BSD: Tensor = self.encoder.position(self.token(source_BS))
         x_BSD = dropout_op(x_BSD, self.dropout, training=self.training)
         return self._ended(self.encoder, self.encoder.run_blocks(x_BSD, key_padding_mask=key_padding_mask))
 
@@ -225,7 +240,7 @@ class EncoderDecoder(Model):
             caches: one per block of the decoder, to which these tokens are added; None without.
         """
         first = caches[0].length if caches else 0
-        x_BTD: Tensor = self.decoder.position(look_up(self.token, inputs_BT, "inputs"), first=first)
+        x_BTD: Tensor = self.decoder.position(self.token(inputs_BT), first=first)
         x_BTD = dropout_op(x_BTD, self.dropout, training=self.training)
         x_BTD = self.decoder.run_blocks(x_BTD, caches=caches, memory=memory, memory_padding_mask=memory_padding_mask)
         return self._ended(self.decoder, x_BTD)
@@ -271,7 +286,7 @@ class EncoderDecoder(Model):
             ValueError: source or mask have another shape, num_tokens or temperature is negative, top_k is below
                 one, or top_p outside (0, 1].
         """
-        check_tokens(source_BS, "source")
+        check_tokens(source_BS, "source", table=self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
         tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
         with generating(self):

@@ -30,7 +30,7 @@ from .layers import LayerChange, matching_layers
 from .model import Model
 from .stack import Stack
 from .tokens import to_logits, token_loss
-from .vision_transformer import check_classes
+from .vision_transformer import check_classes, check_images
 
 
 @register("model", "hierarchical_vision")
@@ -143,23 +143,25 @@ class HierarchicalVision(Model):
 
         Args, Returns and Raises: as `VisionTransformer.forward`.
         """
+        if not torch.compiler.is_compiling():
+            self.check_arguments(images, targets_B)
         x_BD = self.features(images)
         if targets_B is None:
             return to_logits(x_BD, self.head, layout=self.layout)
-        if not torch.compiler.is_compiling():
-            check_classes(targets_B, images)
         # For the loss an image is a sequence of one token.
         return self.with_auxiliary_loss(
             token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
         )
 
+    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
+        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        check_images(images, self.patch[0], self.image_size)
+        if targets_B is not None:
+            check_classes(targets_B, images, self.head)
+
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
-        if isinstance(images, Tensor) and images.dim() == 4 and images.shape[2:] != (self.image_size,) * 2:
-            raise ValueError(
-                f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "
-                "or build the model with another image_size"
-            )
+        check_images(images, self.patch[0], self.image_size)
         x = images
         stages: Any = zip(self.patch, self.stages, strict=True)
         for patch, stage in stages:

@@ -135,12 +135,17 @@ class Stack(Model):
             mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
             document_ids: integers [B, T], the number of each token's document; None for one document in a row.
 
-        Raises:
-            ValueError: the ids have another shape or are no integers, they are given beside a `BlockMask`, or a
-                feedforward mixes tokens of different documents.
         """
         if document_ids is None:
             return mask
+        assert not isinstance(mask, BlockMask)  # see `check_documents`
+        same = block_diagonal_mask(document_ids)
+        return same if mask is None else same & mask
+
+    def check_documents(self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None) -> None:
+        """Raise ValueError for ids of another shape, beside a `BlockMask`, or where a feedforward mixes tokens."""
+        if document_ids is None:
+            return
         if document_ids.shape != tokens_BT.shape:
             raise ValueError(
                 f"document_ids must be {list(tokens_BT.shape)} like tokens, got {list(document_ids.shape)}"
@@ -150,8 +155,6 @@ class Stack(Model):
         for block in self.blocks:
             if getattr(type(block.feedforward), "mixes_tokens", False):
                 raise ValueError(f"{title(block.feedforward)} mixes tokens of different documents; take another one")
-        same = block_diagonal_mask(document_ids)
-        return same if mask is None else same & mask
 
     def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
         """Return an empty cache for each block, or None if a block needs more than the newest token."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import FakeTensor
+from ..._torch.dispatch import FakeTensor, is_intercepted
 from ...names import no_such
 from ...ops import linear_cross_entropy
 from ..hooks import is_plain_linear
@@ -26,8 +26,8 @@ Loss = Literal["auto", "fused", "plain"]
 _FUSED_FROM: Final = 4096
 
 
-def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
-    """Raise unless `tokens` is an int64 or int32 tensor [B, T] with T at least one."""
+def check_tokens(tokens: Tensor, name: str = "tokens", *, table: nn.Module | None = None) -> None:
+    """Raise unless `tokens` is an int64 or int32 tensor [B, T] with T at least one, of rows of the table if given."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -37,12 +37,37 @@ def check_tokens(tokens: Tensor, name: str = "tokens") -> None:
         raise ValueError(f"{name} must be [B, T], got {list(tokens.shape)}{hint}")
     if tokens.shape[1] == 0:
         raise ValueError(f"{name} must hold at least one token per row, got {list(tokens.shape)}")
+    if table is not None:
+        check_range(tokens, table, name)
+
+
+def check_range(values: Tensor, table: nn.Module, name: str, *, may_ignore: bool = False) -> None:
+    """Raise ValueError for a value outside of 0 .. N - 1, N the rows of a table or the outputs of an output layer.
+
+    Only on a CPU: a read of a GPU's values would wait for it. `may_ignore` allows `IGNORED` too.
+    """
+    size = getattr(table, "num_embeddings", None) or getattr(table, "out_features", None)
+    if size is None or type(values) is not Tensor or values.device.type != "cpu" or is_intercepted():
+        return
+    counted = values.masked_fill(values == IGNORED, 0) if may_ignore else values
+    if counted.numel() and not all(0 <= int(end) < size for end in counted.aminmax()):
+        allowed = f"0..{size - 1}" + f" or {IGNORED}" * may_ignore
+        raise ValueError(f"{name} must be in {allowed}, got {int(values.min())}..{int(values.max())}")
 
 
 def check_like_tokens(
-    name: str, other: Tensor | None, tokens: Tensor, *, dtype: torch.dtype, like: str = "tokens"
+    name: str,
+    other: Tensor | None,
+    tokens: Tensor,
+    *,
+    dtype: torch.dtype,
+    like: str = "tokens",
+    table: nn.Module | None = None,
 ) -> None:
-    """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype."""
+    """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype.
+
+    With a table, the output layer, its values must be classes of it, or `IGNORED`.
+    """
     if other is None:
         return
     if not isinstance(other, Tensor):
@@ -51,6 +76,8 @@ def check_like_tokens(
         raise ValueError(
             f"{name} must be {dtype} {list(tokens.shape)} like {like}, got {other.dtype} {list(other.shape)}"
         )
+    if table is not None:
+        check_range(other, table, name, may_ignore=True)
 
 
 def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_dim: int) -> nn.Embedding:
@@ -66,22 +93,6 @@ def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_di
             f"embedding {as_choice(embedding).name!r} must be a subclass of nn.Embedding, a table of tokens"
         )
     return built
-
-
-def look_up(embedding: nn.Embedding, tokens: Tensor, name: str = "tokens") -> Tensor:
-    """Return the embedding of each token: [B, T] -> [B, T, D].
-
-    Raises:
-        ValueError: a token is outside the table. In a fused model and on a GPU the check is torch's own.
-    """
-    if torch.compiler.is_compiling():
-        return cast(Tensor, embedding(tokens))
-    try:
-        return cast(Tensor, embedding(tokens))
-    except IndexError as error:
-        raise ValueError(
-            f"{name} must be in 0..{embedding.num_embeddings - 1}, got {int(tokens.min())}..{int(tokens.max())}"
-        ) from error
 
 
 def to_logits(
@@ -151,7 +162,7 @@ def token_loss(
         layout: of the model; each process computes the losses of its own tokens.
 
     Raises:
-        ValueError: a target is outside of the vocabulary, or the loss is "fused" and the head cannot be.
+        ValueError: the loss is "fused" and the head cannot be.
     """
     weight_VD = None if soft_cap is not None else _fused_weight(head, loss)
     if loss == "fused" and weight_VD is None:
@@ -164,27 +175,14 @@ def token_loss(
     if layout.divided:  # its own tokens, as one row
         x_BTD, targets_BT = (layout.own(of_all.flatten(0, 1), 0)[None] for of_all in (x_BTD, targets_BT))
     if weight_VD is not None:
-        vocab_size = weight_VD.shape[0]
         inputs = x_BTD if scale == 1 else x_BTD * scale, weight_VD, targets_BT
         loss_of = functools.partial(linear_cross_entropy, *inputs, bias=bias_V, dtype=torch.float32)
     else:
         logits_BTV = to_logits(x_BTD, head, bias_V=bias_V, scale=scale, soft_cap=soft_cap)
-        vocab_size = logits_BTV.shape[-1]
         loss_of = functools.partial(F.cross_entropy, logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
-
-    def mean() -> Tensor:
-        if counted is None:
-            return loss_of(ignore_index=IGNORED)
-        return layout.total(loss_of(ignore_index=IGNORED, reduction="sum") / counted)
-
-    if torch.compiler.is_compiling():
-        return mean()
-    try:
-        return mean()
-    except IndexError as error:
-        raise ValueError(
-            f"targets must be in 0..{vocab_size - 1} or {IGNORED}, got {int(targets_BT.min())}..{int(targets_BT.max())}"
-        ) from error
+    if counted is None:
+        return loss_of(ignore_index=IGNORED)
+    return layout.total(loss_of(ignore_index=IGNORED, reduction="sum") / counted)
 
 
 def _fused_weight(head: nn.Module | Tensor, loss: Loss) -> Tensor | None:

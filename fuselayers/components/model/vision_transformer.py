@@ -23,7 +23,7 @@ from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
 from .stack import Stack
-from .tokens import to_logits, token_loss
+from .tokens import check_range, to_logits, token_loss
 
 Pooling = Literal["class_token", "mean"]
 
@@ -122,10 +122,9 @@ class VisionTransformer(Stack):
             TypeError: the images are no floating tensor, or the targets no tensor.
             ValueError: images or targets of another shape or dtype, or a target that is no class.
         """
-        # The embedding checks the images first; the check of the targets depends on them.
+        if not torch.compiler.is_compiling():
+            self.check_arguments(images, targets_B)
         x_BD = self.features(images)
-        if targets_B is not None and not torch.compiler.is_compiling():
-            check_classes(targets_B, images)
         if targets_B is None:
             return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
         # For the loss an image is a sequence of one token.
@@ -134,15 +133,16 @@ class VisionTransformer(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
+        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        check_images(images, self.patch, self.image_size)
+        if targets_B is not None:
+            check_classes(targets_B, images, self.head)
+
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
+        check_images(images, self.patch, self.image_size)
         x_BTD: Tensor = self.patch(images)
-        # The embedding takes any multiple of the patch size; the positions are for one size.
-        if images.shape[-2:] != (self.image_size, self.image_size):
-            raise ValueError(
-                f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "
-                "or build the model with another image_size"
-            )
         if self.class_token is not None:
             x_BTD = torch.cat((self.class_token.expand(x_BTD.shape[0], 1, -1), x_BTD), dim=1)
         x_BTD = self.run_blocks(dropout_op(self.position(x_BTD), self.dropout, training=self.training))
@@ -173,8 +173,20 @@ def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
     return pixels // patch_size
 
 
-def check_classes(targets: Tensor, images: Tensor) -> None:
-    """Raise unless targets are a class for each image. Used by the models of images."""
+def check_images(images: Tensor, patch: nn.Module, image_size: int) -> None:
+    """Raise unless the images fit the embedding and the positions. Used by the models of images."""
+    if isinstance(patch, PatchEmbedding):
+        patch.check_images(images)
+    # The embedding takes any multiple of the patch size; the positions are for one size.
+    if images.shape[-2:] != (image_size, image_size):
+        raise ValueError(
+            f"images must be {image_size} x {image_size} pixels, got {list(images.shape)}; resize them, "
+            "or build the model with another image_size"
+        )
+
+
+def check_classes(targets: Tensor, images: Tensor, head: nn.Module) -> None:
+    """Raise unless targets are a class of the head for each image. Used by the models of images."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
     if targets.shape != images.shape[:1] or targets.dtype != torch.int64:
@@ -182,3 +194,4 @@ def check_classes(targets: Tensor, images: Tensor) -> None:
             f"targets must be torch.int64 {list(images.shape[:1])}, one class per image, got {targets.dtype} "
             f"{list(targets.shape)}"
         )
+    check_range(targets, head, "targets", may_ignore=True)

@@ -54,6 +54,9 @@ class Position(nn.Module):
         """
         return None
 
+    def check_length(self, tokens: int) -> None:
+        """Raise ValueError for a sequence that is too long; models call it before they are traced."""
+
     def check_head_dim(self, head_dim: int) -> None:
         """Raise ValueError unless `rotate` can take heads of so many channels; models call it when they are built."""
 
@@ -100,8 +103,12 @@ class LearnedPosition(Position):
     def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [B, T, D], first + T at most the context's length."""
         end = first + x_BTD.shape[-2]
-        check_length(end, self.table.num_embeddings, built="model")
+        self.check_length(end)
         return x_BTD + self.table.weight[first:end]
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ValueError for more tokens than the context has."""
+        check_length(tokens, self.table.num_embeddings, built="model")
 
 
 @register("position", "sinusoidal")

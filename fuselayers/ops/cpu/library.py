@@ -41,8 +41,8 @@ class Heads(ctypes.Structure):
     )
 
 
-# The arguments of each function but the last, the number of threads: R rows, H heads, p pointer, s name, n whole number,
-# i flag, f number.
+# The arguments of each function but the last, the number of threads. R: rows, H: heads, p: a pointer, s: a name, n: a
+# whole number, i: a flag, f: a number.
 _ARGUMENTS: Final = {
     "elementwise_forward": "RRpRsppnnfnn",
     "elementwise_backward": "RRpRpsppnnfnn",

@@ -8,6 +8,7 @@ from torch import Tensor
 from fuselayers.components import Choice, Encoder
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse
+from tests.components.model.refused import assert_refused
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
@@ -112,14 +113,12 @@ def test_fused_is_plain() -> None:
     ],
 )
 def test_errors_of_a_call(arguments: dict[str, Tensor], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(text)}$"):
-        made()(tokens(2, 3), **arguments)
+    assert_refused(made(), error, text, tokens(2, 3), **arguments)
 
 
 def test_segments_for_a_model_without_them() -> None:
-    text = r"^this model has no segment embeddings; build it with num_segments, or leave segments out$"
-    with pytest.raises(ValueError, match=text):
-        made(num_segments=0)(tokens(2, 3), segments_BT=torch.zeros(2, 3).long())
+    text = "this model has no segment embeddings; build it with num_segments, or leave segments out"
+    assert_refused(made(num_segments=0), ValueError, text, tokens(2, 3), segments_BT=torch.zeros(2, 3).long())
 
 
 @pytest.mark.parametrize(

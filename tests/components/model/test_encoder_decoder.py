@@ -21,6 +21,7 @@ from fuselayers.components.model import Stack
 from fuselayers.configs import build
 from fuselayers.ops import dropout
 from tests.components.compare import randomise
+from tests.components.model.refused import assert_refused
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
@@ -277,8 +278,7 @@ def test_compiled_and_copied() -> None:
     ],
 )
 def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(text)}$"):
-        made()(torch.zeros(2, 5).long(), **arguments)
+    assert_refused(made(), error, text, torch.zeros(2, 5).long(), **arguments)
 
 
 @pytest.mark.parametrize(

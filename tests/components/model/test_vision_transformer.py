@@ -12,6 +12,7 @@ from fuselayers import build
 from fuselayers.components import Choice, VisionTransformer, initialise
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
+from tests.components.model.refused import assert_refused
 
 SIZES = {
     "image_size": 12,
@@ -165,5 +166,4 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
     ],
 )
 def test_errors_of_a_call(images: object, targets: object, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(text)}"):
-        made()(images, targets)
+    assert_refused(made(), error, text, images, targets)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no ker
 
 
 def ran(code: str, *arguments: str, folder: Path = ROOT, **environment: str) -> str:
-    """What a new process printed: a library is chosen once, and a process must not be forked from one that has torch."""
+    """What a new process printed: a library is chosen once in a process."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=200
