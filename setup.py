@@ -19,8 +19,8 @@ def version() -> str:
     return found.group(1)
 
 
-# The ops' kernels for a CPU. They are C++ with a C interface: one wheel serves every Python, and building needs no torch.
-# Each instruction set has a library of its own; `ops/cpu/library.py` loads the one whose instructions torch itself uses.
+# The kernels for a CPU are C++ with a C interface: one wheel serves every Python, and building needs no torch. Each
+# instruction set has a library of its own; `ops/cpu/library.py` loads the one whose instructions torch itself uses.
 CPU = HERE / "fuselayers" / "ops" / "cpu"
 FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 AVX2 = ["-mavx2", "-mfma"]

@@ -69,7 +69,7 @@ def _on_cpu(
     results = y, s, mean, rstd = _empty_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
     if y.numel():
         s_dtype = s.dtype if s.numel() else x.dtype
-        vectors = bias, weight, norm_bias = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
+        vectors = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
         run(
             "norm_forward",
             *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
