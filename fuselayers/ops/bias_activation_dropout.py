@@ -8,10 +8,9 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout, also for shards), and at most one tensor of x's size. The kernels and
-the compiled implementation save x. The eager formula saves what its activation saves: the pre-activation, the positive
-part for relu, squared_relu and star_relu, the result for sigmoid, two tensors and a mask for smelu. The identity saves
-none.
+Saved for backward: a seed, no mask (see dropout, also for shards), and at most one tensor of x's size. The kernels save
+x. The eager formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and
+star_relu, the result for sigmoid, two tensors and a mask for smelu. The identity saves none.
 
 Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
 1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel
@@ -191,12 +190,6 @@ def gradients_formula(
     return dz.to(x_dtype), sum_of_rows(dz).to(bias_dtype)
 
 
-def _new_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    """Return the gradients as a registered op must: dx is a new tensor, never dy itself."""
-    dx, dbias = gradients_formula(dy, *rest)
-    return dx.clone() if dx is dy else dx, dbias
-
-
 def _launch_forward(
     x: Tensor,
     bias: Tensor | None,
@@ -360,7 +353,6 @@ bias_activation_dropout_op = define(
     "str? activation, float p) -> Tensor",
     _launch_forward,
     _empty_result,
-    formula=_formula,
     on_cpu=_forward_on_cpu,
 )
 activation_gradients = define(
@@ -368,7 +360,7 @@ activation_gradients = define(
     "int first_column, str? activation, float p, ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
-    formula=_new_gradients,
+    formula=gradients_formula,
     on_cpu=_backward_on_cpu,
 )
 _fused = differentiable(_BiasActivationDropout, bias_activation_dropout_op)

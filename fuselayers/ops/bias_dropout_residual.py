@@ -187,7 +187,6 @@ _forward = define(
     "int first_column, float p) -> Tensor",
     _launch_forward,
     _empty_result,
-    formula=_formula,
     on_cpu=_on_cpu,
 )
 _op = Op("bias_dropout_residual", _formula, differentiable(_BiasDropoutResidual, _forward))

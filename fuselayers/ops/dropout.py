@@ -205,7 +205,6 @@ dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
     _empty,
-    formula=_masked,
     on_cpu=_on_cpu,
 )
 _op = Op("dropout", dropout_formula, _fused)

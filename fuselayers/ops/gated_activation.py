@@ -237,7 +237,6 @@ _forward = define(
     "gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor",
     _launch_forward,
     _empty_result,
-    formula=_formula,
     on_cpu=_forward_on_cpu,
 )
 _backward = define(

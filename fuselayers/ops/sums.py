@@ -1,4 +1,4 @@
-"""sums -- sums over rows: a formula that Inductor compiles to fast C++, and the last step of the backward kernels."""
+"""sums -- sums over rows: in plain torch, and the last step of the backward kernels."""
 
 from typing import Final
 
@@ -11,7 +11,6 @@ from .rows import cdiv, vector_of
 
 __all__ = ["sum_of_rows", "sum_partials"]
 
-_BLOCK: Final = 16
 # A tile is 128 rows of 128 bytes: narrow, so that a few thousand columns fill a GPU.
 _BLOCK_ROWS: Final = 128
 _BLOCK_COLUMNS: Final = 32
@@ -20,21 +19,11 @@ _BLOCK_COLUMNS: Final = 32
 def sum_of_rows(x: Tensor) -> Tensor:
     """Return x, [..., N], summed over every dimension but the last, in float32 at least.
 
-    Note: [sums in blocks] Inductor loops over all rows for 16 columns at a time. Each step touches another page of
-    memory, which defeats the prefetcher: two sums of 2048x1024 float32 take 1.2 ms, in blocks of 16 rows 0.5 ms (two
-    cores of an AMD EPYC, AVX-512).
-
     >>> sum_of_rows(torch.ones(2, 3, 4))
     tensor([6., 6., 6., 6.])
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    if x.dim() == 1:
-        return x.to(wide)
-    rows_RN = x.flatten(0, -2)
-    num_rows, width = rows_RN.shape
-    if num_rows % _BLOCK == 0:
-        rows_RN = rows_RN.view(num_rows // _BLOCK, _BLOCK, width).sum(1, dtype=wide)
-    return rows_RN.sum(0, dtype=wide)
+    return x.flatten(0, -2).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
 
 
 def sum_partials(partial_PN: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ extern "C" const char* const fuselayers_sources = SOURCES;
 namespace {
 
 // A wide tensor of few rows is cut into stretches of columns too.
-constexpr int64_t STRETCH = 8 * PIECE;
+constexpr int64_t STRETCH = 32 * PIECE;
 
 template <class Step>
 void for_pieces(int64_t first, int64_t end, Step step) {

@@ -61,6 +61,8 @@ extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const flo
         }
         if (residual && pre) residual.add_to(out, row, column, size);
         y.store(out, row, column, size);
+        x.fetch(row + 1, column, size);
+        residual.fetch(row + 1, column, size);
       });
       if (rounds) s.load(z, row, 0, columns);
       const Statistics saved = rounds ? statistics(z, columns, eps, rms) : own;
@@ -88,19 +90,22 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
     float *const n = buffer.get(), *const w = n + columns;
     for (int64_t row = totals.first_row(block); row < totals.end_row(block); ++row) {
       const float centre = rms ? 0.0f : mean[row], inverse = rstd[row];
-      s.load(n, row, 0, columns);
-      dy.load(w, row, 0, columns);
+      for_pieces(columns, [&](int64_t column, int64_t size) {
+        float *const n_piece = n + column, *const w_piece = w + column;
+        s.load(n_piece, row, column, size);
+        dy.load(w_piece, row, column, size);
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) {
-        n[i] = (n[i] - centre) * inverse;
-        dweight[i] += w[i] * n[i];
-      }
-      if (dnorm_bias) {
+        for (int64_t i = 0; i < size; ++i) {
+          n_piece[i] = (n_piece[i] - centre) * inverse;
+          dweight[column + i] += w_piece[i] * n_piece[i];
+        }
+        if (dnorm_bias) {
 #pragma omp simd
-        for (int64_t i = 0; i < columns; ++i) dnorm_bias[i] += w[i];
-      }
+          for (int64_t i = 0; i < size; ++i) dnorm_bias[column + i] += w_piece[i];
+        }
 #pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) w[i] *= weight[i];
+        for (int64_t i = 0; i < size; ++i) w_piece[i] *= weight[column + i];
+      });
       const float with_n = sum(columns, [=](int64_t i) { return w[i] * n[i]; }) / width;
       const float alone = rms ? 0.0f : sum(columns, [=](int64_t i) { return w[i]; }) / width;
       for_pieces(columns, [&](int64_t column, int64_t size) {
@@ -111,11 +116,13 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
         if (dresidual) dresidual.store(out, row, column, size);
         mask.apply(out, row, column, size);
         dx.store(out, row, column, size);
-      });
-      if (dbias) {
+        if (dbias) {
 #pragma omp simd
-        for (int64_t i = 0; i < columns; ++i) dbias[i] += w[i];
-      }
+          for (int64_t i = 0; i < size; ++i) dbias[column + i] += out[i];
+        }
+        s.fetch(row + 1, column, size);
+        dy.fetch(row + 1, column, size);
+      });
     }
   });
   totals.add_blocks(sums, threads);

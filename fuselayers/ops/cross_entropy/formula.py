@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..losses import reduce_losses, row_count
 
-__all__ = ["cross_entropy_reference", "gradients_formula", "loss_by_formula", "loss_formula"]
+__all__ = ["cross_entropy_reference", "gradients_formula", "loss_by_formula"]
 
 
 def loss_by_formula(
@@ -64,33 +64,6 @@ def cross_entropy_reference(
     return (losses / used.sum() if reduction == "mean" else losses).to(logits.dtype)
 
 
-def loss_formula(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: str,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss, m and l as [2, R], and the divisor of the loss (empty if there is none)."""
-    logits_RV, column_R1, used_R1 = _wide_rows(logits, target, ignore_index)
-    largest_R = logits_RV.amax(-1)
-    log_total_R = (logits_RV - largest_R[:, None]).exp().sum(-1).log()
-    losses_R = log_total_R + (1 - label_smoothing) * (largest_R - logits_RV.gather(-1, column_R1)[:, 0])
-    losses_R = losses_R + z_loss * (largest_R + log_total_R).square()
-    if label_smoothing:
-        losses_R = losses_R + label_smoothing * (largest_R[:, None] - logits_RV).mean(-1)
-    losses_R = torch.where(used_R1[:, 0], losses_R, 0.0)
-    if reduction != "none":
-        # Inductor's C++ adds sequentially: for equal losses, float32 rounding would accumulate in one direction.
-        losses_R = losses_R.double()
-    count = row_count(reduction, target, ignore_index)
-    loss = reduce_losses(losses_R.view(target.shape), count, reduction, dtype)
-    # A registered op cannot return None: the count is empty for "sum" and "none".
-    return loss, torch.stack((largest_R, log_total_R)), target.new_empty(0) if count is None else count
-
-
 def gradients_formula(
     dloss: Tensor,
     count: Tensor | None,
@@ -122,6 +95,5 @@ def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
     """Return the logits as rows, in float32 at least; each row's target column; and the mask of rows not ignored."""
     logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # The clamp gives ignored rows a valid column. `_check_classes` has checked the others: compiled code cannot raise
-    # from OpenMP threads.
+    # The clamp gives ignored rows a valid column. `_check_classes` has checked the others.
     return logits_RV.to(wide), target_R1.clamp(0, logits.shape[-1] - 1), target_R1 != ignore_index

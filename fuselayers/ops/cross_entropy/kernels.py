@@ -11,7 +11,7 @@ from ..implementations.launch import kernel, launch
 from ..implementations.triton_language import libdevice, tile_function, tl
 from ..losses import reduce_losses, row_count
 from ..rows import as_rows, cdiv, column_tile, elementwise_plan, next_power_of_2, vector_of
-from .formula import gradients_formula, loss_formula
+from .formula import gradients_formula
 
 __all__ = ["fused_loss", "fused_loss_gradients"]
 
@@ -358,7 +358,6 @@ fused_loss = define(
     "str reduction, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     _launch_loss,
     _empty_loss,
-    formula=loss_formula,
     on_cpu=_loss_on_cpu,
 )
 fused_loss_gradients = define(

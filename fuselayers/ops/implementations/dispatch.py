@@ -115,6 +115,7 @@ class Op:
                 and not is_compiling()
                 and first.numel() >= cpu_from
                 and _unsupported_reason(tensors) is None
+                and has_kernels()
             )
         else:
             if backend == "cpp":
@@ -291,8 +292,8 @@ def define(
         schema: "name(Tensor x, ...) -> Tensor".
         launch: launches the Triton kernels on the device of the tensors.
         fake: returns empty results.
-        formula: the same in plain torch; it returns new tensors.
-        on_cpu: calls the kernels in C++. Where they were not built the formula replaces it.
+        formula: the same in plain torch, for an op of a backward.
+        on_cpu: calls the kernels in C++; None for an op without them.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
@@ -300,8 +301,8 @@ def define(
     by_device = {"cuda": launch}
     if INTERPRETED:
         by_device["cpu"] = launch
-    elif on_cpu is not None and formula is not None:
-        by_device["cpu"] = outside_dynamo(_or_formula(on_cpu, formula))
+    elif on_cpu is not None:
+        by_device["cpu"] = outside_dynamo(on_cpu)
     if "cpu" in by_device:
         _library.impl(name, by_device["cpu"], "CPU")  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
@@ -313,12 +314,5 @@ def define(
             return (formula if inside else op)(*arguments)  # type: ignore[misc]
         first = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0][0]
         return by_device.get(first.device.type, op)(*arguments)
-
-    return call
-
-
-def _or_formula(kernels: Callable[..., Any], formula: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*arguments: Any) -> Any:
-        return (kernels if has_kernels() else formula)(*arguments)
 
     return call

@@ -26,12 +26,6 @@ stay in registers. Longer rows are split: forward reads three times (x and resid
 and s twice, and once more, with dx where there is a bias, for the sums; every row reads the vectors. Repeated reads hit
 the cache if a row fits. Split rows compute y from the rounded s, shorter rows from s in float32.
 
-Note: [a row at a time] Inductor's C++ runs all steps on one row, which stays in cache, before the next row. A result of
-one number per row breaks this: each step then loops over all rows. So the compiled formula expands each statistic to a
-row and takes its maximum: layer norm of 2048x1024 float32 takes 1.35 ms instead of 1.75 (two cores of a Xeon, AVX-512).
-In 16 bits y and backward have different statistics, Inductor loops over all rows either way, and the maximum would add
-a loop.
-
 Note: [the sums over rows] As many programs as run at a time take many rows each. A program reads the weight once and
 keeps its partial sums in registers; a second kernel adds the partial sums, one float32 row per program, and rounds them
 to the weight's dtype. Without atomics the result is deterministic on one GPU.
@@ -112,48 +106,6 @@ def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: 
 def s_is_x(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
     """Return whether s is x itself, so that s is not written."""
     return bias is None and seed is None and (pre or residual is None)
-
-
-def normalise_formula(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    eps: float,
-    pre: bool,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y and the tensors that backward needs: s (empty where it is x), mean (empty for RMS norm) and rstd."""
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
-    dtype = dtype if residual is None or pre else torch.promote_types(dtype, residual.dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    s = x.to(wide) if bias is None else x.to(wide) + bias
-    s = s if seed is None else dropout_formula(s, seed, row_R, 0, p)
-    s = s if residual is None or pre else s + residual
-    centred, mean, rstd = _centred(s, eps=eps, rms=rms)
-    y = centred * rstd * weight.to(dtype)
-    y = y if norm_bias is None else y + norm_bias.to(dtype)
-    y_dtype = dtype
-    if pre and residual is not None:
-        y, y_dtype = y + residual, torch.promote_types(dtype, residual.dtype)
-    # Backward reads the rounded s and needs its statistics; see [two statistics].
-    rounded = s.to(dtype)
-    if dtype != wide:
-        _, mean, rstd = _centred(rounded.to(wide), eps=eps, rms=rms)
-    elif s.shape[-1]:  # see [a row at a time]
-        mean, rstd = mean if rms else mean.expand_as(s).amax(-1), rstd.expand_as(s).amax(-1)
-    s_out = rounded.new_empty(0) if s_is_x(residual, bias, seed, pre) else rounded
-    return y.to(y_dtype), s_out, mean.flatten(), rstd.flatten()
-
-
-def _centred(s: Tensor, *, eps: float, rms: bool) -> tuple[Tensor, Tensor, Tensor]:
-    mean = s.new_empty(0) if rms else s.mean(-1, keepdim=True)
-    centred = s if rms else s - mean
-    return centred, mean, (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
 
 
 def gradients_formula(

@@ -11,7 +11,7 @@ from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_scale, keep_threshold, keep_tile
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
-from .formula import normalise_formula, s_is_x
+from .formula import s_is_x
 
 
 def _launch_forward(
@@ -263,6 +263,5 @@ normalise_forward = define(
     "Tensor? row_indices, float p, float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
     _launch_forward,
     _empty_results,
-    formula=normalise_formula,
     on_cpu=_on_cpu,
 )
