@@ -12,11 +12,6 @@ namespace {
 // A wide tensor of few rows is cut into stretches of columns too.
 constexpr int64_t STRETCH = 32 * PIECE;
 
-template <class Step>
-void for_pieces(int64_t first, int64_t end, Step step) {
-  for (int64_t column = first; column < end; column += PIECE) step(column, std::min(PIECE, end - column));
-}
-
 }  // namespace
 
 // x, residual, y: [rows, columns]; residual may be absent. bias: [columns] or null.
@@ -29,9 +24,9 @@ extern "C" void elementwise_forward(Rows x, Rows residual, const float* bias, Ro
   parallel(rows * stretches, rows * columns, threads, [&](int64_t task) {
     const int64_t row = task / stretches, first = task % stretches * STRETCH;
     for_pieces(first, std::min(first + STRETCH, columns), [&](int64_t column, int64_t size) {
-      alignas(64) float z[PIECE];
-      x.load(z, row, column, size);
-      if (bias) Rows{const_cast<float*>(bias), 0, FLOAT32}.add_to(z, 0, column, size);
+      alignas(64) float buffer[PIECE];
+      float* const z = y.place(buffer, row, column);
+      load_sum(z, x, bias, row, column, size);
       if (function) function->activate(z, size);
       mask.apply(z, row, column, size);
       if (residual) residual.add_to(z, row, column, size);
@@ -56,12 +51,12 @@ extern "C" void elementwise_backward(Rows dy, Rows x, const float* bias, Rows dx
     if (total) std::fill(total + first, total + end, 0.0f);
     for (int64_t row = sums.first_row(block); row < sums.end_row(block); ++row)
       for_pieces(first, end, [&](int64_t column, int64_t size) {
-        alignas(64) float dz[PIECE], z[PIECE];
+        alignas(64) float buffer[PIECE], z[PIECE];
+        float* const dz = dx.place(buffer, row, column);
         dy.load(dz, row, column, size);
         mask.apply(dz, row, column, size);
         if (function) {
-          x.load(z, row, column, size);
-          if (bias) Rows{const_cast<float*>(bias), 0, FLOAT32}.add_to(z, 0, column, size);
+          load_sum(z, x, bias, row, column, size);
           function->chain(z, dz, size);
         }
         dx.store(dz, row, column, size);

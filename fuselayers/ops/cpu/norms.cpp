@@ -20,11 +20,6 @@ Statistics statistics(const float* s, int64_t size, float eps, bool rms) {
   return {mean, 1.0f / std::sqrt(square + eps)};
 }
 
-template <class Step>
-void for_pieces(int64_t columns, Step step) {
-  for (int64_t column = 0; column < columns; column += PIECE) step(column, std::min(PIECE, columns - column));
-}
-
 }  // namespace
 
 // x, residual, y, s: [rows, columns]; residual and s may be absent. bias, weight, norm_bias: [columns], both biases may be
@@ -38,21 +33,18 @@ extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const flo
   const int64_t blocks = std::min<int64_t>(rows, 16 * threads);
   parallel(blocks, rows * columns, threads, [&](int64_t block) {
     const std::unique_ptr<float[]> buffer(new float[columns]);
-    float* const z = buffer.get();
     for (int64_t row = rows * block / blocks; row < rows * (block + 1) / blocks; ++row) {
-      for_pieces(columns, [&](int64_t column, int64_t size) {
-        x.load(z + column, row, column, size);
-        if (bias) {
-#pragma omp simd
-          for (int64_t i = column; i < column + size; ++i) z[i] += bias[i];
-        }
+      float* const z = s ? s.place(buffer.get(), row, 0) : buffer.get();
+      for_pieces(0, columns, [&](int64_t column, int64_t size) {
+        load_sum(z + column, x, bias, row, column, size);
         mask.apply(z + column, row, column, size);
         if (residual && !pre) residual.add_to(z + column, row, column, size);
         if (s) s.store(z + column, row, column, size);
       });
       const Statistics own = statistics(z, columns, eps, rms);
-      for_pieces(columns, [&](int64_t column, int64_t size) {
-        alignas(64) float out[PIECE];
+      for_pieces(0, columns, [&](int64_t column, int64_t size) {
+        alignas(64) float buffer[PIECE];
+        float* const out = y.place(buffer, row, column);
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) out[i] = (z[column + i] - own.mean) * own.rstd * weight[column + i];
         if (norm_bias) {
@@ -61,8 +53,7 @@ extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const flo
         }
         if (residual && pre) residual.add_to(out, row, column, size);
         y.store(out, row, column, size);
-        x.fetch(row + 1, column, size);
-        residual.fetch(row + 1, column, size);
+        for (const Rows& next : {x, residual, y, s}) next.fetch(row + 1, column, size);
       });
       if (rounds) s.load(z, row, 0, columns);
       const Statistics saved = rounds ? statistics(z, columns, eps, rms) : own;
@@ -90,28 +81,28 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
     float *const n = buffer.get(), *const w = n + columns;
     for (int64_t row = totals.first_row(block); row < totals.end_row(block); ++row) {
       const float centre = rms ? 0.0f : mean[row], inverse = rstd[row];
-      for_pieces(columns, [&](int64_t column, int64_t size) {
+      for_pieces(0, columns, [&](int64_t column, int64_t size) {
         float *const n_piece = n + column, *const w_piece = w + column;
-        s.load(n_piece, row, column, size);
-        dy.load(w_piece, row, column, size);
-#pragma omp simd
-        for (int64_t i = 0; i < size; ++i) {
-          n_piece[i] = (n_piece[i] - centre) * inverse;
-          dweight[column + i] += w_piece[i] * n_piece[i];
-        }
+        const float* const s_piece = s.read(n_piece, row, column, size);
+        const float* const dy_piece = dy.read(w_piece, row, column, size);
         if (dnorm_bias) {
 #pragma omp simd
-          for (int64_t i = 0; i < size; ++i) dnorm_bias[column + i] += w_piece[i];
+          for (int64_t i = 0; i < size; ++i) dnorm_bias[column + i] += dy_piece[i];
         }
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) w_piece[i] *= weight[column + i];
+        for (int64_t i = 0; i < size; ++i) {
+          n_piece[i] = (s_piece[i] - centre) * inverse;
+          dweight[column + i] += dy_piece[i] * n_piece[i];
+          w_piece[i] = dy_piece[i] * weight[column + i];
+        }
       });
       const float with_n = sum(columns, [=](int64_t i) { return w[i] * n[i]; }) / width;
       const float alone = rms ? 0.0f : sum(columns, [=](int64_t i) { return w[i]; }) / width;
-      for_pieces(columns, [&](int64_t column, int64_t size) {
-        float* const out = w + column;
+      for_pieces(0, columns, [&](int64_t column, int64_t size) {
+        alignas(64) float buffer[PIECE];
+        float* const out = dx.place(buffer, row, column);
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) out[i] = (out[i] - n[column + i] * with_n - alone) * inverse;
+        for (int64_t i = 0; i < size; ++i) out[i] = (w[column + i] - n[column + i] * with_n - alone) * inverse;
         if (ds) ds.add_to(out, row, column, size);
         if (dresidual) dresidual.store(out, row, column, size);
         mask.apply(out, row, column, size);
@@ -120,8 +111,7 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
 #pragma omp simd
           for (int64_t i = 0; i < size; ++i) dbias[column + i] += out[i];
         }
-        s.fetch(row + 1, column, size);
-        dy.fetch(row + 1, column, size);
+        for (const Rows& next : {s, dy, ds}) next.fetch(row + 1, column, size);
       });
     }
   });

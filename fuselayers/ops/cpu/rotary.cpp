@@ -9,6 +9,12 @@ struct Heads {
   void* data;
   int64_t batch, head, token;
   int32_t type;
+
+  // The channels of a head, as a row.
+  Rows at(int64_t sequence, int64_t index, int64_t place) const {
+    const int64_t width = type == FLOAT32 ? 4 : 2;
+    return {static_cast<char*>(data) + width * (sequence * batch + index * head + place * token), 0, type};
+  }
 };
 
 // x, y: [B, H, T, C]. cos, sin: [T, pairs] or [B, T, pairs], dense; `tables` is the stride from a sequence to the next, 0
@@ -16,15 +22,18 @@ struct Heads {
 extern "C" void rotary(Heads x, Heads y, const float* cos, const float* sin, int64_t tables, int64_t batch, int64_t heads,
                        int64_t tokens, int64_t channels, int64_t pairs, int interleaved, int back, int threads) {
   const float sign = back ? -1.0f : 1.0f;
-  parallel(batch * tokens, batch * heads * tokens * channels, threads, [&](int64_t task) {
-    const int64_t sequence = task / tokens, token = task % tokens;
-    const float* const c = cos + sequence * tables + token * pairs;
-    const float* const s = sin + sequence * tables + token * pairs;
+  const bool token_major = x.token > x.head;  // as memory is read
+  const int64_t outer = token_major ? tokens : heads, inner = token_major ? heads : tokens;
+  parallel(batch * outer, batch * heads * tokens * channels, threads, [&](int64_t task) {
     const std::unique_ptr<float[]> buffer(new float[2 * channels]);
-    float *const in = buffer.get(), *const out = in + channels;
-    const Rows from{x.data, 1, x.type}, to{y.data, 1, y.type};
-    for (int64_t head = 0; head < heads; ++head) {
-      from.load(in, sequence * x.batch + head * x.head + token * x.token, 0, channels);
+    const int64_t sequence = task / outer;
+    for (int64_t index = 0; index < inner; ++index) {
+      const int64_t head = token_major ? index : task % outer, token = token_major ? task % outer : index;
+      const float* const c = cos + sequence * tables + token * pairs;
+      const float* const s = sin + sequence * tables + token * pairs;
+      const Rows from = x.at(sequence, head, token), to = y.at(sequence, head, token);
+      const float* const in = from.read(buffer.get(), 0, 0, channels);
+      float* const out = to.place(buffer.get() + channels, 0, 0);
       if (interleaved) {
 #pragma omp simd
         for (int64_t i = 0; i < pairs; ++i) {
@@ -39,7 +48,7 @@ extern "C" void rotary(Heads x, Heads y, const float* cos, const float* sin, int
         }
       }
       std::copy(in + 2 * pairs, in + channels, out + 2 * pairs);
-      to.store(out, sequence * y.batch + head * y.head + token * y.token, 0, channels);
+      to.store(out, 0, 0, channels);
     }
   });
 }

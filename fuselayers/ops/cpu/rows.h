@@ -58,25 +58,32 @@ struct Rows {
     const char* const from = static_cast<const char*>(data) + (row * stride + column) * width;
     for (int64_t byte = 0; byte < size * width; byte += 64) __builtin_prefetch(from + byte);
   }
-  // Read `size` elements from (row, column) on, or add them to what is in `out`.
+  // `size` elements from (row, column) on: where they lie, or converted into the buffer.
+  const float* read(float* buffer, int64_t row, int64_t column, int64_t size) const {
+    if (type == FLOAT32) return at<float>(row, column);
+    load(buffer, row, column, size);
+    return buffer;
+  }
   void load(float* out, int64_t row, int64_t column, int64_t size) const {
     if (type == FLOAT32) std::copy_n(at<float>(row, column), size, out);
     else if (type == BFLOAT16) each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] = from_bfloat16(x); });
     else each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] = from_float16(x); });
   }
   void add_to(float* out, int64_t row, int64_t column, int64_t size) const {
-    if (type == FLOAT32) each(at<float>(row, column), size, [=](int64_t i, float x) { out[i] += x; });
-    else if (type == BFLOAT16) each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] += from_bfloat16(x); });
-    else each(at<uint16_t>(row, column), size, [=](int64_t i, uint16_t x) { out[i] += from_float16(x); });
+    float buffer[PIECE];
+    const float* const values = read(buffer, row, column, size);
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) out[i] += values[i];
+  }
+  // Where to write a piece: in its place, or into the buffer, from which `store` then converts it.
+  float* place(float* buffer, int64_t row, int64_t column) const {
+    return type == FLOAT32 ? at<float>(row, column) : buffer;
   }
   void store(const float* values, int64_t row, int64_t column, int64_t size) const {
-    if (type == FLOAT32) {
-      std::copy_n(values, size, at<float>(row, column));
-      return;
-    }
-    uint16_t* to = at<uint16_t>(row, column);
+    uint16_t* const to = at<uint16_t>(row, column);
     if (type == BFLOAT16) each(values, size, [=](int64_t i, float x) { to[i] = to_bfloat16(x); });
-    else each(values, size, [=](int64_t i, float x) { to[i] = to_float16(x); });
+    else if (type == FLOAT16) each(values, size, [=](int64_t i, float x) { to[i] = to_float16(x); });
+    else if (values != at<float>(row, column)) std::copy_n(values, size, at<float>(row, column));
   }
 
  private:
@@ -90,6 +97,20 @@ struct Rows {
     for (int64_t i = 0; i < size; ++i) step(i, from[i]);
   }
 };
+
+template <class Step>
+void for_pieces(int64_t first, int64_t end, Step step) {
+  for (int64_t column = first; column < end; column += PIECE) step(column, std::min(PIECE, end - column));
+}
+
+// A piece of x + bias, [columns]; bias may be null.
+inline void load_sum(float* out, const Rows& x, const float* bias, int64_t row, int64_t column, int64_t size) {
+  if (!bias) return x.load(out, row, column, size);
+  float buffer[PIECE];
+  const float* const values = x.read(buffer, row, column, size);
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) out[i] = values[i] + bias[column + i];
+}
 
 // Run task(0) .. task(tasks - 1) on the threads. What a task computes does not depend on their number.
 template <class Task>
