@@ -14,7 +14,7 @@ from ..names import no_such
 from .cost import CostModel
 from .joint_graph import JointGraph
 from .machine import machine_of
-from .saved_by_budget import saved_by_budget
+from .saved_by_budget import saved_by_budget, split_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
 
@@ -70,7 +70,7 @@ class SavePolicy:
             joint = JointGraph.of(
                 joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
             )
-            return joint.split(self.saved_values(joint, fused=compiler != "eager"))
+            return self.split(joint, fused=compiler != "eager")
 
     def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
         """Return the saved values, in the order of the graph.
@@ -85,12 +85,23 @@ class SavePolicy:
         if self.name == "default":
             return saved_by_default(joint)
         cost = self.cost or cost_model_for(joint, fused=fused)
-        if self.name == "min_cut":
+        if self.limit is None:
             return saved_by_min_cut(joint, cost=cost)
+        return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint))
+
+    def split(self, joint: JointGraph, *, fused: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward module with the saved values; the arguments are those of `saved_values`.
+
+        Raises:
+            PartitionError: as `saved_values`.
+        """
+        if self.limit is None:
+            return joint.split(self.saved_values(joint, fused=fused))
+        return split_by_budget(joint, cost=self.cost or cost_model_for(joint, fused=fused), limit=self._limit_of(joint))
+
+    def _limit_of(self, joint: JointGraph) -> float:
         assert self.limit is not None
-        share = isinstance(self.limit, float)
-        limit = self.limit * joint.saved_bytes(saved_by_default(joint)) if share else self.limit
-        return saved_by_budget(joint, cost=cost, limit=limit)
+        return self.limit * (joint.saved_bytes(saved_by_default(joint)) if isinstance(self.limit, float) else 1)
 
 
 @contextmanager
@@ -127,6 +138,9 @@ min_cut_rematerialization_partition: Final = min_cut
 
 def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
+
+    Where a larger budget has a lower peak of forward and backward, since less of what is recomputed waits for its
+    gradient, backward recomputes in two steps and has about that peak, for more recompute.
 
     Args:
         limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has its own
