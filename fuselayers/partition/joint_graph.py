@@ -46,8 +46,8 @@ _SCALAR_BYTES: Final = 16
 
 
 class PartitionError(ValueError):
-    """No backend can cut a graph as requested: a value can neither be saved nor recomputed, or a budget is too small.
-    No fallback is tried, since it would get the same graph."""
+    """No backend can cut a graph as requested: a value can neither be saved nor recomputed, a budget is too small, or a
+    user's partitioner returns no two graphs. No fallback is tried, since it would get the same graph."""
 
 
 @dataclass(frozen=True)
