@@ -236,7 +236,7 @@ def test_a_smaller_budget_does_not_raise_the_peak(backend: str) -> None:
     for share in (0.1, 0.03):  # some layers, and all of them, are recomputed from the input of the first
         fused = fuse(stack, backend=backend, partition=budget(share))
         peak, totals = peak_of_step(fused, x), explain(fused, x).totals["this"]
-        assert peak <= 0.6 * whole
+        assert peak <= 0.65 * whole
         assert totals.saved_bytes == saved_bytes(fused, x)
         if backend == "eager":
             assert totals.peak_bytes == peak
