@@ -155,12 +155,22 @@ def size_hint(size: "int | torch.SymInt") -> int:
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Return a deep copy that shares the constant tensors of the graph, which cannot be copied under a fake mode."""
+    """Return a deep copy that shares the constant tensors of the graph, which cannot be copied under a fake mode.
+
+    A copy of a graph of Dynamo's has the sources of its inputs, which fx leaves behind: without them AOTAutograd takes
+    parameters for arguments.
+    """
     held = [value for value in vars(graph_module).values() if isinstance(value, torch.Tensor)]
     held += [*graph_module.parameters(), *graph_module.buffers()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specifications
-        return copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
+        copied = copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
+    if hasattr(graph_module, "_param_name_to_source"):
+        copied._param_name_to_source = graph_module._param_name_to_source
+        inputs = (module.graph.find_nodes(op="placeholder") for module in (graph_module, copied))
+        for original, node in zip(*inputs, strict=True):
+            node._dynamo_source = original._dynamo_source
+    return copied
 
 
 def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:

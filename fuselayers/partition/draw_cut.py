@@ -20,6 +20,7 @@ import torch.fx as fx
 
 from .joint_graph import CutGraph
 from .node_kinds import looks_at_its_input, num_bytes, storage_of
+from .passes import AGAIN
 
 RED, BLUE, GREY, GREEN = "#d1495b", "#74b3ce", "#ced4da", "#95d5b2"
 _WIDTH, _LEFT, _RIGHT, _ROW = 1120, 430, 690, 16
@@ -223,7 +224,7 @@ def _add_backward(graph: CutGraph, sections: list[_Section]) -> list[tuple[str, 
             there = homes.get(module) or [at for at, one in enumerate(sections) if one.path == _numbered(module)]
             if place not in there and there:
                 place = max((at for at in there if at <= place), default=min(there))
-            colour = BLUE if node.name in forward else GREEN
+            colour = BLUE if node.name.removesuffix(AGAIN) in forward else GREEN
             row = _row_for(node, module, sections[place].backward, colour)
             reads += [(name, row) for name in sources]
     return reads

@@ -23,7 +23,8 @@ from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
-from .passes import MASK_OPS
+from .passes import AGAIN, MASK_OPS
+from .peak_bytes import peak_bytes
 from .saved_bytes import saved_bytes
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
@@ -89,7 +90,7 @@ def explain(
     with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static):
         eager = saved_bytes(copied, *copied_args, parameters=static, **copied_kwargs)
     explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
-    totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, 0, 0.0)}
+    totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, None, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
         totals[rule] = _sum(one.totals[rule] for one in explained)
     cost = explained[0].cost
@@ -121,8 +122,7 @@ class _Explained:
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
         if choice is not None:
-            saved = choice.saved_values(self.joint, fused=fused)
-            forward, backward = self.joint.split(saved)
+            forward, backward = choice.split(self.joint, fused=fused)
         else:
             forward, backward = _cut_copy(captured, cut)
         self.graph = CutGraph(self.joint, forward, backward)
@@ -131,7 +131,8 @@ class _Explained:
         # A user's partitioner may add nodes of its own, which are described by themselves.
         saved_nodes = [node_of.get(node.name, node) for node in outgoing]
         self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
-        recomputed = [node_of.get(node.name, node) for node in _recomputed_nodes(forward, backward)]
+        again = _recomputed_nodes(forward, backward)
+        recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
@@ -225,7 +226,7 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
 def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     """The ops of a backward that are ops of its forward; both keep the names of the joint graph."""
     names = {node.name for node in _calls(forward)}
-    return [node for node in _calls(backward) if node.name in names]
+    return [node for node in _calls(backward) if node.name.removesuffix(AGAIN) in names]
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
@@ -241,6 +242,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
         saved_bytes=sum(
             num_elements(node) if node.target in MASK_OPS else num_bytes(node) for node in storages if node not in free
         ),
+        peak_bytes=peak_bytes(forward, backward, num_forward_outputs=num_outputs),
         recomputed_ops=len(recomputed),
         recomputed_flops=sum(flops_of(node) for node in recomputed),
     )

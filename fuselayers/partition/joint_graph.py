@@ -37,6 +37,7 @@ from .passes import (
     late_recompute_pass,
     merge_equal_nodes_pass,
     one_mask_pass,
+    recompute_again_pass,
     tables_once_pass,
     unread_collectives_pass,
 )
@@ -45,8 +46,8 @@ _SCALAR_BYTES: Final = 16
 
 
 class PartitionError(ValueError):
-    """No backend can cut a graph as requested: a value can neither be saved nor recomputed, or a budget is too small.
-    No fallback is tried, since it would get the same graph."""
+    """No backend can cut a graph as requested: a value can neither be saved nor recomputed, a budget is too small, or a
+    user's partitioner returns no two graphs. No fallback is tried, since it would get the same graph."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +214,14 @@ class JointGraph:
         again = self._behind_backward(frozenset(saved_values))
         return [node for node in again if self.runs_in_forward(node) and node.op == "call_function"]
 
-    def split(self, saved_values: Sequence[fx.Node]) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Return the forward module, which also returns the saved values, and the backward module, which takes them."""
+    def split(
+        self, saved_values: Sequence[fx.Node], *, kept: Sequence[fx.Node] = ()
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward module, which also returns the saved values, and the backward module, which takes them.
+
+        With `kept`, backward recomputes these values first, and keeps them; the others it makes from them, when they
+        are read, most of them a second time.
+        """
         forward, backward = extract_forward_and_backward(
             tables_once_pass(self.module, self.made_from_scalars, readers_of=self.readers_of),
             list(saved_values),
@@ -222,6 +229,8 @@ class JointGraph:
             static_inputs=self.static_inputs,
         )
         backward = unread_collectives_pass(backward, forward)
+        if kept:
+            backward = recompute_again_pass(backward, {node.name for node in kept})
         return early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
 
 

@@ -77,11 +77,15 @@ class Totals:
 
     Attributes:
         saved_bytes: bytes saved for backward, each storage once, without parameters.
-        recomputed_ops: how many ops of forward backward recomputes.
+        peak_bytes: the most bytes that forward and backward hold at once when they run op by op: values, results and
+            gradients, without inputs and parameters. For several graphs their sum, which the peak does not exceed. None
+            for "eager", which has no graph.
+        recomputed_ops: how many ops of forward backward recomputes; one that runs there twice counts twice.
         recomputed_flops: their FLOPs.
     """
 
     saved_bytes: int
+    peak_bytes: int | None
     recomputed_ops: int
     recomputed_flops: float
 
@@ -147,6 +151,8 @@ class MemoryReport:
 
     def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
         """Return the curve of memory against recompute for other budgets, from the most memory to the least.
+
+        It leaves out what backward recomputes a second time for a lower peak, see `budget`.
 
         Args:
             points: how many budgets are tried, evenly spaced from what `default` saves to the least possible.
@@ -256,13 +262,14 @@ class MemoryReport:
 def _totals_table(report: MemoryReport) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("partition")
-    for heading in ("saved", "of eager", "ops recomputed", "FLOPs recomputed"):
+    for heading in ("saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed"):
         table.add_column(heading, justify="right")
     eager = report.totals["eager"].saved_bytes
     for rule, totals in report.totals.items():
         share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
         recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
-        table.add_row(rule, readable_bytes(totals.saved_bytes), share, str(totals.recomputed_ops), recomputed)
+        peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
+        table.add_row(rule, readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed)
     return table
 
 

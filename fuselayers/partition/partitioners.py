@@ -12,9 +12,9 @@ import torch.fx as fx
 
 from ..names import no_such
 from .cost import CostModel
-from .joint_graph import JointGraph
+from .joint_graph import JointGraph, PartitionError
 from .machine import machine_of
-from .saved_by_budget import saved_by_budget
+from .saved_by_budget import saved_by_budget, split_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
 
@@ -70,7 +70,7 @@ class SavePolicy:
             joint = JointGraph.of(
                 joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
             )
-            return joint.split(self.saved_values(joint, fused=compiler != "eager"))
+            return self.split(joint, fused=compiler != "eager")
 
     def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
         """Return the saved values, in the order of the graph.
@@ -87,10 +87,21 @@ class SavePolicy:
         cost = self.cost or cost_model_for(joint, fused=fused)
         if self.name == "min_cut":
             return saved_by_min_cut(joint, cost=cost)
+        return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint))
+
+    def split(self, joint: JointGraph, *, fused: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward module with the saved values; the arguments are those of `saved_values`.
+
+        Raises:
+            PartitionError: as `saved_values`.
+        """
+        if self.name != "budget":
+            return joint.split(self.saved_values(joint, fused=fused))
+        return split_by_budget(joint, cost=self.cost or cost_model_for(joint, fused=fused), limit=self._limit_of(joint))
+
+    def _limit_of(self, joint: JointGraph) -> float:
         assert self.limit is not None
-        share = isinstance(self.limit, float)
-        limit = self.limit * joint.saved_bytes(saved_by_default(joint)) if share else self.limit
-        return saved_by_budget(joint, cost=cost, limit=limit)
+        return self.limit * (joint.saved_bytes(saved_by_default(joint)) if isinstance(self.limit, float) else 1)
 
 
 @contextmanager
@@ -128,6 +139,9 @@ min_cut_rematerialization_partition: Final = min_cut
 def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
 
+    Where a larger budget has a lower peak of forward and backward, since less of what is recomputed waits for its
+    gradient, backward recomputes in two steps and has about that peak, for more recompute.
+
     Args:
         limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has its own
             budget; parameters, and other tensors that outlive the call, do not count.
@@ -161,7 +175,7 @@ _BUDGET: Final = "budget:"
 
 
 def partitioner(partition: str | Partitioner) -> Partitioner:
-    """Return the partitioner called `partition`, or `partition` itself if it is one.
+    """Return the partitioner called `partition`, or `partition` with a check of what it returns.
 
     A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:1000000" is `budget(1000000)`.
 
@@ -175,12 +189,34 @@ def partitioner(partition: str | Partitioner) -> Partitioner:
     if not isinstance(partition, str):
         if not callable(partition):
             raise TypeError(f"partition must be a name or a callable, got {type(partition).__name__}")
-        return partition
+        return partition if isinstance(partition, SavePolicy) else _checked(partition)
     if partition.startswith(_BUDGET):
         return _budget_called(partition)
     if partition not in PARTITIONERS:
         raise ValueError(no_such("partitioner", partition, (*PARTITIONERS, f"{_BUDGET}0.5")))
     return PARTITIONERS[partition]
+
+
+def _checked(own: Partitioner) -> Partitioner:
+    name = getattr(own, "__name__", type(own).__name__)
+
+    def cut(
+        joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        parts: Any = own(joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        if isinstance(parts, tuple | list):
+            kinds: Any = ["GraphModule" if isinstance(part, fx.GraphModule) else type(part).__name__ for part in parts]
+        else:
+            kinds = type(parts).__name__
+        if kinds != ["GraphModule"] * 2:
+            raise PartitionError(
+                f"the partitioner {name} must return two GraphModules, forward and backward, got {kinds}; "
+                f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
+            )
+        return parts[0], parts[1]
+
+    cut.__name__ = name
+    return cut
 
 
 def _budget_called(name: str) -> SavePolicy:

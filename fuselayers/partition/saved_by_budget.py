@@ -19,6 +19,7 @@ from .flow import SINK, SOURCE, sink_side_of_minimum_cut
 from .joint_graph import JointGraph, PartitionError
 from .knapsack import knapsack
 from .node_kinds import num_bytes
+from .peak_bytes import peak_bytes
 from .saved_by_min_cut import flow_graph, saved_by_min_cut
 
 _HIGHEST_PRICE: Final = 1e9
@@ -50,6 +51,31 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     if joint.saved_bytes(cut.saved_at(_HIGHEST_PRICE, run_once=matmuls)) <= limit:
         return _without_matmuls(cut, matmuls, limit)
     return _with_matmuls(cut, limit)
+
+
+def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Return forward and backward that save the values of `saved_by_budget`, with a lower peak where there is one.
+
+    The fewer values are saved, the more recomputed ones wait for their gradients at once, so a smaller budget can have
+    the higher peak. Then backward first recomputes the values that the larger budget saves, see `JointGraph.split`. The
+    larger budgets are twice, four times, ... the limit, as long as their peaks get no higher.
+
+    Raises:
+        PartitionError: as `saved_by_budget`.
+    """
+
+    def peak(parts: tuple[fx.GraphModule, fx.GraphModule]) -> int:
+        return peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
+
+    saved = saved_by_budget(joint, cost=cost, limit=limit)
+    best = joint.split(saved)
+    most = joint.saved_bytes(saved_by_min_cut(joint, cost=cost))
+    while (limit := 2 * limit) < most:
+        kept = saved_by_budget(joint, cost=cost, limit=limit)
+        if peak(joint.split(kept)) > peak(best):
+            break
+        best = min(best, joint.split(saved, kept=kept), key=peak)
+    return best
 
 
 class _PricedCut:

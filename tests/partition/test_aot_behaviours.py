@@ -20,6 +20,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from fuselayers.partition import FusedModule, fuse
 
 # AOTAutograd works in front of every backend, so `make test` runs one of them, and Inductor where it has own passes.
+pytestmark = pytest.mark.filterwarnings("error::fuselayers.partition.FallbackWarning")
 both_backends = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
@@ -34,7 +35,7 @@ def leaf(*shape: int) -> Tensor:
 
 
 def fully_fused(fn: Any, backend: str = "eager", **options: Any) -> Any:
-    return fuse(fn, backend=backend, fallback=(), **{"fullgraph": True, **options})
+    return fuse(fn, backend=backend, **{"fullgraph": True, **options})
 
 
 def same_as_eager(fn: Any, use: Callable[[Any], Any], backend: str = "eager", **options: Any) -> Any:

@@ -46,7 +46,7 @@ class Block(nn.Module):
 def test_the_report_says_what_the_fused_function_saves(backend: str, partition: str) -> None:
     inputs = layer_inputs()
     report = explain(layer, *inputs, backend=backend, partition=partition)
-    fused = fuse(layer, backend=backend, partition=partition, fallback=())
+    fused = fuse(layer, backend=backend, partition=partition)
     assert report.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
     assert sum(value.num_bytes for value in report.saved) == saved_bytes(fused, *inputs)
     assert report.totals["eager"].saved_bytes == saved_bytes(layer, *inputs)
@@ -92,7 +92,7 @@ def test_every_byte_is_in_the_report(name: str, backend: str) -> None:
     function = FUNCTIONS[name]
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
     report = explain(function, x, backend=backend)
-    kept = saved_bytes(fuse(function, backend=backend, fallback=()), x)
+    kept = saved_bytes(fuse(function, backend=backend), x)
     assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
     assert report.totals["eager"].saved_bytes == saved_bytes(function, x)
 
@@ -104,7 +104,7 @@ def test_every_byte_is_in_the_report(name: str, backend: str) -> None:
 def test_a_function_that_makes_a_constant_tensor(function: Callable[[Tensor], Tensor], backend: str) -> None:
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
     report = explain(function, x, backend=backend)
-    assert report.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend, fallback=()), x)
+    assert report.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend), x)
 
 
 def test_eager_too_is_counted_without_parameters_and_buffers_wherever_they_come_from() -> None:

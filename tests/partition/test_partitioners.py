@@ -1,3 +1,5 @@
+import functools
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +10,18 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func
-from fuselayers.partition import PARTITIONERS, CostModel, budget, fuse, machine_of, min_cut, partitioner, saved_bytes
+from fuselayers.partition import (
+    PARTITIONERS,
+    CostModel,
+    PartitionError,
+    budget,
+    explain,
+    fuse,
+    machine_of,
+    min_cut,
+    partitioner,
+    saved_bytes,
+)
 from fuselayers.partition import default as default_partitioner
 from fuselayers.partition.partitioners import SavePolicy
 from tests.partition.tracing import called, joint_graph_of, saved_of, split_of
@@ -36,9 +49,9 @@ def test_the_tutorial_through_fuse() -> None:
     inputs = leaves(4)
     assert saved_bytes(tutorial, *inputs) == 2 * ONE
     assert saved_bytes(fuse(tutorial, backend="eager", partition="default"), *inputs) == 2 * ONE
-    assert saved_bytes(fuse(tutorial, backend="inductor", partition="min_cut", fallback=()), *inputs) == ONE
+    assert saved_bytes(fuse(tutorial, backend="inductor", partition="min_cut"), *inputs) == ONE
     # Op by op, recomputing a cosine is a kernel: dearer than saving it.
-    assert saved_bytes(fuse(tutorial, backend="eager", partition="min_cut", fallback=()), *inputs) == 2 * ONE
+    assert saved_bytes(fuse(tutorial, backend="eager", partition="min_cut"), *inputs) == 2 * ONE
 
 
 def mlp(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -110,6 +123,24 @@ def test_a_users_own_partitioner() -> None:
     assert seen == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [(None, "NoneType"), (lambda module: (module, None), "['GraphModule', 'NoneType']"), (lambda _: (), "[]")],
+)
+def test_a_users_own_partitioner_that_returns_no_two_graphs(returned: Any, text: str) -> None:
+    def mine(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
+        return returned and returned(joint_module)
+
+    message = (
+        f"the partitioner mine must return two GraphModules, forward and backward, got {text}; "
+        "to change nothing, return min_cut(joint_module, joint_inputs, **options)"
+    )
+    calls: list[Any] = [fuse(tutorial, backend=backend, partition=mine) for backend in ("eager", "inductor")]
+    for call in (*calls, functools.partial(explain, tutorial, partition=mine)):
+        with pytest.raises(PartitionError, match=f"^{re.escape(message)}$"):
+            call(*leaves(4))
+
+
 @pytest.mark.parametrize("partition", ["default", "min_cut"])
 def test_sizes_are_saved_as_numbers(partition: str) -> None:
     def scaled(x: Tensor) -> Tensor:
@@ -125,7 +156,6 @@ def test_sizes_are_saved_as_numbers(partition: str) -> None:
 def test_names() -> None:
     assert dict(PARTITIONERS) == {"default": default_partitioner, "min_cut": min_cut}
     assert partitioner("min_cut") is min_cut
-    assert partitioner(tutorial) is tutorial  # type: ignore[arg-type]
     with pytest.raises(
         ValueError, match=r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: .*default, min_cut"
     ):

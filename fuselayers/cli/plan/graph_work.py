@@ -36,7 +36,7 @@ def cut_pass(joint: JointGraph, policy: SavePolicy, *, hidden_dim: int) -> Pass:
     saved_bytes = float(joint.saved_bytes(saved))
     storages = {storage_of(node) for node in saved} - joint.static_inputs
     sharded = float(sum(num_bytes(node) for node in storages if _is_inside_a_sublayer(node, hidden_dim)))
-    forward, backward = joint.split(saved)
+    forward, backward = policy.split(joint, fused=True)
     working = max(_working_bytes_of_forward(forward), _working_bytes_of_backward(backward, joint))
     return Pass(saved_bytes, sharded, working, _work_of(forward), _work_of(backward))
 

@@ -6,6 +6,8 @@ from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs
 from .late_recompute import late_recompute_pass as late_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
 from .one_mask import one_mask_pass as one_mask_pass
+from .recompute_again import AGAIN as AGAIN
+from .recompute_again import recompute_again_pass as recompute_again_pass
 from .seeded_dropout import MASK_OPS as MASK_OPS
 from .seeded_dropout import SEED_OP as SEED_OP
 from .seeded_dropout import plain_dropout_calls_pass as plain_dropout_calls_pass

@@ -117,7 +117,7 @@ def test_code_of_another_partitioner_is_not_found_in_the_cache(tmp_path: Path, m
 
     def bytes_of(partition: Any) -> int:
         torch.compiler.reset()
-        return saved_bytes(fuse(layer, backend="inductor", partition=partition, fallback=()), x)
+        return saved_bytes(fuse(layer, backend="inductor", partition=partition), x)
 
     x = torch.randn(64, 64, requires_grad=True)
     one = 64 * 64 * 4

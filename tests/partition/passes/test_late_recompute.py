@@ -1,5 +1,4 @@
 import functools
-import operator
 from typing import Any
 
 import torch
@@ -9,53 +8,13 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers._torch.tracing import extract_forward_and_backward
 from fuselayers.partition import fuse, min_cut
-from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.node_kinds import is_view, num_bytes
 from fuselayers.partition.passes import late_recompute_pass
+from fuselayers.partition.peak_bytes import peak_bytes
 from tests.partition.tracing import joint_graph_of, ops_of
 
 SIZE = 32
 UNIT = SIZE * SIZE * 4
 SINE, MUL, COPY = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor, torch.ops.aten.copy_.default
-
-
-def peak_bytes(module: fx.GraphModule) -> int:
-    """The most bytes that are alive at once when each value lives from its node to the last reader of it or of a view.
-
-    Parameters and inputs are free: they live anyway.
-    """
-    base: dict[fx.Node, fx.Node] = {}
-    last: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        looks = is_view(node) or node.target is operator.getitem
-        base[node] = base[node.all_input_nodes[0]] if looks and node.all_input_nodes else node
-        for source in (node, *node.all_input_nodes):
-            last[base[source]] = node
-    freed: dict[fx.Node, list[fx.Node]] = {}
-    for owner, reader in last.items():
-        freed.setdefault(reader, []).append(owner)
-
-    def size(node: fx.Node) -> int:
-        return 0 if node.op == "output" or node.name.startswith("primals") else num_bytes(node)
-
-    live = peak = 0
-    for node in module.graph.nodes:
-        live += size(node) if base[node] is node else 0
-        peak = max(peak, live)
-        live -= sum(map(size, freed.get(node, ())))
-    assert live == 0
-    return peak
-
-
-def backward_of(joint: JointGraph, saved: list[fx.Node]) -> fx.GraphModule:
-    """The backward as it is cut out, before any pass."""
-    _, backward = extract_forward_and_backward(
-        joint.module,
-        saved,
-        num_fwd_outputs=joint.num_forward_outputs,
-        static_inputs=joint.static_inputs,
-    )
-    return backward
 
 
 def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> None:
@@ -72,9 +31,10 @@ def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> 
         joint = joint_graph_of(functools.partial(layers, count), torch.randn(SIZE, SIZE, requires_grad=True))
         saved = min_cut.saved_values(joint, fused=False)
         assert len(saved) == count
-        backward = backward_of(joint, saved)
-        before = peak_bytes(backward)
-        peaks[count] = (before, peak_bytes(late_recompute_pass(backward)))
+        static = joint.static_inputs
+        forward, backward = extract_forward_and_backward(joint.module, saved, num_fwd_outputs=1, static_inputs=static)
+        before = peak_bytes(forward, backward, num_forward_outputs=1)
+        peaks[count] = (before, peak_bytes(forward, late_recompute_pass(backward), num_forward_outputs=1))
     # What is saved is one value a layer; five or more are recomputed.
     assert peaks[8][0] - peaks[2][0] >= 6 * 4 * UNIT
     assert peaks[8][1] - peaks[2][1] <= 6 * UNIT
