@@ -31,22 +31,27 @@ extern "C" void cross_entropy_forward(Rows logits, const int64_t* target, int64_
       losses[row] = largest[row] = log_total[row] = 0.0f;
       return;
     }
-    // One read of the row: where a piece has a new largest logit, the sum so far is scaled to it.
+    // One read of the row: where a piece has a new largest logit, the sums so far are moved to it. `below` is the sum of
+    // the differences to it, of which a common offset of the logits takes no digits.
     float m = -INFINITY;
-    double total = 0.0, plain = 0.0;
+    double total = 0.0, below = 0.0;
     for (int64_t column = 0; column < classes; column += PIECE) {
       const int64_t size = std::min(PIECE, classes - column);
       alignas(64) float z[PIECE];
       logits.load(z, row, column, size);
-      if (label_smoothing != 0.0f) plain += sum(size, [&](int64_t i) { return z[i]; });
       const float before = m;
       m = largest_of(z, size, m);
-      if (m != before) total *= std::exp(static_cast<double>(before) - m);
-      total += sum(size, [&](int64_t i) { return exponential(z[i] - m); });
+      if (m != before && column) {
+        total *= std::exp(static_cast<double>(before) - m);
+        below += column * (static_cast<double>(before) - m);
+      }
+      const float centre = m == -INFINITY ? 0.0f : m;  // so that a difference is not NaN
+      if (label_smoothing != 0.0f) below += sum(size, [&](int64_t i) { return z[i] - centre; });
+      total += sum(size, [&](int64_t i) { return exponential(z[i] - centre); });
     }
     const auto l = static_cast<float>(std::log(total));
     float loss = l + (1.0f - label_smoothing) * (m - at(logits, row, target[row]));
-    if (label_smoothing != 0.0f) loss += label_smoothing * static_cast<float>(m - plain / classes);
+    if (label_smoothing != 0.0f) loss += label_smoothing * static_cast<float>(-below / classes);
     losses[row] = loss + z_loss * (m + l) * (m + l);
     largest[row] = m;
     log_total[row] = l;

@@ -95,5 +95,5 @@ def _wide_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
     """Return the logits as rows, in float32 at least; each row's target column; and the mask of rows not ignored."""
     logits_RV, target_R1 = logits.reshape(-1, logits.shape[-1]), target.reshape(-1, 1)
     wide = torch.promote_types(logits.dtype, torch.float32)
-    # The clamp gives ignored rows a valid column. `_check_classes` has checked the others.
+    # The clamp gives ignored rows a valid column. Forward has checked the others.
     return logits_RV.to(wide), target_R1.clamp(0, logits.shape[-1] - 1), target_R1 != ignore_index

@@ -174,6 +174,14 @@ def test_classes_with_logit_minus_infinity(backend: str) -> None:
     torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
 
 
+@every_backend
+def test_nan_among_the_first_logits_alone(backend: str) -> None:
+    logits = torch.randn(2, 4200, device=DEVICE)
+    logits[0, :4100] = torch.nan
+    got = cross_entropy(logits, torch.tensor([4150, 3], device=DEVICE), reduction="none", backend=backend)
+    assert got.isnan().tolist() == [True, False]
+
+
 @on_kernels
 def test_kernels_do_not_read_ignored_rows() -> None:
     logits = torch.zeros(2, 5, device=DEVICE)
