@@ -3,6 +3,9 @@
 import functools
 import hashlib
 from pathlib import Path
+from typing import Final
+
+_SOURCES: Final = frozenset({".py", ".cpp", ".h"})
 
 
 @functools.cache
@@ -10,6 +13,7 @@ def sources_hash() -> str:
     """Return a hash of the sources that decide on compiled code: what was compiled or measured with others is stale."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(path for folder in ("_torch", "ops", "partition") for path in package.glob(f"{folder}/**/*.py")):
+    folders = (package / name for name in ("_torch", "ops", "partition"))
+    for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in _SOURCES):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -50,13 +50,6 @@ def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable
     return inductor_config.patch(fallback_random=True)(backend) if keep_unused_draws else backend
 
 
-def named_source(name: str) -> Any:
-    """Return the name of an input in Dynamo's guards."""
-    from torch._dynamo.source import ConstantSource
-
-    return ConstantSource(name)
-
-
 def symbolic_shapes() -> types.ModuleType:
     """Return `torch.fx.experimental.symbolic_shapes`, which imports sympy."""
     from torch.fx.experimental import symbolic_shapes
@@ -264,7 +257,7 @@ def compile_with_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, fallback_random: bool
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
-    compile_fx, _ = inductor_compilers()
+    compile_fx = inductor_compiler()
     settings: dict[str, Any] = {"custom_partitioner_fn": _for_inductor(partitioner)}
     if fallback_random:
         settings["fallback_random"] = True
@@ -375,7 +368,7 @@ def trace_with_inductor(
     """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs go to `run` uncompiled."""
     from torch._inductor import config as inductor_config
 
-    compile_fx, _ = inductor_compilers()
+    compile_fx = inductor_compiler()
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
@@ -385,11 +378,11 @@ def trace_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
-def inductor_compilers() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return Inductor's compilers of a whole graph and of one without autograd; importing them takes a while."""
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+def inductor_compiler() -> Callable[..., Any]:
+    """Return Inductor's compiler of a graph; importing it takes a while."""
+    from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx, compile_fx_inner
+    return compile_fx
 
 
 def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

@@ -20,7 +20,7 @@ class Site:
         kind: the name of its class.
         rules: the rules that were found in its forward; "block" for a whole block.
         backend: of a block the backend of `fuse`. Of layers, what ran this library's ops in the verification, each of
-            which chooses by device, size and dtype: "triton" for kernels, "inductor" for code compiled for a CPU,
+            which chooses by device, size and dtype: "triton" and "cpp" for kernels,
             "eager" for plain torch alone; "auto" where it was not verified.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.

@@ -163,7 +163,7 @@ def _backend(seen: set[tuple[str, str, bool]]) -> str:
     """What ran the ops that `SeeOps` saw. One whose implementation is not for a GPU alone calls kernels there."""
     if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
         return "triton"
-    return "inductor" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
+    return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
 
 
 def _double(value: Any) -> Any:
