@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from torch import nn
 
 import fuselayers
 from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.cli.train.data import read_text
+from fuselayers.cli.train.loop import Trainer
 from fuselayers.cli.train.optimizer import build_optimizer
-from fuselayers.configs import choices
+from fuselayers.configs import choices, compose
 from tests.gpu.hollow.driver import counted
 
 MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
@@ -60,6 +63,20 @@ def check_steady(step: Callable[[], None], *, device: int = 0) -> None:
 def test_a_steady_step_of_training_does_not_wait(name: str) -> None:
     model = built(name, "fusion=off")
     check_steady(training_step(model, model.example_inputs(4, device="cuda")))
+
+
+def test_a_step_of_the_trainer_waits_once(tmp_path: Path) -> None:
+    """For loss and norm together; batches come from page-locked memory."""
+    (tmp_path / "text").write_text("hollow " * 1000)
+    trainer = Trainer(
+        built("gpt_nano", "fusion=off"),
+        read_text(str(tmp_path / "text")),
+        config=compose("gpt_nano", ["train=quick"]).train,
+        sequence_length=16,
+        device=torch.device("cuda:0"),
+    )
+    trainer.step(1)
+    assert counted(lambda: trainer.step(2)).waits == [1, 0]
 
 
 @pytest.mark.parametrize("name", FUSED)
