@@ -2,7 +2,8 @@
 # make test    sets up .venv and runs lint, types and tests
 # make gpu     on a machine with a GPU: checks, kernel tests and measurements in eight minutes; uses PYTHON as it is
 # Other targets: test-all (slow tests too), test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry
-# (make gpu without a GPU, small), lint, docs (the site, into site/), clean.
+# (make gpu without a GPU, small), gpu-hollow (all but kernels, on a driver without a GPU), lint, docs (the site, into
+# site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ WORKERS ?= 2
 # pip 25.3 the latter have a variable of their own.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all test-nvfuser gpu gpu-dry lint docs clean
+.PHONY: train test test-all test-nvfuser gpu gpu-dry gpu-hollow lint docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-test
@@ -58,6 +59,19 @@ gpu-dry:
 	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/cli/tune/test_prices.py \
 		GPU_SUITE="--device cpu --quick --ops softmax --repeats 2"
 
+# Torch's CUDA build on a driver whose kernels do nothing: devices, dtypes, launches, waits, memory and the host's time.
+# This needs a C compiler, ten gigabytes, and no GPU.
+HOLLOW_TORCH := 2.14.1
+
+gpu-hollow: $(VENV)-hollow/.installed-$(HOLLOW_TORCH)
+	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m pytest -q -p no:cacheprovider tests/gpu/hollow $(ARGS)
+	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m tests.gpu.hollow.host_times
+
+$(VENV)-hollow/.installed-$(HOLLOW_TORCH): setup.py $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)
+	[ -d "$(VENV)-hollow" ] || "$(PYTHON)" -m venv "$(VENV)-hollow"
+	"$(VENV)-hollow/bin/python" -m pip install -e . 'torch==$(HOLLOW_TORCH)' pytest pytest-timeout
+	@touch $@
+
 # nvFuser's newest wheel needs torch 2.9, and this library needs a newer torch. So the tests write their definitions to
 # files, and the real nvFuser builds them in a separate environment. This needs Python 3.10 or 3.12 and a C++ compiler,
 # but no GPU.
@@ -82,7 +96,7 @@ docs: $(VENV)/.installed-docs
 	$(RUN) -m sphinx -W --keep-going -q -d build/doctrees docs site
 
 clean:
-	rm -rf $(VENV) $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-hollow $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 # One stamp per extra: nothing is installed again until a dependency of the stamp changes.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)

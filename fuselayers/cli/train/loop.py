@@ -102,8 +102,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
-        mean_loss = self._gradients(step)
-        norm = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
+        loss = self._gradients(step)
+        total = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
+        # One read of both, the only wait for a GPU in a step: it decides whether the weights change.
+        own_loss, norm = torch.stack((loss.double(), total.double())).tolist()
+        mean_loss = self.engine.processes.mean(own_loss)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             where = self.where_it_diverged(lambda: self._gradients(step))
             raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
@@ -111,8 +114,8 @@ class Trainer:
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
-    def _gradients(self, step: int) -> float:
-        """Forward and backward of a step's micro-batches; the mean loss of all processes."""
+    def _gradients(self, step: int) -> Tensor:
+        """Forward and backward of a step's micro-batches; the mean loss of this process."""
         config, engine = self.config, self.engine
         losses = []
         for micro_batch in range(config.accumulate):
@@ -121,7 +124,7 @@ class Trainer:
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
                 engine.backward(loss / config.accumulate)
             losses.append(loss.detach())
-        return engine.processes.mean(torch.stack(losses).mean().item())
+        return torch.stack(losses).mean()
 
     def where_it_diverged(self, run: Callable[[], object]) -> str:
         """The first layer or gradient of any process that is not finite in `run`, as a clause for an error text."""
@@ -139,7 +142,10 @@ class Trainer:
         return self._own_rows(tokens_BT), self._own_rows(targets_BT)
 
     def _own_rows(self, batch_BT: Tensor) -> Tensor:
-        return batch_BT[self.engine.layout.rows(len(batch_BT))].to(self.device)
+        rows_BT = batch_BT[self.engine.layout.rows(len(batch_BT))]
+        if self.device.type == "cuda":
+            rows_BT = rows_BT.pin_memory()  # any other memory is copied while the host waits
+        return rows_BT.to(self.device, non_blocking=True)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The mean loss in the run's precision, a float32 scalar."""

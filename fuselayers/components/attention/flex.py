@@ -12,7 +12,8 @@ Dong et al., "Flex attention", 2024.
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from ..._torch.dispatch import dispatch_mode_is_active, is_compiling
+from ...errors import say_once
 from .masks import Rules
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -44,7 +46,11 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
     else:
         blocks = _blocks(causal, window, rules.first, tokens, keys, q_BHTC.device)
         mask_BHTS = None if rules.mask is None else rules.mask.expand(batch, heads, tokens, keys)
-    result = _flex_for(q_BHTC)(
+    attend: Callable[..., Any] = flex_attention
+    # A tracing compiler compiles it by itself; a CPU runs the formula.
+    if q_BHTC.device.type != "cpu" and not is_compiling():
+        attend = _compiled_flex(_kind(q_BHTC, k_BGSC, v_BGSC, rules._replace(causal=causal, window=window)))
+    result = attend(
         q_BHTC,
         k_BGSC,
         v_BGSC,
@@ -72,16 +78,35 @@ def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
     return grouped
 
 
-def _flex_for(q_BHTC: Tensor) -> Callable[..., Any]:
-    # A tracing compiler compiles it by itself; a CPU runs the formula.
-    if q_BHTC.device.type == "cpu" or is_compiling():
-        return cast(Callable[..., Any], flex_attention)
-    return _compiled_flex()
+def _kind(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> tuple[Hashable, ...]:
+    """Return all that a kernel is compiled for but batch size, queries, keys and the first position."""
+    tensors = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
+    return (
+        *(rules.scale, rules.causal, rules.window, rules.soft_cap, *(tensor is None for tensor in tensors)),
+        getattr(rules.mask.mask_mod, "__code__", None) if isinstance(rules.mask, BlockMask) else None,
+        *(q_BHTC.shape[1], q_BHTC.shape[3], k_BGSC.shape[1], v_BGSC.shape[3], q_BHTC.dtype, q_BHTC.device),
+    )
 
 
-@functools.cache
-def _compiled_flex() -> Callable[..., Any]:
-    return torch.compile(flex_attention)
+# Note: [one compiled function per kind] Dynamo counts compilations per code object, and runs the function as it is
+# beyond eight. For flex attention that is a formula with all scores in memory. It also makes a number dynamic that
+# changed between two compilations of one name and line, and flex attention takes no dynamic cap. So each kind gets a
+# code object and a name of its own.
+_number = itertools.count()
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
+    def fused(*tensors: Tensor, **options: Any) -> Any:
+        if not is_compiling():
+            say_once(
+                "flex attention runs torch's unfused formula, with all scores in memory: torch.compile reached its "
+                "limit of compilations for these rules; raise torch._dynamo.config.recompile_limit"
+            )
+        return flex_attention(*tensors, **options)
+
+    fused.__code__ = fused.__code__.replace(co_name=f"flex_attention_{next(_number)}")
+    return torch.compile(fused)
 
 
 def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:

@@ -302,7 +302,7 @@ class Decoder(Stack):
 
 def _check_left_padding(mask: Tensor | None, tokens_BT: Tensor) -> None:
     check_like_tokens("key_padding_mask", mask, tokens_BT, dtype=torch.bool)
-    if mask is not None and not (mask[:, -1].all() and (mask[:, 1:] >= mask[:, :-1]).all()):
+    if mask is not None and not (mask[:, -1].all() & (mask[:, 1:] >= mask[:, :-1]).all()):
         raise ValueError(
             "key_padding_mask must be False only before the first real token of a row: prompts are padded on the left"
         )

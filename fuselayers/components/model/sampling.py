@@ -7,12 +7,16 @@ token    [B]
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from ...partition import disable_fusion
 from ..attention import KeyValueCache
+
+# How many tokens are drawn between two looks at whether all rows have ended; elsewhere 1. A look waits for the GPU.
+_TOKENS_PER_LOOK: Final = {"cuda": 16}
 
 
 @contextlib.contextmanager
@@ -110,10 +114,14 @@ def continued(
         raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
-    stops_N = tokens_BT.new_tensor(list(stop_tokens))
+    first, device = tokens_BT.shape[1], tokens_BT.device
+    tokens_per_look = _TOKENS_PER_LOOK.get(device.type, 1)
+    # From page-locked memory, since any other copy waits for the GPU.
+    stops_N = torch.tensor(list(stop_tokens), dtype=tokens_BT.dtype, device="cpu", pin_memory=device.type == "cuda")
+    stops_N = stops_N.to(device, non_blocking=True)
     ended_B = torch.zeros_like(tokens_BT[:, 0], dtype=torch.bool)
     caches = new_caches(min(context_length, tokens_BT.shape[1] + num_tokens))
-    for _ in range(num_tokens):
+    for number in range(1, num_tokens + 1):
         if tokens_BT.shape[1] > context_length:
             caches = None
         newest_BT = tokens_BT[:, -context_length if caches is None else caches[0].length :]
@@ -123,6 +131,10 @@ def continued(
         tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
         if len(stops_N):
             ended_B = ended_B | torch.isin(token_B, stops_N)
-            if ended_B.all():
+            if number % tokens_per_look == 0 and number < num_tokens and ended_B.all():
                 break
-    return tokens_BT
+    if not len(stops_N):
+        return tokens_BT
+    # A row repeats its stop token, so all rows have ended from one column on. The first of these columns stays.
+    going_N = ~torch.isin(tokens_BT[:, first:], stops_N).all(0)
+    return tokens_BT[:, : first + int(going_N.sum()) + 1]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers.components import Choice, Decoder
+from fuselayers.components.model import sampling
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse
 from tests.components.model.refused import assert_refused
@@ -221,7 +222,10 @@ def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options:
     assert model.generate(prompt, 9, temperature=0, key_padding_mask=real_BT).shape == (3, 13)
 
 
-def test_a_row_ends_with_a_stop_token() -> None:
+@pytest.mark.parametrize("tokens_per_look", [1, 3])
+def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU looks less often than a CPU for the end of all rows, and returns the same tokens."""
+    monkeypatch.setitem(sampling._TOKENS_PER_LOOK, "cpu", tokens_per_look)
     model = made()
     prompt = tokens(2, 3)
     free = model.generate(prompt, 8, temperature=0)
@@ -233,7 +237,7 @@ def test_a_row_ends_with_a_stop_token() -> None:
         assert got[row, 3 : 3 + end].tolist() == written[:end]
         assert set(got[row, 3 + end :].tolist()) <= {stop}
     first_row = model.generate(prompt[:1], 8, temperature=0, stop_tokens=[stop, 0])
-    assert first_row.shape[1] <= 6
+    assert first_row.shape[1] == 3 + min(free[0, 3:].tolist().index(one) for one in (stop, 0) if one in free[0, 3:]) + 1
     assert first_row[0, -1] in (stop, 0)
 
 

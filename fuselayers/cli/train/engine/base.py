@@ -24,7 +24,7 @@ class Engine:
     >>> engine.attach(torch.optim.SGD(engine.module.parameters(), lr=0.1))
     >>> with engine.micro_batch(last=True):
     ...     engine.backward(engine.model(torch.ones(3, 2)).sum())
-    >>> engine.clip(1.0) > 1
+    >>> bool(engine.clip(1.0) > 1)
     True
     >>> engine.update()
     """
@@ -50,13 +50,13 @@ class Engine:
         """Add the gradients of a loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> Tensor:
         """The norm of the whole gradient, over all processes; a larger one is scaled down to the limit.
 
         Args:
             limit: above 0; infinity scales nothing.
         """
-        return nn.utils.clip_grad_norm_(self.module.parameters(), limit).item()
+        return nn.utils.clip_grad_norm_(self.module.parameters(), limit)
 
     def update(self) -> None:
         """Update the weights, and drop the gradients."""

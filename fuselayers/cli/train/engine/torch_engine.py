@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -53,7 +53,7 @@ class TorchEngine(Engine):
             self.module.set_requires_gradient_sync(last)
         yield
 
-    def clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> Tensor:
         return clip_gradients(self.module, limit)
 
     def describe(self) -> list[str]:
@@ -65,7 +65,7 @@ class TorchEngine(Engine):
         ]
 
 
-def clip_gradients(module: nn.Module, limit: float) -> float:
+def clip_gradients(module: nn.Module, limit: float) -> Tensor:
     """`Engine.clip` of parameters that are tensors, or DTensors of several meshes, which torch's own does not mix."""
     groups: dict[object, list[nn.Parameter]] = defaultdict(list)
     for parameter in module.parameters():
@@ -77,4 +77,4 @@ def clip_gradients(module: nn.Module, limit: float) -> float:
     if not math.isinf(limit):
         for group in groups.values():
             nn.utils.clip_grads_with_norm_(group, limit, total)
-    return total.item()
+    return total

@@ -75,7 +75,7 @@ def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[st
     for number in range(micro_batches):
         with engine.micro_batch(last=number == micro_batches - 1):
             engine.backward(engine.model(*(one[number::micro_batches] for one in _tokens())) / micro_batches)
-    norm = engine.clip(0.5)
+    norm = engine.clip(0.5).item()
     engine.update()
     return norm, {name: _whole(one) for name, one in engine.module.state_dict().items()}
 

@@ -1,0 +1,46 @@
+"""What the driver of driver.c counts."""
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+_DEVICES = 2
+_process = ctypes.CDLL(None)
+LOADED = hasattr(_process, "hollow_launches")
+if LOADED:  # there is no hollow cuDNN
+    torch.backends.cudnn.enabled = False
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+@dataclass
+class Counts:
+    """Of a call: kernels and waits by device, and the lines that waited, as far as torch tells them."""
+
+    launches: list[int]
+    waits: list[int]
+    lines: list[str] = field(default_factory=list)
+
+
+def _read(name: str) -> list[int]:
+    return list((ctypes.c_long * _DEVICES).in_dll(_process, name))
+
+
+def counted(call: Callable[[], object]) -> Counts:
+    """Run `call` and return what the driver counted meanwhile, on every thread."""
+    before = _read("hollow_launches"), _read("hollow_waits")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    launches, waits = (
+        [after - at_first for after, at_first in zip(_read(name), first, strict=True)]
+        for name, first in zip(("hollow_launches", "hollow_waits"), before, strict=True)
+    )
+    lines = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    return Counts(launches, waits, lines)

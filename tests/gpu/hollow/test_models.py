@@ -1,0 +1,128 @@
+"""Waits, launches and memory of a training step of every model of a size for tests, and of generation."""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fuselayers
+from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.cli.train.data import read_text
+from fuselayers.cli.train.loop import Trainer
+from fuselayers.cli.train.optimizer import build_optimizer
+from fuselayers.configs import choices, compose
+from tests.gpu.hollow.driver import counted
+
+MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
+FUSED = ["gpt_nano", "llama_tiny", "mixtral_tiny", "t5_tiny"]  # each compiles for 15 s
+
+
+def built(name: str, *overrides: str, device: str = "cuda:0") -> Any:
+    return fuselayers.build(name, list(overrides)).to(device).train()
+
+
+def training_step(model: nn.Module, example: Any) -> Callable[[], None]:
+    """A step in bfloat16, as `fuselayers train` makes it."""
+    optimizer = build_optimizer(model, learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.99))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(*example)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    return step
+
+
+def peak_bytes(step: Callable[[], None]) -> int:
+    """The most that torch's allocator hands out during a step, beyond what is there before."""
+    step()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def check_steady(step: Callable[[], None], *, device: int = 0) -> None:
+    """From the third step on each launches as much as the one before, and none waits."""
+    step()
+    step()
+    first, second = counted(step), counted(step)
+    assert second.waits == [0, 0], second.lines
+    assert second.launches == first.launches
+    assert second.launches[1 - device] == 0 < second.launches[device]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_steady_step_of_training_does_not_wait(name: str) -> None:
+    model = built(name, "fusion=off")
+    check_steady(training_step(model, model.example_inputs(4, device="cuda")))
+
+
+def test_a_step_of_the_trainer_waits_once(tmp_path: Path) -> None:
+    """For loss and norm together; batches come from page-locked memory."""
+    (tmp_path / "text").write_text("hollow " * 1000)
+    trainer = Trainer(
+        built("gpt_nano", "fusion=off"),
+        read_text(str(tmp_path / "text")),
+        config=compose("gpt_nano", ["train=quick"]).train,
+        sequence_length=16,
+        device=torch.device("cuda:0"),
+    )
+    trainer.step(1)
+    assert counted(lambda: trainer.step(2)).waits == [1, 0]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_steady_step_of_a_fused_model_does_not_wait(name: str) -> None:
+    example = built(name, "fusion=off").example_inputs(4, device="cuda")
+    check_steady(training_step(built(name, "fusion=inductor"), example))
+
+
+def test_a_model_trains_on_another_device_than_the_current_one() -> None:
+    model = built("gpt_nano", "fusion=off", device="cuda:1")
+    check_steady(training_step(model, model.example_inputs(4, device="cuda:1")), device=1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_takes_no_more_memory_than_plain_pytorch(name: str) -> None:
+    model = built(name, "fusion=off")
+    try:
+        plain = plain_twin(model)
+    except ValueError:
+        pytest.skip("it has no twin in plain PyTorch")
+    example = model.example_inputs(4, device="cuda")
+    ours, theirs = (peak_bytes(training_step(one, example)) for one in (model, plain))
+    assert ours <= theirs
+
+
+@pytest.mark.parametrize("name", ["gpt_nano", "mixtral_tiny", "t5_tiny"])
+def test_generation_waits_only_to_see_whether_it_has_ended(name: str) -> None:
+    """With stop tokens once in sixteen tokens and at the end, else never."""
+    model = built(name, "fusion=off").eval()
+    prompt_BT = torch.zeros(2, 4, dtype=torch.int64, device="cuda")
+
+    def waits(**options: Any) -> int:
+        model.generate(prompt_BT, 32, temperature=0.0, **options)
+        return sum(counted(lambda: model.generate(prompt_BT, 32, temperature=0.0, **options)).waits)
+
+    assert waits() == 0
+    assert waits(stop_tokens=(5,)) == 2
+
+
+def test_generation_waits_once_to_check_a_mask() -> None:
+    model = built("gpt_nano", "fusion=off").eval()
+    prompt_BT, mask_BT = torch.zeros(2, 4, dtype=torch.int64).cuda(), torch.ones(2, 4, dtype=torch.bool).cuda()
+
+    def generate() -> None:
+        # Nothing compares the mask on this driver, so that it may be refused.
+        with contextlib.suppress(ValueError):
+            model.generate(prompt_BT, 4, key_padding_mask=mask_BT)
+
+    assert counted(generate).waits == [1, 0]

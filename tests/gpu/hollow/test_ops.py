@@ -1,0 +1,102 @@
+"""Devices, dtypes, launches and waits of every op."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gpu.hollow.driver import counted
+from tests.ops.cases import NODES, Case
+from tests.ops.contract import tensors
+
+SHAPE = (64, 128)
+all_nodes = pytest.mark.parametrize("case", NODES.values(), ids=NODES)
+
+
+def of_device(case: Case, device: str, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, object]]:
+    """A case's tensors and options on a device."""
+    inputs = [one.to(device).requires_grad_() for one in tensors(*case.shapes(SHAPE), dtype=dtype)]
+    options = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in case.options.items()}
+    return inputs, options
+
+
+def results(case: Case, device: str, dtype: torch.dtype) -> list[Tensor]:
+    """What an op returns, and the gradients of its inputs."""
+    inputs, options = of_device(case, device, dtype)
+    y = case.op(*inputs, **options)
+    ys = [y] if isinstance(y, Tensor) else list(y)
+    return [*ys, *torch.autograd.grad(ys, inputs, [torch.ones_like(one) for one in ys])]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@all_nodes
+def test_results_are_those_of_a_cpu_in_all_but_values(case: Case, dtype: torch.dtype) -> None:
+    of_gpu, of_cpu = results(case, "cuda:0", dtype), results(case, "cpu", dtype)
+    assert [(one.dtype, one.shape) for one in of_gpu] == [(one.dtype, one.shape) for one in of_cpu]
+    assert {one.device for one in of_gpu} == {torch.device("cuda:0")}
+
+
+@pytest.mark.parametrize("name", [name for name in NODES if "softmax" not in name])
+def test_forward_is_one_launch(name: str) -> None:
+    """The cases of softmax make a mask too. A linear layer has its product beside."""
+    inputs, options = of_device(NODES[name], "cuda:0", torch.bfloat16)
+    NODES[name].op(*inputs, **options)
+    count = counted(lambda: NODES[name].op(*inputs, **options))
+    assert count.launches == [2 if name == "linear_activation" else 1, 0]
+    assert count.waits == [0, 0], count.lines
+
+
+@all_nodes
+def test_an_op_runs_on_the_device_of_its_tensors(case: Case) -> None:
+    """The current device is another one, in forward and in backward."""
+    inputs, options = of_device(case, "cuda:1", torch.float32)
+
+    def step() -> None:
+        y = case.op(*inputs, **options)
+        ys = [y] if isinstance(y, Tensor) else list(y)
+        for one in torch.autograd.grad(ys, inputs, [torch.ones_like(one) for one in ys]):
+            assert one.device == torch.device("cuda:1")
+
+    assert torch.cuda.current_device() == 0
+    step()
+    count = counted(step)
+    assert count.launches[0] == 0 < count.launches[1]
+    assert count.waits == [0, 0], count.lines
+    assert torch.cuda.current_device() == 0
+
+
+ON_A_CPU = """
+import os, warnings
+import torch
+from fuselayers import ops
+
+def step():
+    x, bias = torch.zeros(512, 256, requires_grad=True), torch.zeros(256, requires_grad=True)  # 131,072 elements
+    y = ops.bias_activation_dropout(x, bias, activation="gelu", p=0.1)
+    y = ops.bias_dropout_residual_layer_norm(y, x, weight=bias, p=0.1)
+    y = ops.softmax(ops.gated_activation(y, x))
+    y.sum().backward()
+    assert not torch.cuda.is_initialized()
+
+assert torch.cuda.device_count() == 2
+warnings.simplefilter("error")
+step()
+child = os.fork()
+if not child:
+    try:
+        step()
+    except BaseException as error:
+        print("forked:", repr(error), flush=True)
+        os._exit(1)
+    os._exit(0)
+print("exit", os.waitpid(child, 0)[1])
+"""
+
+
+def test_ops_on_a_cpu_leave_the_gpu_alone() -> None:
+    """Forked workers of a data loader too, which must not touch CUDA."""
+    done = subprocess.run([sys.executable, "-c", ON_A_CPU], capture_output=True, text=True, check=False)
+    assert re.fullmatch(r"exit 0\n", done.stdout), done.stdout + done.stderr
