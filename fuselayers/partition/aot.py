@@ -5,17 +5,17 @@ mode and Python value. Behind the guards AOTAutograd calls the partitioner and t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch.fx as fx
 from torch import nn
 
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
+from .backends import GraphReport, graph_name
 from .fuse import FusedFunction, FuseOptions
 from .fused_module import FusedModule
 from .partitioners import Partitioner, default_partition, partitioner
-from .report import ServedGraph, describe_graph
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
@@ -166,23 +166,23 @@ class AotFunction(FusedFunction):
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = self.options
-        report = describe_graph(graph_module, name=self.name, partition=options.partition, torch_random=True)
-        served = ServedGraph(replace(report, reason="as given"))
+        name = graph_name(graph_module, function=self.name, partition=options.partition)
+        report = GraphReport(name, served_by="", reason="as given")  # `served_by` grows as the compilers run
         backend = aot_autograd(
             keep_unused_draws=True,
-            fw_compiler=_boxed("fw_compiler", options.fw_compiler, served),
-            bw_compiler=_boxed("bw_compiler", options.bw_compiler, served),
-            inference_compiler=_boxed("inference_compiler", options.inference_compiler, served),
+            fw_compiler=_boxed("fw_compiler", options.fw_compiler, report),
+            bw_compiler=_boxed("bw_compiler", options.bw_compiler, report),
+            inference_compiler=_boxed("inference_compiler", options.inference_compiler, report),
             partition_fn=partitioner(options.partition),
             decompositions=None if options.decompositions is None else dict(options.decompositions),
             keep_inference_input_mutations=options.keep_inference_input_mutations,
         )
         compiled = backend(graph_module, example_inputs)
-        self._graphs.append(served)
+        self._graphs.append(report)
         return compiled
 
 
-def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphCompiler:
+def _boxed(role: str, compiler: GraphCompiler, report: GraphReport) -> GraphCompiler:
     """Wrap a compiler so that it returns a function of one list, as AOTAutograd needs."""
 
     def compile_boxed(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -191,8 +191,8 @@ def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphComp
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
         name = getattr(compiler, "__name__", type(compiler).__name__)
-        names = [*filter(None, served.report.served_by.split(", ")), name]
-        served.report = replace(served.report, served_by=", ".join(dict.fromkeys(names)))
+        names = [*filter(None, report.served_by.split(", ")), name]
+        report.served_by = ", ".join(dict.fromkeys(names))
         boxed: Callable[..., Any] = run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
         return boxed
 
