@@ -17,9 +17,7 @@ from .draw import draw_graph as draw_graph
 from .draw import draw_joint_graph as draw_joint_graph
 from .explain import explain as explain
 from .export import JointGraphExport as JointGraphExport
-from .export import OperatorRecord as OperatorRecord
 from .export import joint_graph as joint_graph
-from .export import operator_map as operator_map
 from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
