@@ -82,6 +82,7 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
         TypeError: `fn` cannot be called.
         ValueError: `fn` has a graph break (the message says where), or no output of it requires grad.
 
+    >>> import torch
     >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
     >>> print(exported)
     inputs:
