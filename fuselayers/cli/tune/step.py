@@ -2,21 +2,24 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.utils.benchmark import Timer
 
 from ...configs import build, compose
 from ...partition import backends
+from ...partition.timer import Step, median_seconds, time_in_turns
 from ..example import example_batch
 
-_SECONDS: Final = 2.0
+_ROUNDS: Final = 31
 
 
 def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: torch.device) -> dict[str, float]:
     """Return the median seconds of a forward and backward, for each override that chooses a backend, or none.
+
+    The steps take turns, so that other load falls on each; all models are in memory at once.
 
     Args:
         overrides: of the config.
@@ -37,21 +40,15 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
     }
     plain = build(replace(config, fusion=fusions["fusion=off"]))
     inputs = example_batch(plain, config, (batch_size or config.train.batch_size,), device=device)
-    seconds = {}
+    steps = {}
     for override, fusion in fusions.items():
-        torch.compiler.reset()
         model = build(replace(config, fusion=fusion)).to(device).train()
-        timer = Timer(
-            "step(model, inputs)",
-            globals={"step": _step, "model": model, "inputs": inputs},
-            num_threads=torch.get_num_threads(),
-        )
-        timer.timeit(2)  # compiles
-        seconds[override] = timer.blocked_autorange(min_run_time=_SECONDS).median
-    return seconds
+        steps[override] = Step(partial(_step, model, inputs))
+    # The warm-up compiles.
+    return median_seconds(time_in_turns(steps, device=device, rounds=_ROUNDS, warm_up=3))
 
 
-def _step(model: Any, inputs: Sequence[Tensor]) -> None:
+def _step(model: Any, inputs: Sequence[Tensor], _: object) -> None:
     outputs = model(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     reached = [tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.requires_grad]

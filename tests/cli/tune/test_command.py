@@ -10,7 +10,7 @@ from tests.cli.conftest import TINY_MODEL
 
 
 def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step, "_SECONDS", 0.01)
+    monkeypatch.setattr(step, "_ROUNDS", 3)
     assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
