@@ -200,16 +200,6 @@ def test_inputs_are_written_to_as_in_eager() -> None:
             "fw_compiler must be a function of a graph and its inputs, got 'nnc'; backends",
         ),
         ({"bw_compiler": "nnc"}, TypeError, "bw_compiler must be a function of a graph and its inputs, got 'nnc'; "),
-        (
-            {"num_params_buffers": 2},
-            ValueError,
-            "num_params_buffers must be 0, got 2: parameters are found by tracing; ",
-        ),
-        (
-            {"enable_log": False},
-            ValueError,
-            "enable_log must be True, got False: TORCH_LOGS in the environment",
-        ),
         ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),
     ],
 )
