@@ -36,10 +36,10 @@ def aot_function(
 ) -> "AotFunction":
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
-    The arguments are functorch's, but for `num_params_buffers` and `enable_log`. Each new combination of shapes, dtypes,
-    modes and Python values is traced and compiled again, at most 64 times; further calls run eagerly, and torch logs a
-    warning. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph has the inputs
-    that the function uses, in the order of first use. torch's random ops draw eager's numbers.
+    The arguments are functorch's, but for `num_params_buffers` and `enable_log`. Each new combination of shapes,
+    dtypes, modes and Python values is traced and compiled again, at most 64 times; further calls run eagerly, and
+    torch logs a warning. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph
+    has the inputs that the function uses, in the order of first use. torch's random ops draw eager's numbers.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
