@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -26,9 +25,7 @@ def _fixed_seed() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
-    from fuselayers.partition import warm_up
-
-    with pytest.MonkeyPatch.context() as patch, warm_up(math.inf):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
         # After each compilation Dynamo empties the processor's cache and times the guards, for its log: 30 ms each.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)

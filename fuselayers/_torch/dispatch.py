@@ -1,8 +1,6 @@
 """dispatch -- what torch's dispatcher is doing: modes, transforms, autograd's hooks, fake tensors."""
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +19,9 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from .guards import compile_lock
-
 pytree = _pytree
 disable_current_modes = _disable_current_modes
+is_compiling = torch.compiler.is_compiling
 
 
 def sizes_from_data(tensor: torch.Tensor) -> list[Any]:
@@ -70,36 +67,6 @@ def dispatch_mode_is_active() -> bool:
     return _get_current_dispatch_mode() is not None
 
 
-def saved_tensors_hooks_are_active() -> bool:
-    """True where what autograd saves goes through hooks, as under `torch.utils.checkpoint`."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-@contextlib.contextmanager
-def as_a_compiler() -> Iterator[None]:
-    """Mark this thread as compiling. FX sets global state while it traces, and compiled functions of other threads
-    raise unless torch's global flag says that a compiler runs."""
-    global _compiling_thread
-    with compile_lock():
-        before = torch.compiler._is_compiling_flag, _compiling_thread
-        torch.compiler._is_compiling_flag, _compiling_thread = True, threading.get_ident()
-        try:
-            yield
-        finally:
-            torch.compiler._is_compiling_flag, _compiling_thread = before
-
-
-_compiling_thread: int | None = None
-
-
-def is_compiling() -> bool:
-    """`torch.compiler.is_compiling()`, but False while only another thread is inside `as_a_compiler`: a call whose
-    implementation changed meanwhile could differ from its own checkpoint or backward."""
-    return torch.compiler.is_dynamo_compiling() or (
-        torch.compiler._is_compiling_flag and _compiling_thread in (None, threading.get_ident())
-    )
-
-
 def is_dynamo_tracing() -> bool:
     """True in a function that Dynamo traces outside of a transform of `torch.func`, but not for `torch.export`, whose
     graphs load without this library."""
@@ -132,12 +99,6 @@ def is_intercepted() -> bool:
         or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
-
-
-def decomposes(op: torch._ops.OpOverload) -> bool:
-    """True for an op that torch replaces by others whenever it traces it."""
-    name: str = op.name()  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -15,13 +15,6 @@ from torch._compile import _disable_dynamo
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def compile_lock() -> Any:
-    """Return the lock under which Dynamo compiles: FX, Dynamo and Inductor keep state for the whole process."""
-    from torch._dynamo.convert_frame import compile_lock
-
-    return compile_lock
-
-
 def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
     """Decorate a function as `torch.compiler.disable` does, but import Dynamo only when the function is called."""
 

@@ -2,9 +2,7 @@
 
 import copy
 import functools
-import importlib.metadata
 import inspect
-import re
 import sys
 import types
 import warnings
@@ -28,9 +26,6 @@ from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 from .dispatch import FakeTensor, FakeTensorMode, pytree
 
 functorch_config = config
-
-# Dynamo's graphs call these to switch gradients off or on, and to enter autocast.
-SWITCHES_OF_MODES: Final = frozenset({torch._C._set_grad_enabled, torch.amp.autocast_mode._enter_autocast})
 
 REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
@@ -339,23 +334,6 @@ def cpp_compiler() -> str:
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     return str(get_cpp_compiler())
-
-
-@functools.cache
-def compiler_version(device_type: str) -> str:
-    """The version of the compiler behind Inductor: the C++ compiler, or Triton."""
-    if device_type != "cpu":
-        try:
-            return f"triton {importlib.metadata.version('triton')}"
-        except importlib.metadata.PackageNotFoundError:
-            return "no triton"
-    from torch._inductor.cpp_builder import get_compiler_version_info
-
-    try:
-        version = re.search(r"(gcc|clang) version [\d.]+", get_compiler_version_info(cpp_compiler()))
-    except (RuntimeError, OSError):
-        return "no C++ compiler"
-    return version[0] if version else "another C++ compiler"
 
 
 def trace_with_inductor(

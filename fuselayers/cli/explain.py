@@ -21,7 +21,7 @@ Cuts the forward and backward graph of one training step of a model, without run
 prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
   fuselayers explain gpt_nano
-  fuselayers explain gpt2_small --svg gpt2.svg --pareto curve.png
+  fuselayers explain gpt2_small --pareto curve.png
   fuselayers explain gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
 
 
@@ -41,7 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
-    parser.add_argument("--svg", metavar="FILE", help="draw the graph there")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report there")
     add_imports(parser)
@@ -56,9 +55,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     if arguments.rows < 1:
         raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
-    for file, suffixes in ((arguments.svg, (".svg",)), (arguments.pareto, (".svg", ".png"))):
-        if file:
-            check_suffix(Path(file), *suffixes)
+    if arguments.pareto:
+        check_suffix(Path(arguments.pareto), ".svg", ".png")
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition)
@@ -74,8 +72,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")
     written = [arguments.json] if arguments.json else []
-    if arguments.svg:
-        written.append(str(report.draw(arguments.svg)))
     if arguments.pareto:
         written.append(str(report.draw_pareto(arguments.pareto)))
     if written:

@@ -7,6 +7,8 @@ from .aot import AotFunction as AotFunction
 from .aot import aot_function as aot_function
 from .aot import aot_module as aot_module
 from .backends import BackendStatus as BackendStatus
+from .backends import FusionReport as FusionReport
+from .backends import GraphReport as GraphReport
 from .backends import backends as backends
 from .capture import CapturedGraph as CapturedGraph
 from .capture import capture as capture
@@ -15,9 +17,7 @@ from .draw import draw_graph as draw_graph
 from .draw import draw_joint_graph as draw_joint_graph
 from .explain import explain as explain
 from .export import JointGraphExport as JointGraphExport
-from .export import OperatorRecord as OperatorRecord
 from .export import joint_graph as joint_graph
-from .export import operator_map as operator_map
 from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
@@ -42,8 +42,4 @@ from .partitioners import default_partition as default_partition
 from .partitioners import min_cut as min_cut
 from .partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .partitioners import partitioner as partitioner
-from .report import FusionReport as FusionReport
-from .report import GraphReport as GraphReport
 from .saved_bytes import saved_bytes as saved_bytes
-from .timings import auto_file as auto_file
-from .timings import warm_up as warm_up

@@ -5,17 +5,17 @@ mode and Python value. Behind the guards AOTAutograd calls the partitioner and t
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 import torch.fx as fx
 from torch import nn
 
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
+from .backends import GraphReport, graph_name
 from .fuse import FusedFunction, FuseOptions
 from .fused_module import FusedModule
 from .partitioners import Partitioner, default_partition, partitioner
-from .report import ServedGraph, describe_graph
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
@@ -28,20 +28,18 @@ def aot_function(
     bw_compiler: GraphCompiler | None = None,
     partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-    num_params_buffers: int = 0,
+    *,
     keep_inference_input_mutations: bool = False,
     inference_compiler: GraphCompiler | None = None,
-    *,
     static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
-    enable_log: bool = True,
 ) -> "AotFunction":
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
-    The arguments are functorch's. Each new combination of shapes, dtypes, modes and Python values is traced and
-    compiled again, at most 64 times; further calls run eagerly, and torch logs a warning. If part of `fn` cannot be
-    traced, `fn` is split, and each part has its own graphs. A graph has the inputs that the function uses, in the order
-    of first use. torch's random ops draw eager's numbers.
+    The arguments are functorch's, but for `num_params_buffers` and `enable_log`. Each new combination of shapes,
+    dtypes, modes and Python values is traced and compiled again, at most 64 times; further calls run eagerly, and
+    torch logs a warning. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph
+    has the inputs that the function uses, in the order of first use. torch's random ops draw eager's numbers.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
@@ -51,16 +49,14 @@ def aot_function(
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: ATen ops to write in terms of others, with the functions that do so, as
             `torch._decomp.get_decompositions` returns them.
-        num_params_buffers: must be 0: tracing finds the parameters.
         keep_inference_input_mutations: True leaves writes to an input in the graph, where there is no backward.
         inference_compiler: compiles the graph of a call that needs no gradients; None takes `fw_compiler`.
         static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
         dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
-        enable_log: must be True: TORCH_LOGS selects what AOTAutograd logs.
 
     Raises:
         TypeError: `fn` or a compiler cannot be called; (at the call) a compiler's result cannot be called.
-        ValueError: an argument that must have one value has another.
+        ValueError: an unknown partitioner.
 
     Errors of a compiler or a partitioner come out of the call that compiles.
 
@@ -87,15 +83,6 @@ def aot_function(
                 f"{role} must be a function of a graph and its inputs, got {compiler!r}; "
                 f"backends by name are fuse's: fuse(fn, backend='inductor')"
             )
-    if num_params_buffers != 0:
-        raise ValueError(
-            f"num_params_buffers must be 0, got {num_params_buffers}: parameters are found by tracing; "
-            "give the module to aot_module"
-        )
-    if enable_log is not True:
-        raise ValueError(
-            f"enable_log must be True, got {enable_log!r}: TORCH_LOGS in the environment selects what is logged"
-        )
     options = AotOptions(
         backend="aot_function",
         chain=(),
@@ -166,23 +153,23 @@ class AotFunction(FusedFunction):
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = self.options
-        report = describe_graph(graph_module, name=self.name, partition=options.partition, torch_random=True)
-        served = ServedGraph(replace(report, reason="as given"))
+        name = graph_name(graph_module, function=self.name, partition=options.partition)
+        report = GraphReport(name, served_by="", reason="as given")  # `served_by` grows as the compilers run
         backend = aot_autograd(
             keep_unused_draws=True,
-            fw_compiler=_boxed("fw_compiler", options.fw_compiler, served),
-            bw_compiler=_boxed("bw_compiler", options.bw_compiler, served),
-            inference_compiler=_boxed("inference_compiler", options.inference_compiler, served),
+            fw_compiler=_boxed("fw_compiler", options.fw_compiler, report),
+            bw_compiler=_boxed("bw_compiler", options.bw_compiler, report),
+            inference_compiler=_boxed("inference_compiler", options.inference_compiler, report),
             partition_fn=partitioner(options.partition),
             decompositions=None if options.decompositions is None else dict(options.decompositions),
             keep_inference_input_mutations=options.keep_inference_input_mutations,
         )
         compiled = backend(graph_module, example_inputs)
-        self._graphs.append(served)
+        self._graphs.append(report)
         return compiled
 
 
-def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphCompiler:
+def _boxed(role: str, compiler: GraphCompiler, report: GraphReport) -> GraphCompiler:
     """Wrap a compiler so that it returns a function of one list, as AOTAutograd needs."""
 
     def compile_boxed(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -191,8 +178,8 @@ def _boxed(role: str, compiler: GraphCompiler, served: ServedGraph) -> GraphComp
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
         name = getattr(compiler, "__name__", type(compiler).__name__)
-        names = [*filter(None, served.report.served_by.split(", ")), name]
-        served.report = replace(served.report, served_by=", ".join(dict.fromkeys(names)))
+        names = [*filter(None, report.served_by.split(", ")), name]
+        report.served_by = ", ".join(dict.fromkeys(names))
         boxed: Callable[..., Any] = run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
         return boxed
 

@@ -1,8 +1,7 @@
-"""Backends by name: a table, which of them work here, and the chain of fallbacks."""
+"""Backends by name: a table, which of them work here, the chain of fallbacks, and which one serves each graph."""
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,23 +23,15 @@ from .compilers import (
 )
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
-from .report import GraphReport, ServedGraph
 
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *_COMPILERS)
-_PINNED: Final = "pinned:"
 _GET_TRITON: Final = "pip install triton"
 
-AUTO_ORDER: Final = ("inductor", "eager")
-"""The backends that "auto" begins with: the first that works."""
-
-CANDIDATES: Final = ("inductor", "triton", "nvfuser", "eager")
-"""The backends that "auto" measures, in the order in which it settles ties; "triton" where the graph has own ops."""
-
-PLAIN: Final = "plain"
-"""The graph as it was traced, op by op: no backend, but "auto" and a pinned choice may take it."""
+_AUTO: Final = ("inductor", "eager")
+_SHOWN_INPUTS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -60,6 +51,38 @@ class BackendStatus:
     hint: str
 
 
+@dataclass
+class GraphReport:
+    """One graph of a fused function.
+
+    Attributes:
+        name: the function, its tensors, and "training" if there is a backward, else "forward".
+        served_by: the backend.
+        reason: why this one.
+    """
+
+    name: str
+    served_by: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.served_by}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """The backends that serve a fused function. Its text has a line for each graph.
+
+    Attributes:
+        graphs: in the order in which they were compiled; none before the first call.
+    """
+
+    graphs: tuple[GraphReport, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.graphs)) or "nothing is compiled yet: call the function first"
+
+
 def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]:
     """Return every backend with whether it works for `device`, and why not.
 
@@ -73,10 +96,10 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
         "triton": ("Inductor, with this library's kernels", "" if on_cpu else _GET_TRITON),
         "nvfuser": ("nvFuser runs what can be fused, and torch the rest", nvfuser_hint()),
     }
-    missing = {name: why_unavailable(name, {device_type}) for name in described}
+    missing = {name: _why_unavailable(name, {device_type}) for name in described}
     first = "inductor" if missing["inductor"] is None else "eager"
     return (
-        BackendStatus("auto", True, f"begins with {first}, measures, and takes the fastest", ""),
+        BackendStatus("auto", True, f"takes {first}, the first of inductor and eager that works", ""),
         BackendStatus("eager", True, "runs the partitioned graphs op by op", ""),
         *(
             BackendStatus(name, True, text, "") if why is None else BackendStatus(name, False, why, hint)
@@ -86,11 +109,10 @@ def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]
 
 
 def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
-    """Return the compilers to try, in order; for "auto" those that it begins with, for a pinned choice its first and
-    then the fallbacks.
+    """Return the compilers to try, in order; "auto" is Inductor, then eager.
 
     Raises:
-        ValueError: a name is unknown, or a pinned choice cannot be read; the message lists what there is.
+        ValueError: a name is unknown; the message lists what there is.
         TypeError: `backend` is no string, or `fallback` is one string instead of a sequence of them, or None.
     """
     if not isinstance(backend, str):
@@ -99,51 +121,12 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
         raise TypeError("fallback must be a sequence of backends, got None; write () for none")
     if isinstance(fallback, str):
         raise TypeError(f"fallback must be a sequence of backends, got the string {fallback!r}; write ({fallback!r},)")
-    pinned = backend.startswith(_PINNED)
     chain: list[str] = []
-    for name in fallback if pinned else (backend, *fallback):
+    for name in (backend, *fallback):
         if name not in _NAMES:
             raise ValueError(no_such("backend", name, _NAMES))
-        chain += AUTO_ORDER if name == "auto" else (name,)
-    others = tuple(dict.fromkeys(chain))
-    # The backend that is pinned for most graphs is no fallback of the others, unless it is named as one.
-    return (pinned_choices(backend)[""], *others) if pinned else others
-
-
-def pinned_choices(backend: str) -> dict[str, str]:
-    """Return graph -> backend of a pinned choice; "" stands for all other graphs.
-
-    Raises:
-        ValueError: it cannot be read. "pinned:inductor+3f2a91b0:plain" takes Inductor, but does not fuse one graph.
-
-    >>> pinned_choices("pinned:inductor+3f2a91b0:plain")
-    {'': 'inductor', '3f2a91b0': 'plain'}
-    """
-    others, *single = backend.removeprefix(_PINNED).split("+")
-    known = tuple(_COMPILERS)
-    if others not in known:
-        raise ValueError(f"a pinned choice begins with the backend of most graphs: {no_such('backend', others, known)}")
-    choices = {"": others}
-    for entry in single:
-        identity, colon, name = entry.partition(":")
-        if not (colon and re.fullmatch("[0-9a-f]{8}", identity)):
-            raise ValueError(
-                f"a pinned choice names a graph as in 3f2a91b0:eager, got {entry!r}; `fuselayers tune` writes them"
-            )
-        if name not in (*known, PLAIN):
-            raise ValueError(no_such("backend", name, (*known, PLAIN)))
-        choices[identity] = name
-    return choices
-
-
-def device_types_of(values: Sequence[Any]) -> set[str]:
-    """Return the types of the devices of all tensors among the values; {"cpu"} if there is no tensor."""
-    return {value.device.type for value in values if isinstance(value, torch.Tensor)} or {"cpu"}
-
-
-def main_device(values: Sequence[Any]) -> str:
-    """Return the type of the device that does the work: a GPU, if any of the tensors is on one."""
-    return next(iter(sorted(device_types_of(values) - {"cpu"})), "cpu")
+        chain += _AUTO if name == "auto" else (name,)
+    return tuple(dict.fromkeys(chain))
 
 
 def compile_chain(
@@ -151,22 +134,22 @@ def compile_chain(
     example_inputs: Sequence[Any],
     *,
     chain: Sequence[str],
-    report: GraphReport,
     partition: str | Partitioner,
     torch_random: bool,
-) -> tuple[Callable[..., Any], ServedGraph]:
-    """Compile a graph with the first backend of `chain` that can, and complete its report.
+) -> tuple[Callable[..., Any], str, str]:
+    """Compile a graph with the first backend of `chain` that can; return it, the backend and why those before failed.
 
     One backend compiles the whole graph: each attempt starts from an untouched copy.
 
     Raises:
         BackendUnavailableError: every backend of the chain failed; the message says why each did.
     """
-    devices = device_types_of(example_inputs)
+    tensors = (value for value in example_inputs if isinstance(value, torch.Tensor))
+    devices = {tensor.device.type for tensor in tensors} or {"cpu"}
     failures: list[tuple[str, str]] = []
     cause: Exception | None = None
     for index, name in enumerate(chain):
-        reason = why_unavailable(name, devices)
+        reason = _why_unavailable(name, devices)
         if reason is None:
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
@@ -179,10 +162,7 @@ def compile_chain(
             else:
                 for failed, why in failures:
                     say_once(f"backend {failed!r} is not used: {why}; {name!r} serves instead")
-                why_this = "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
-                return compiled, ServedGraph(
-                    replace(report, served_by=name, reason=why_this or report.reason or "the first that works")
-                )
+                return compiled, name, "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
     # Eager compiles nothing: where it fails, another compiler is no help.
@@ -192,7 +172,7 @@ def compile_chain(
     raise BackendUnavailableError(f"no backend could compile this function ({said}); {advice}") from cause
 
 
-def why_unavailable(name: str, device_types: set[str]) -> str | None:
+def _why_unavailable(name: str, device_types: set[str]) -> str | None:
     """Return None if the backend compiles for all of these kinds of devices, else what is missing."""
     if name == "eager":
         return None
@@ -200,3 +180,19 @@ def why_unavailable(name: str, device_types: set[str]) -> str | None:
         return "Triton compiles for GPUs, and this runs on a CPU"
     why = why_nvfuser_is_unavailable if name == "nvfuser" else why_inductor_is_unavailable
     return next((reason for one in sorted(device_types) if (reason := why(one)) is not None), None)
+
+
+def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | Partitioner) -> str:
+    """Return the name of a graph of Dynamo's in reports. Compiling may use the graph up, so it comes first."""
+    inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    kinds = [f"{str(tensor.dtype).removeprefix('torch.')}{_sizes(tensor)}" for tensor in tensors[:_SHOWN_INPUTS]]
+    kinds += [f"{len(tensors) - _SHOWN_INPUTS} more"] if len(tensors) > _SHOWN_INPUTS else []
+    how = "" if partition == "min_cut" else f", {partition}" if isinstance(partition, str) else ", own partition"
+    return f"{function}({', '.join(kinds)}) {'training' if training else 'forward'}{how}"
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    """Return the sizes as text; one that may change from call to call is a *."""
+    return f"[{', '.join(str(size) if type(size) is int else '*' for size in tensor.shape)}]"

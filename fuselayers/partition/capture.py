@@ -142,7 +142,7 @@ def trace(
     fullgraph: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
-    """Return what `capture` does, with the origin of each input; `joint_graph` and `operator_map` use it."""
+    """Return what `capture` does, with the origin of each input; `joint_graph` uses it."""
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
         check_arguments(traced_fn, fake_args, fake_kwargs)
         graphs: list[dict[str, Any]] = []

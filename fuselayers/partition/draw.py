@@ -1,8 +1,4 @@
-"""draw -- graphs as an .svg picture.
-
-A picture of one graph has a row for each node. A picture of a cut graph has one for each op of each module, see
-`draw_cut`. `draw_graph` and `draw_joint_graph` are functorch's names.
-"""
+"""draw -- a graph as an .svg picture, with a row for each node. The names are functorch's."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +8,11 @@ from xml.sax.saxutils import escape
 import torch
 import torch.fx as fx
 
-from .draw_cut import GREEN, GREY, RED, svg_of
-from .joint_graph import CutGraph, JointGraph
 from .node_kinds import source_line
 from .partitioners import default_partition
 
-_KINDS: Final = {"returned": RED, "computed": GREY, "input": GREEN}
+_GREY: Final = "#ced4da"
+_KINDS: Final = {"returned": "#d1495b", "computed": _GREY, "input": "#95d5b2"}
 _ROW, _X = 14, 120  # pixels for one op, and where ops are
 
 
@@ -63,7 +58,7 @@ def draw_graph(
         for to_y in (at[user] for user in source.users if user in at):
             # A curve, so that it does not cover the nodes between.
             bend = _X - min(12 + abs(to_y - y) / 4, 100)
-            lines.append(f'<path d="M{_X} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {_X} {to_y:.1f}" stroke="{GREY}"/>')
+            lines.append(f'<path d="M{_X} {y:.1f}Q{bend:.1f} {(y + to_y) / 2:.1f} {_X} {to_y:.1f}" stroke="{_GREY}"/>')
     returned = set(traced.graph.output_node().all_input_nodes)
     for node, y in at.items():
         kind = "returned" if node in returned else "input" if node.op == "placeholder" else "computed"
@@ -85,12 +80,9 @@ def draw_joint_graph(
     joint_inputs: Any,
     file_name: str | Path = "full_graph.svg",
     dot_graph_shape: str | None = None,
-    *,
-    num_fwd_outputs: int,
-    static_lifetime_input_indices: list[int] | None = None,
-    **_: Any,
+    **options: Any,
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Cut a joint graph as `default_partition` does, and draw it. This is functorch's partitioner of that name.
+    """Draw a joint graph, and cut it as `default_partition` does. This is functorch's partitioner of that name.
 
     If a function has several graphs, all write to the one file, and the last graph remains.
 
@@ -99,30 +91,13 @@ def draw_joint_graph(
         joint_inputs: from AOTAutograd.
         file_name: an .svg file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
         dot_graph_shape: must be None: Graphviz does not run here.
-        num_fwd_outputs: how many of the graph's outputs are forward's.
-        static_lifetime_input_indices: which of its inputs outlive the call.
+        options: from AOTAutograd.
 
     Raises:
         ValueError: another suffix, or a `dot_graph_shape`.
     """
-    _no_graphviz(dot_graph_shape=dot_graph_shape)
-    joint = JointGraph.of(
-        graph, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
-    )
-    forward, backward = joint.split(default_partition.saved_values(joint, fused=True))
-    draw_graphs([CutGraph(joint, forward, backward)], Path(file_name), title="joint graph, cut by default_partition")
-    return forward, backward
-
-
-def draw_graphs(graphs: Sequence[CutGraph], path: Path, *, title: str) -> Path:
-    """Draw cut graphs below each other into one .svg file, and return its path.
-
-    Raises:
-        ValueError: another suffix.
-    """
-    check_suffix(path, ".svg")
-    path.write_text(svg_of(graphs, title), encoding="utf-8")
-    return path
+    draw_graph(graph, file_name, figname="joint graph", clear_meta=False, dot_graph_shape=dot_graph_shape)
+    return default_partition(graph, joint_inputs, **options)
 
 
 def _no_graphviz(**options: Any) -> None:

@@ -15,13 +15,12 @@ from torch.utils._pytree import tree_leaves
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
 from .cost import flops_of
-from .draw_cut import module_of, readable_bytes
 from .fake_copies import fake_copies
 from .fuse import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph
-from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
-from .node_kinds import is_view, num_bytes, num_elements, source_line, storage_of, why_runs_once
+from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes
+from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .passes import AGAIN, MASK_OPS
 from .peak_bytes import peak_bytes

@@ -1,15 +1,14 @@
-"""joint_graph and operator_map -- a function's forward and backward in one graph, and the origin of each op.
+"""joint_graph -- a function's forward and backward in one graph, with a signature.
 
-Like `capture`, they trace with fake tensors: nothing runs and nothing is allocated.
+Like `capture`, it traces with fake tensors: nothing runs and nothing is allocated.
 """
 
 import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-import torch
 import torch.fx as fx
 from torch import nn
 
@@ -17,9 +16,6 @@ from .._torch.dispatch import pytree
 from .._torch.guards import is_graph_break
 from .._torch.tracing import descriptors
 from .capture import ROOT, Trace, compile_functional, trace
-from .node_kinds import source_line
-
-_Origin: TypeAlias = tuple[Any, str, str]  # autograd's number, the line, the module
 
 
 @dataclass(frozen=True)
@@ -76,23 +72,6 @@ class JointGraphExport:
         return "\n".join([*lines, self.module.print_readable(print_output=False).strip()])
 
 
-@dataclass(frozen=True)
-class OperatorRecord:
-    """The ops of one differentiable step of a function.
-
-    Attributes:
-        forward_ops: its ops in forward, in order: "aten.addmm.default".
-        backward_ops: the ops that autograd runs for it, in order.
-        source: "file:line: code" of the innermost line that is not torch's, or "" where there is none.
-        module: the fully qualified name of the innermost module that ran it, or "" outside of any submodule.
-    """
-
-    forward_ops: tuple[str, ...]
-    backward_ops: tuple[str, ...]
-    source: str
-    module: str
-
-
 def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGraphExport:
     """Return the joint forward and backward graph of `fn(*args, **kwargs)`, with a signature.
 
@@ -103,6 +82,7 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
         TypeError: `fn` cannot be called.
         ValueError: `fn` has a graph break (the message says where), or no output of it requires grad.
 
+    >>> import torch
     >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
     >>> print(exported)
     inputs:
@@ -121,8 +101,8 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
             addmm: "f32[3, 2]" = torch.ops.aten.addmm.default(primals_2, primals_3, t);  primals_2 = t = None
             ...
     """
-    (only,) = _traces("joint_graph", fn, args, kwargs, fullgraph=True)
-    module, names = only.graph.module, _Names(only)
+    traced = _trace(fn, args, kwargs)
+    module, names = traced.graph.module, _Names(traced)
     graph = module.graph
     output = next(iter(reversed(graph.nodes)))
     present = [
@@ -141,55 +121,31 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
     return JointGraphExport(module, inputs, outputs)
 
 
-def operator_map(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[OperatorRecord, ...]:
-    """Return, in the order of forward, the ops of backward that belong to the ops, line and module of forward.
-
-    Autograd numbers its nodes, and AOTAutograd records for each op the number of its autograd node. Ops without a
-    gradient have the number of the op before them; their line and module distinguish them. If no op of forward has a
-    number, the ops of backward get a record of their own. With graph breaks, the graphs follow each other.
-
-    Raises:
-        TypeError: `fn` cannot be called.
-        ValueError: no output of `fn` requires grad.
-
-    >>> layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
-    >>> for record in operator_map(layers, torch.randn(3, 4, requires_grad=True)):
-    ...     print(record.module, *record.forward_ops, "->", *record.backward_ops)
-    0 aten.t.default -> aten.t.default
-    0 aten.addmm.default -> aten.t.default aten.mm.default ... aten.sum.dim_IntList aten.view.default
-    1 aten.gelu.default -> aten.gelu_backward.default
-    """
-    traces = _traces("operator_map", fn, args, kwargs, fullgraph=False)
-    return tuple(record for one in traces for record in _records(one))
-
-
-def _traces(
-    caller: str, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, fullgraph: bool
-) -> tuple[Trace, ...]:
+def _trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Trace:
     if not callable(fn):
-        raise TypeError(f"{caller} takes a function or a module, got {type(fn).__name__}")
+        raise TypeError(f"joint_graph takes a function or a module, got {type(fn).__name__}")
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
-        traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=fullgraph)
+        traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=True)
     except Exception as error:
         if not is_graph_break(error):
             raise
         stack = list(getattr(error, "real_stack", None) or ())
         where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "a place that Dynamo does not name"
         raise ValueError(
-            f"{caller} needs one graph, and {name} breaks it at {where} ({str(error).splitlines()[0]}); change that "
+            f"joint_graph needs one graph, and {name} breaks it at {where} ({str(error).splitlines()[0]}); change that "
             "line, or use `capture`, which returns a graph for each part"
         ) from error
     if not traces:
         raise ValueError(
-            f"{caller} needs a backward, and no output of {name} requires grad here; give it a parameter or an "
+            f"joint_graph needs a backward, and no output of {name} requires grad here; give it a parameter or an "
             "argument that does (`x.requires_grad_()`), outside of torch.no_grad()"
         )
-    return traces
+    return traces[0]
 
 
 class _Names:
-    """The user's names for the inputs and modules of a trace."""
+    """The user's names for the inputs of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -220,7 +176,7 @@ class _Names:
             return OutputSpec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
         return OutputSpec(node.name, "output", "")
 
-    def of_source(self, source: str) -> str:
+    def _of_source(self, source: str) -> str:
         """Return an expression of Dynamo's as the user would write it: `L['args'][0]._modules['up']` is `block.up`."""
         expression, *steps = re.split(r"\.__closure__\[(\d+)\]\.cell_contents", source)
         text = expression
@@ -242,7 +198,7 @@ class _Names:
                 return "argument", str(desc.expr())
             desc = inner
         source, tensor = self._trace.sources[desc.idx], self._trace.inputs[desc.idx]
-        target = self._registered.get(id(tensor)) or self.of_source(source)
+        target = self._registered.get(id(tensor)) or self._of_source(source)
         if "._parameters[" in source:
             return "parameter", target
         if "._buffers[" in source:
@@ -265,36 +221,6 @@ def _argument_names(fn: Any, count: int) -> list[str]:
 def _leaves(result: Any) -> list[tuple[str, Any]]:
     leaves, _ = pytree.tree_flatten_with_path(result)
     return [("result" + "".join(str(key) for key in path), leaf) for path, leaf in leaves]
-
-
-def _records(trace: Trace) -> list[OperatorRecord]:
-    names = _Names(trace)
-    forward: dict[_Origin, list[str]] = {}
-    backward: dict[Any, list[str]] = {}
-    first: dict[Any, _Origin] = {}  # the op that autograd made a node for; ops without one come after it
-    for node in trace.graph.module.graph.nodes:  # forward's come before backward's
-        if not isinstance(node.target, torch._ops.OpOverload):
-            continue  # an element of a tuple is no op
-        number = node.meta.get("seq_nr")
-        if "backward" in str(node.meta.get("partitioner_tag", "")):
-            origin = first.setdefault(number, (number, source_line(node), _module(node, "fwd_nn_module_stack", names)))
-            forward.setdefault(origin, [])
-            backward.setdefault(number, []).append(str(node.target))
-        else:
-            origin = (number, source_line(node), _module(node, "nn_module_stack", names))
-            first.setdefault(number, origin)
-            forward.setdefault(origin, []).append(str(node.target))
-    records = []
-    for origin, ops in forward.items():
-        number, source, module = origin
-        in_backward = backward.get(number, []) if first[number] == origin else []
-        records.append(OperatorRecord(tuple(ops), tuple(in_backward), source, module))
-    return records
-
-
-def _module(node: fx.Node, key: str, names: _Names) -> str:
-    stack = node.meta.get(key)
-    return names.of_source(list(stack.values())[-1][0]) if stack else ""
 
 
 def _listed(spec: InputSpec | OutputSpec) -> str:

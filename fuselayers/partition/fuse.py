@@ -13,7 +13,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, overload
 
@@ -24,14 +24,12 @@ from .._torch.dispatch import is_compiling, tangents_are_active
 from .._torch.guards import inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import no_such
-from .auto import compile_auto, compile_pinned, guard_seconds
-from .backends import check_backends, compile_chain, pinned_choices
+from .backends import FusionReport, GraphReport, check_backends, compile_chain, graph_name
 from .check_arguments import check_arguments
 from .fused_method import FusedMethod
 from .fused_module import FusedModule, is_fusion_disabled
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
-from .report import FusionReport, ServedGraph, describe_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -85,11 +83,8 @@ def fuse(
         fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
             buffers, mode and state_dict keys; the module itself stays as it is. If its class has a method
             `check_arguments` beside `forward`, each call calls that first, outside of the trace.
-        backend: "auto" (starts with Inductor if it can compile, else with eager; then measures and keeps the fastest of
-            the working backends and the plain graph, see `partition.auto`), "eager", "inductor", "triton" (Inductor
-            with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
-            "pinned:inductor+3f2a91b0:plain" is a choice that `fuselayers tune` printed: a backend, and others for
-            single graphs.
+        backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
+            "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
@@ -200,7 +195,7 @@ class FusedFunction:
             functools.update_wrapper(self, fn)
         self.fn: Callable[..., Any] = fn
         self.options = options
-        self._graphs: list[ServedGraph] = []
+        self._graphs: list[GraphReport] = []
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         self._has_static = bool(options.static_argnums or options.static_argnames)
@@ -265,18 +260,17 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        backend, chain = self.options.backend, self.options.chain
-        cut: dict[str, Any] = {"partition": self.options.partition, "torch_random": self.options.torch_random}
-        report = describe_graph(graph_module, name=self.name, **cut)
-        if backend == "auto":
-            compiled, served = compile_auto(graph_module, example_inputs, chain=chain, report=report, **cut)
-        elif backend in chain:
-            report = replace(report, reason="as asked")
-            compiled, served = compile_chain(graph_module, example_inputs, chain=chain, report=report, **cut)
-        else:
-            pinned: dict[str, Any] = {"choices": pinned_choices(backend), "fallback": chain[1:]}
-            compiled, served = compile_pinned(graph_module, example_inputs, report=report, **pinned, **cut)
-        self._graphs.append(served)
+        options = self.options
+        name = graph_name(graph_module, function=self.name, partition=options.partition)
+        compiled, served_by, why = compile_chain(
+            graph_module,
+            example_inputs,
+            chain=options.chain,
+            partition=options.partition,
+            torch_random=options.torch_random,
+        )
+        asked = "the first that works" if options.backend == "auto" else "as asked"
+        self._graphs.append(GraphReport(name, served_by, why or asked))
         return compiled
 
     def report(self) -> FusionReport:
@@ -287,10 +281,9 @@ class FusedFunction:
         ...     return x * 2
         >>> _ = double(torch.ones(3))
         >>> print(double.report())
-        double(float32[3]) forward [...]: eager, as asked
+        double(float32[3]) forward: eager, as asked
         """
-        graphs = tuple(one.report for one in self._graphs)
-        return FusionReport(graphs, guard_seconds() if any(one.seconds for one in graphs) else None)
+        return FusionReport(tuple(self._graphs))
 
     @property
     def name(self) -> str:
@@ -298,7 +291,7 @@ class FusedFunction:
 
     @property
     def served_by(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(one.report.served_by for one in self._graphs))
+        return tuple(dict.fromkeys(graph.served_by for graph in self._graphs))
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from .._torch.dispatch import is_compiling
 from ..errors import say_once
-from .report import FusionReport
+from .backends import FusionReport
 
 _SHARED: Final = (
     "_parameters",

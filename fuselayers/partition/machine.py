@@ -4,8 +4,11 @@ A machine that `fuselayers tune` has measured is read from one JSON file; the de
 """
 
 import functools
+import json
+import os
 import platform
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Final
 
 import torch
 
-from .cache import cache_file, read_json, warn_of_entries, write_json
+from ..regular_files import open_regular
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,14 @@ def machine_of(device_type: str) -> Machine:
 
 
 def tuned_file() -> Path:
-    """Return the file of measured machines: `machines.json`, see `cache_file`."""
-    return cache_file("machines.json")
+    """Return the file of measured machines: in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers.
+
+    Raises:
+        RuntimeError: neither is set, and the user has no home.
+    """
+    own = os.environ.get("FUSELAYERS_CACHE")
+    folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers"
+    return folder / "machines.json"
 
 
 @functools.cache
@@ -103,12 +112,13 @@ def write_tuned(device_type: str, machine: Machine) -> Path:
     A file that cannot be read is replaced.
     """
     path = tuned_file()
-    try:
-        known = dict(_read_tuned(path, path.stat().st_mtime_ns))
-    except FileNotFoundError:
-        known = {}
+    known = dict(_read_tuned(path, path.stat().st_mtime_ns)) if path.exists() else {}
     known[_key(device_type)] = machine
-    write_json(path, {key: asdict(value) for key, value in known.items()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A reader finds the old content or the new.
+    beside = path.with_suffix(f".{os.getpid()}.tmp")
+    beside.write_text(json.dumps({key: asdict(value) for key, value in known.items()}, indent=2) + "\n")
+    os.replace(beside, path)
     return path
 
 
@@ -123,12 +133,12 @@ def _key(device_type: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
-    machines: dict[str, Machine] = {}
-    wrong: list[str] = []
-    for key, value in read_json(path).items():
-        try:
-            machines[key] = Machine(**value)
-        except (ValueError, TypeError):
-            wrong.append(key)
-    warn_of_entries(path, wrong)
-    return machines
+    try:
+        with open_regular(path) as file:
+            return {key: Machine(**value) for key, value in json.loads(file.read()).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        warnings.warn(
+            f"{path} is no file as fuselayers writes it ({error}); it is not used, and `fuselayers tune` replaces it",
+            stacklevel=3,
+        )
+        return {}

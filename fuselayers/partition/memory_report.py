@@ -14,8 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .cost import CostModel, flops_of
-from .draw import check_suffix, draw_graphs
-from .draw_cut import readable_bytes
+from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
@@ -175,16 +174,6 @@ class MemoryReport:
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
-    def draw(self, path: str | Path) -> Path:
-        """Draw the graphs and what is saved, into an .svg file; returns its path.
-
-        Raises:
-            ValueError: another kind of file.
-        """
-        saved, eager = (readable_bytes(self.totals[rule].saved_bytes) for rule in ("this", "eager"))
-        title = f"{self.subject}: {self.partition} for {self.backend} saves {saved}, eager {eager}"
-        return draw_graphs(self.graphs, Path(path), title=title)
-
     def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
         """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
 
@@ -257,6 +246,18 @@ class MemoryReport:
             highlight=False,
             soft_wrap=True,
         )
+
+
+def readable_bytes(size: float) -> str:
+    """Return a size in bytes as text.
+
+    >>> readable_bytes(12_582_912), readable_bytes(8)
+    ('12.6 MB', '8 B')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.1f} {unit}"
+    return f"{size:.0f} B"
 
 
 def _totals_table(report: MemoryReport) -> Table:

@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -173,3 +174,12 @@ def source_line(node: fx.Node) -> str:
             code = next((line for line in lines[place + 1 :] if line and not set(line) <= set("^~ ")), "")
             return f"{file}:{rest.partition(',')[0]}" + (f": {code}" if code else "")
     return ""
+
+
+def module_of(node: fx.Node) -> str:
+    """Return the path of the module whose forward, or its backward, made the node, as "blocks.0.norm"; "" for none."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = re.sub(r"\._modules\['([^']+)'\]", r".\1", list(stack.values())[-1][0])
+    return re.sub(r"^L\['\w+'\]\.?", "", path)

@@ -9,28 +9,16 @@ fused functions would differ, by eager's fault: https://github.com/pytorch/pytor
 Importing this calls them, with one element, so that no second thread is at it. It takes 2 ms there.
 """
 
-from typing import Final
-
 import torch
 
 from .._torch.dispatch import disable_current_modes
 
-# Those of ATen/cpu/vml.h that MKL serves.
-VECTOR_FUNCTIONS: Final = (
-    *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp"),
-    *("log", "log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"),
-)
-
-
-def call_vector_functions() -> None:
-    """Call every one of them with one element, in float32 and float64."""
-    if not torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-        return
-    with disable_current_modes():  # which might call something else, or nothing
-        for dtype in (torch.float32, torch.float64):
-            one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
-            for name in VECTOR_FUNCTIONS:
-                getattr(torch, name)(one)
-
-
-call_vector_functions()
+if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+    # Those of ATen/cpu/vml.h that MKL serves. A mode around this import might call something else, or nothing.
+    with disable_current_modes():
+        for _dtype in (torch.float32, torch.float64):
+            for _name in (
+                *("acos", "asin", "atan", "cos", "erf", "erfc", "erfinv", "exp"),
+                *("log", "log10", "log2", "sin", "sqrt", "tan", "tanh", "trunc"),
+            ):
+                getattr(torch, _name)(torch.full((1,), 0.5, dtype=_dtype, device="cpu"))

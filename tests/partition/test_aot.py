@@ -93,10 +93,7 @@ class TestCompilers:
         traced = aot_function(chain, one, other)
         check(chain, traced, grown(3), grown(3))
         assert traced.served_by == ("one, other",)
-        assert re.fullmatch(
-            r"chain\(float32\[3\], float32\[3\]\) training, own partition \[\w{8}\]: one, other, as given",
-            str(traced.report()),
-        )
+        assert str(traced.report()) == ("chain(float32[3], float32[3]) training, own partition: one, other, as given")
 
     def test_what_a_compiler_raises_comes_out(self) -> None:
         def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
@@ -203,16 +200,6 @@ def test_inputs_are_written_to_as_in_eager() -> None:
             "fw_compiler must be a function of a graph and its inputs, got 'nnc'; backends",
         ),
         ({"bw_compiler": "nnc"}, TypeError, "bw_compiler must be a function of a graph and its inputs, got 'nnc'; "),
-        (
-            {"num_params_buffers": 2},
-            ValueError,
-            "num_params_buffers must be 0, got 2: parameters are found by tracing; ",
-        ),
-        (
-            {"enable_log": False},
-            ValueError,
-            "enable_log must be True, got False: TORCH_LOGS in the environment",
-        ),
         ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),
     ],
 )

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config
-from torch import Tensor
+from torch import Tensor, nn
 
 from fuselayers import errors
-from fuselayers.partition import BackendUnavailableError, FallbackWarning, backends, fuse
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, FusionReport, backends, fuse
 from fuselayers.partition import backends as backends_function
 from fuselayers.partition.backends import check_backends
 
@@ -59,7 +59,7 @@ class TestWithoutACompiler:
         status = {one.name: one for one in backends()}
         assert not status["inductor"].available
         assert status["inductor"].hint == "apt install g++"
-        assert status["auto"].reason.startswith("begins with eager, ")
+        assert status["auto"].reason == "takes eager, the first of inductor and eager that works"
         assert status["eager"].available
 
 
@@ -119,25 +119,6 @@ def test_chain() -> None:
     assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
     assert check_backends("inductor", ()) == ("inductor",)
     assert check_backends("eager", ("auto",)) == ("eager", "inductor")
-    assert check_backends("pinned:eager+3f2a91b0:plain", ("inductor",)) == ("eager", "inductor")
-
-
-@pytest.mark.parametrize(
-    ("backend", "text"),
-    [
-        ("pinned:", "a pinned choice begins with the backend of most graphs: no backend ''; there are: eager, "),
-        ("pinned:plain", "a pinned choice begins with the backend of most graphs: no backend 'plain'; "),
-        ("pinned:auto", "a pinned choice begins with the backend of most graphs: no backend 'auto'; "),
-        (
-            "pinned:eager+3f2a:eager",
-            "a pinned choice names a graph as in 3f2a91b0:eager, got '3f2a:eager'; `fuselayers tune` writes them",
-        ),
-        ("pinned:eager+3f2a91b0:egger", "no backend 'egger'; did you mean 'eager'? there are: "),
-    ],
-)
-def test_pinned_choices_that_cannot_be_read(backend: str, text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        fuse(wave, backend=backend)
 
 
 def test_status_of_this_machine() -> None:
@@ -148,8 +129,8 @@ def test_status_of_this_machine() -> None:
             warnings.simplefilter("error", FallbackWarning)
             fused = fuse(wave, backend="auto")
             fused(torch.randn(4))
-        assert fused.served_by == ("inductor",)
-    assert re.fullmatch(r"begins with (inductor|eager), measures, and takes the fastest", status["auto"].reason)
+        assert status["auto"].reason == "takes inductor, the first of inductor and eager that works"
+        assert str(fused.report()) == "wave(float32[4]) forward: inductor, the first that works"
 
 
 def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
@@ -192,3 +173,25 @@ def test_where_eager_fails_it_is_not_offered() -> None:
     )
     with pytest.raises(BackendUnavailableError, match=f"^{re.escape(text)}$"):
         fuse(wave, backend="eager", fallback=(), partition=broken)(torch.randn(4, requires_grad=True))
+
+
+class TestReport:
+    def test_before_the_first_call(self) -> None:
+        assert fuse(wave).report() == FusionReport(())
+        assert str(fuse(wave).report()) == "nothing is compiled yet: call the function first"
+
+    def test_a_line_for_each_graph(self) -> None:
+        fused = fuse(torch.add, backend="eager")
+        fused(torch.ones(3, 4, requires_grad=True), torch.ones(4))
+        fused(torch.ones(2, 4, dtype=torch.float64), torch.ones(4, dtype=torch.float64))
+        assert str(fused.report()).splitlines() == [
+            "add(float32[3, 4], float32[4]) training: eager, as asked",
+            "add(float64[*, 4], float64[4]) forward: eager, as asked",
+        ]
+
+    def test_a_module_has_it_too_and_many_inputs_are_counted(self) -> None:
+        fused = fuse(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), backend="eager", partition="default")
+        fused(torch.ones(1, 2))
+        (graph,) = fused.report().graphs
+        assert re.fullmatch(r"Sequential\((float32\[[\d, ]+\], ){3}2 more\) training, default", graph.name)
+        assert graph.served_by == "eager"

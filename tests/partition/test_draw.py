@@ -51,8 +51,6 @@ def test_a_curve_is_drawn(report: MemoryReport, tmp_path: Path, monkeypatch: pyt
 
 
 def test_other_files_are_refused(report: MemoryReport, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg, got '.*cut\.png'$"):
-        report.draw(tmp_path / "cut.png")
     with pytest.raises(ValueError, match=r"^a picture's file must end in \.svg or \.png, got '.*curve\.dot'$"):
         report.draw_pareto(tmp_path / "curve.dot")
     assert not list(tmp_path.iterdir())
@@ -100,7 +98,8 @@ def test_the_joint_graph_is_drawn_on_its_way_to_the_default_partition(tmp_path: 
     assert saved_bytes(drawn, a, b) == saved_bytes(plain, a, b) == 400
     text = path.read_text()
     assert text.startswith("<svg ")
-    assert "joint graph, cut by default_partition" in text
+    assert "joint graph" in text
+    assert "tangents_1" in text
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

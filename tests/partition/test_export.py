@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition.export import InputSpec, JointGraphExport, OutputSpec, joint_graph, operator_map
+from fuselayers.partition.export import InputSpec, JointGraphExport, OutputSpec, joint_graph
 
 
 class Block(nn.Module):
@@ -137,67 +137,6 @@ class TestJointGraph:
         ]
 
 
-class TestOperatorMap:
-    def test_each_backward_op_belongs_to_one_step(self) -> None:
-        def fn(x: Tensor, weight: Tensor) -> Tensor:
-            hidden = x @ weight
-            return F.gelu(hidden).sin()
-
-        records = operator_map(fn, torch.randn(4, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True))
-        steps = [(one.forward_ops, one.backward_ops) for one in records]
-        transpose, product = "aten.t.default", "aten.mm.default"
-        assert steps[0][0] == ("aten.mm.default",)
-        assert sorted(steps[0][1]) == [product, product, transpose, transpose]
-        assert steps[1] == (("aten.gelu.default",), ("aten.gelu_backward.default",))
-        assert steps[2] == (("aten.sin.default",), ("aten.cos.default", "aten.mul.Tensor"))
-
-    def test_no_op_is_lost_and_none_is_counted_twice(self) -> None:
-        block, given = Block(), arguments()
-        graph = joint_graph(block, *given).module.graph
-        expected = [str(node.target) for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
-        records = operator_map(block, *given)
-        assert sorted(op for one in records for op in one.forward_ops + one.backward_ops) == sorted(expected)
-
-    def test_source_lines(self) -> None:
-        def fn(x: Tensor) -> Tensor:
-            hidden = x.sin()
-            return hidden.exp()
-
-        first, second = operator_map(fn, torch.randn(4, requires_grad=True))
-        line = fn.__code__.co_firstlineno
-        assert first.source == f"{__file__}:{line + 1}: hidden = x.sin()"
-        assert second.source == f"{__file__}:{line + 2}: return hidden.exp()"
-
-    def test_modules(self) -> None:
-        block = Block()
-        found = {op: one.module for one in operator_map(block, *arguments()) for op in one.forward_ops}
-        assert found["aten.addmm.default"] == "up"
-        assert found["aten.mm.default"] == "down"
-        assert found["aten.gelu.default"] == ""
-
-    def test_modules_that_a_function_closes_over(self) -> None:
-        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.GELU()))
-        records = operator_map(lambda x: model(x).sum(), torch.randn(2, 4))
-        assert [one.module for one in records if "aten.gelu.default" in one.forward_ops] == ["model.1.0"]
-
-    def test_an_op_without_gradient_has_no_backward(self) -> None:
-        def fn(x: Tensor) -> tuple[Tensor, Tensor]:
-            y = x.sin()
-            return y, y.detach() > 0
-
-        records = operator_map(fn, torch.randn(4, requires_grad=True))
-        assert [one.backward_ops for one in records if "aten.gt.Scalar" in one.forward_ops] == [()]
-
-    def test_graphs_follow_each_other(self) -> None:
-        def fn(x: Tensor) -> Tensor:
-            y = x.sin()
-            torch._dynamo.graph_break()
-            return y.exp()
-
-        records = operator_map(fn, torch.randn(4, requires_grad=True))
-        assert [one.forward_ops[0] for one in records] == ["aten.sin.default", "aten.exp.default"]
-
-
 def breaks(x: Tensor) -> Tensor:
     y = x.sin()
     torch._dynamo.graph_break()
@@ -208,7 +147,6 @@ def breaks(x: Tensor) -> Tensor:
     ("call", "error", "text"),
     [
         (lambda: joint_graph(3), TypeError, r"^joint_graph takes a function or a module, got int$"),  # type: ignore[arg-type]
-        (lambda: operator_map(3), TypeError, r"^operator_map takes a function or a module, got int$"),  # type: ignore[arg-type]
         (
             lambda: joint_graph(breaks, torch.ones(2, requires_grad=True)),
             ValueError,
@@ -219,11 +157,6 @@ def breaks(x: Tensor) -> Tensor:
             lambda: joint_graph(torch.sin, torch.ones(2)),
             ValueError,
             r"^joint_graph needs a backward, and no output of sin requires grad here; give it a parameter or an argu",
-        ),
-        (
-            lambda: operator_map(torch.sin, torch.ones(2)),
-            ValueError,
-            r"^operator_map needs a backward, and no output of sin requires grad here; give it a parameter or an argu",
         ),
     ],
 )

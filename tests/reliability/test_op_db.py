@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from fuselayers.partition import fuse, warm_up
+from fuselayers.partition import fuse
 from tests.reliability.databases import results
 from tests.reliability.tally import Tally
 
@@ -62,18 +61,17 @@ BREAKS_THE_GRAPH = {
 
 
 @pytest.fixture
-def ops(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mapping[str, Any]]:
+def ops(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
     """The ops by name, those of float32 on the CPU."""
     from torch.testing._internal import common_methods_invocations as database
 
     # The database seeds the generator inside the call of a random op, which no compiler can trace; `results` seeds it.
     monkeypatch.setattr(database, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))
-    with warm_up(math.inf):
-        yield {
-            f"{op.name}.{op.variant_test_name}".rstrip("."): op
-            for op in database.op_db
-            if torch.float32 in op.supported_dtypes("cpu")
-        }
+    return {
+        f"{op.name}.{op.variant_test_name}".rstrip("."): op
+        for op in database.op_db
+        if torch.float32 in op.supported_dtypes("cpu")
+    }
 
 
 def test_every_op_agrees(tally: Tally, ops: Mapping[str, Any]) -> None:

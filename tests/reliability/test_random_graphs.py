@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.partition import PartitionError, budget, fuse, warm_up
+from fuselayers.partition import PartitionError, budget, fuse
 from fuselayers.testing import assert_as_good_as
 from tests.generated_functions import SIZES, generated, inputs_of
 from tests.reliability.tally import Tally
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.parametrize(
         for backend in _FEW
     ],
 )
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured() -> Iterator[None]:
-    with warm_up(math.inf):
-        yield
 
 
 def _check(fn: Callable[..., Any], inputs: Sequence[Tensor], *, backend: str, partition: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,19 +13,13 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
-from fuselayers.partition import fuse, warm_up
+from fuselayers.partition import fuse
 from fuselayers.testing import results
 from tests.generated_functions import generated
 from tests.reliability.tally import Tally
 
 _THREADS = 8
 _SIZES = ((3, 5), (7, 5), (9, 4), (1, 8))
-
-
-@pytest.fixture(autouse=True)
-def _nothing_measured() -> Iterator[None]:
-    with warm_up(math.inf):
-        yield
 
 
 def _norm(a: Tensor, b: Tensor, v: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from ...partition import min_cut
 from ...partition.cost import flops_of
-from ...partition.draw_cut import module_of
 from ...partition.joint_graph import JointGraph
-from ...partition.node_kinds import is_fusible, looks_at_its_input, num_bytes, storage_of
+from ...partition.node_kinds import is_fusible, looks_at_its_input, module_of, num_bytes, storage_of
 from ...partition.partitioners import SavePolicy
 from .op_work import ATTENTION, exponentials_of, op_work
 from .work import Pass, Work

@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import math
 import signal
 import warnings
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ from ...configs import (
 from ...configs.schemas import section_options
 from ...configs.sources import parse_overrides, split_source
 from ...configs.values import parse_yaml
-from ...partition import FallbackWarning, warm_up
+from ...partition import FallbackWarning
 from ..files import write_text
 from ..machine import describe_machine
 from ..parser import add_imports, add_overrides
@@ -103,8 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
-    # A resumed run gives the bits of an uninterrupted one: no measured time changes the backend.
-    with warm_up(math.inf), joined_processes() as group:
+    with joined_processes() as group:
         if group.is_main:
             return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
         # The others would say the same.

@@ -46,6 +46,8 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     print_table(console, rows)
     if keep:
         say(console, f"stored in {write_tuned(device.type, machine)}")
+    else:
+        say(console, "nothing stored (--dry-run)")
 
 
 def measure(device: torch.device, *, size: int | None = None, width: int | None = None) -> Machine:

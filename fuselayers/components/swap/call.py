@@ -58,7 +58,7 @@ def swap(
             name, a tuple by position, or one tensor. None takes the
             `dummy_inputs` that models of transformers have. Sites that no inputs reach are "not verified" in the
             report.
-        timed: whether each module that is verified is timed too, before and after, for some seconds.
+        timed: whether each module that is verified is timed too, before and after, five times each.
 
     Raises:
         TypeError: `model` is not a module.

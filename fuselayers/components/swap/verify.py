@@ -240,7 +240,7 @@ def _seconds(original: nn.Module, swapped: nn.Module, call: Call) -> tuple[float
         name: Step(functools.partial(_run, module.train()), lambda: call)
         for name, module in (("before", original), ("after", swapped))
     }
-    times = median_seconds(time_in_turns(steps, device=device, rounds=15, seconds=2.0))
+    times = median_seconds(time_in_turns(steps, device=device, rounds=5))
     return times["before"], times["after"]
 
 

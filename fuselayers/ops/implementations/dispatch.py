@@ -8,7 +8,7 @@ The values of `backend`:
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
                 tensor subclasses and in float64; else the kernels, on a CPU from a number of elements on that each op
                 states (`cpu_from`). `fuse(backend="triton")` takes those of a GPU inside
-                a compiled function too, and "auto" of `fuse` measures both (`Op`)
+                a compiled function too (`Op`)
     "eager"     the formula
     "cpp"       the kernels of a CPU, inside a compiled function too
     "triton"    the kernels of a GPU, inside a compiled function too

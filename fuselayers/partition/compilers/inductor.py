@@ -8,7 +8,6 @@ import torch
 import torch.fx as fx
 from torch.utils._triton import has_triton
 
-from ..._torch.dispatch import decomposes
 from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
@@ -26,12 +25,6 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
             return "no C++ compiler was found; install g++ or set CXX"
         return None
     return None if has_triton() else f"Triton cannot compile for {device_type} here"
-
-
-def holds_own_ops(graph_module: fx.GraphModule) -> bool:
-    """True for a graph of Dynamo's with ops of this library, which may be formulas or kernels."""
-    targets = {node.target for node in all_nodes(graph_module) if isinstance(node.target, torch._ops.OpOverload)}
-    return any(one.namespace == "fuselayers" and decomposes(one) for one in targets)
 
 
 def compile_triton(

@@ -1,56 +1,31 @@
 import re
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from fuselayers.cli.main import main
-from fuselayers.cli.tune import choices, command
-from fuselayers.partition import auto, auto_file
-from fuselayers.partition import backends as backends_function
-from tests.cli.tune.conftest import TINY
-
-backends: Any = sys.modules[backends_function.__module__]
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(choices, "_ROUNDS", 3)
-    torch.compiler.reset()
+from fuselayers.cli.tune import command, step
+from fuselayers.components.model.stack import Stack
+from fuselayers.partition import backends
+from tests.cli.conftest import TINY_MODEL
 
 
 def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    # With the backend that compiles nothing; test_choices has the others.
-    monkeypatch.setattr(backends, "AUTO_ORDER", ("eager",))
-    monkeypatch.setattr(choices, "AUTO_ORDER", ("eager",))
-    monkeypatch.setattr(auto, "CANDIDATES", ("eager",))
-    assert main(["tune", *TINY, "--batch", "2", "--device", "cpu", "--dry-run"]) == 0
+    monkeypatch.setattr(step, "_ROUNDS", 3)
+    assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
-    for use in ("training", "forward"):
-        assert re.search(
-            rf"^Decoder\(.*\) {use} \[\w{{8}}\]: (eager|plain): .*eager [\d.e-]+ ms", printed, re.MULTILINE
-        )
-        assert re.search(
-            rf"^the model, {use}: eager [\d.]+ ms, fused [\d.]+ ms, \d+\.\d\d x as fast$", printed, re.MULTILINE
-        )
-    assert re.search(r"^to pin these choices: fusion.backend=pinned:eager", printed, re.MULTILINE)
-    assert "nothing stored (--dry-run)" in printed
-    assert not auto_file().exists()
+    rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
+    working = [status.name for status in backends() if status.available and status.name != "auto"]
+    assert [override for override, _ in rows] == ["fusion=off", *(f"fusion.backend={name}" for name in working)]
+    fastest = min(rows, key=lambda row: float(row[1]))[0]
+    assert f"to pin the fastest: {fastest}\n" in printed
 
 
-@pytest.mark.slow
-def test_a_model_that_cannot_be_measured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that draws torch's own random numbers."""
-    monkeypatch.setattr(backends, "AUTO_ORDER", ("eager",))
-    monkeypatch.setattr(choices, "AUTO_ORDER", ("eager",))
-    monkeypatch.setattr(auto, "may_measure", lambda: False)
-    assert main(["tune", *TINY, "--batch", "2", "--device", "cpu"]) == 0
-    printed = capsys.readouterr().out
-    assert "training: no graph was measured; the first backend stays" in printed
-    assert "to pin these choices: fusion.backend=pinned:eager\n" in printed
+def test_a_model_without_example_inputs_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Stack, "example_inputs")
+    assert main(["tune", *TINY_MODEL]) == 2
+    assert "model 'decoder' does not say what it is called with; give Dec" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

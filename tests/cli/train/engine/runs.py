@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from fuselayers.cli.train import train
 from fuselayers.cli.train.engine import Processes, joined_processes
 from fuselayers.cli.train.loop import Trainer, Update
-from fuselayers.partition import FusedModule, warm_up
+from fuselayers.partition import FusedModule
 
 _step = Trainer.step
 _trained: list[nn.Module] = []
@@ -84,6 +84,6 @@ def _run(name: str, overrides: list[str], event: list[Any] | None, folder: Path,
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
-    with warm_up(math.inf), joined_processes() as group:
+    with joined_processes() as group:
         for name, (overrides, event) in json.loads((root / "runs.json").read_text()).items():
             _run(name, overrides, event, root, group)
