@@ -31,7 +31,7 @@ from .elementwise import elementwise_on_cpu, launch_elementwise, mask_arguments
 from .implementations import CPU_KERNELS_FROM, Op, define, differentiable, differentiable_gradients
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile
+from .philox import keep_tile, mask_numbers
 from .rows import WARPS_WITH_SUMS, as_rows, column_tile, elementwise_plan, persistent_programs
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
@@ -242,7 +242,7 @@ def _launch_backward(
     num_tiles, *column_grid = plan.grid
     partial_PN = None
     tensors = dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8, dx
-    numbers = *plan.sizes, keep_threshold(p), keep_scale(p)
+    numbers = *plan.sizes, *mask_numbers(p)
     constants = activation, dy.dtype == torch.float32, *plan.constants
     if bias_dtype is not None:
         # Each program sums its rows and writes one row: without atomics the sums are deterministic.

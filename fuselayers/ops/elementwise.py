@@ -13,7 +13,7 @@ from .activations import activate_tile
 from .cpu import name_of, pointer, rows, run, vector
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
-from .philox import keep_scale, keep_threshold, keep_tile
+from .philox import keep_tile, mask_numbers
 from .rows import as_rows, column_tile, elementwise_plan
 
 __all__ = ["elementwise_on_cpu", "launch_elementwise", "mask_arguments"]
@@ -53,7 +53,7 @@ def launch_elementwise(
         plan.grid,
         (
             *(x_RN, residual_RN, None if bias is None else bias.contiguous(), y, seed, row_R, first_column // 8),
-            *(*plan.sizes, keep_threshold(p), keep_scale(p)),
+            *(*plan.sizes, *mask_numbers(p)),
         ),
         (activation, y.dtype == torch.float32, *plan.constants),
     )
@@ -87,7 +87,7 @@ def elementwise_on_cpu(
 
 def mask_arguments(seed: Tensor | None, row_R: Tensor | None, first_column: int, p: float) -> tuple[Any, ...]:
     """Return a mask as the kernels in C++ take it."""
-    return pointer(seed), pointer(row_R), first_column, keep_threshold(p), keep_scale(p)
+    return pointer(seed), pointer(row_R), first_column, *mask_numbers(p)
 
 
 @kernel

@@ -16,6 +16,7 @@ draw. The probability is rounded to a multiple of 1/65536, and the scale follows
 Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -39,6 +40,7 @@ __all__ = [
     "keep_scale",
     "keep_threshold",
     "keep_tile",
+    "mask_numbers",
     "philox_4x32",
 ]
 
@@ -105,6 +107,12 @@ def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
         raise ValueError(f"seed must be an int64 tensor of shape [], got {seed.dtype} {list(seed.shape)}")
     if device is not None and seed.device != device:
         raise ValueError(f"seed must be on x's device {device}, got {seed.device}; move it with .to(x.device)")
+
+
+@functools.lru_cache(maxsize=256)
+def mask_numbers(p: float) -> tuple[int, float]:
+    """Return `keep_threshold` and `keep_scale`. Used by the kernels, at each call."""
+    return keep_threshold(p), keep_scale(p)
 
 
 def keep_scale(p: float) -> float:

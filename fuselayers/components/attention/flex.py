@@ -103,7 +103,7 @@ def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
                 "flex attention runs torch's unfused formula, with all scores in memory: torch.compile reached its "
                 "limit of compilations for these rules; raise torch._dynamo.config.recompile_limit"
             )
-        return flex_attention(*tensors, **options)
+        return cast(Any, flex_attention)(*tensors, **options)  # torch's overloads look at `return_lse` alone
 
     fused.__code__ = fused.__code__.replace(co_name=f"flex_attention_{next(_number)}")
     return torch.compile(fused)

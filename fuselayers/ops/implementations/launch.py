@@ -113,13 +113,17 @@ def _start(
         _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
 
 
-def _kind(one: Any) -> Any:
+def _kind(argument: Any) -> Any:
     """Return what Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
-    if isinstance(one, Tensor):
-        return one.dtype, not one.data_ptr() % _ALIGNMENT, _ON_AMD and one.untyped_storage().nbytes() < 1 << 31
-    if isinstance(one, torch.dtype):
-        return one, True, _ON_AMD
-    return one is None or not _SMALLEST_INT32 <= one <= _LARGEST_INT32
+    if isinstance(argument, Tensor):
+        aligned, small = (
+            not argument.data_ptr() % _ALIGNMENT,
+            not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31,
+        )
+        return argument.dtype if aligned and small else (argument.dtype, aligned, small)
+    if isinstance(argument, torch.dtype):
+        return argument
+    return argument is None or not _SMALLEST_INT32 <= argument <= _LARGEST_INT32
 
 
 def programs_at_a_time(

@@ -9,7 +9,7 @@ from ..cpu import pointer, rows, run
 from ..implementations import define
 from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tl
-from ..philox import keep_scale, keep_threshold, keep_tile
+from ..philox import keep_tile, mask_numbers
 from ..rows import WARPS_WITH_SUMS, as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from ..sums import sum_partials
 from .formula import gradients_formula
@@ -48,7 +48,7 @@ def _launch_backward(
     numbers: tuple[Any, ...] = (
         *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
         *(ds_stride // vector, s_RN.stride(0) // vector),
-        *(keep_threshold(p), keep_scale(p)),
+        *mask_numbers(p),
     )
     dresidual_or_none = None if residual_dtype is None else dresidual
     constants: tuple[Any, ...] = rms, vector, block_columns
@@ -102,7 +102,7 @@ def _on_cpu(
         "norm_backward",
         *(rows(dy), rows(ds), rows(s), pointer(weight), None if rms else pointer(mean), pointer(rstd)),
         *(rows(dx), rows(None if residual_dtype is None else dresidual), pointer(wide_KN)),
-        *(pointer(seed), pointer(row_R), keep_threshold(p), keep_scale(p), rms, wants_norm_bias, wants_bias),
+        *(pointer(seed), pointer(row_R), *mask_numbers(p), rms, wants_norm_bias, wants_bias),
         *(s.numel() // s.shape[-1], s.shape[-1]),
     )
     return dx, dresidual, wide_KN.to(sums_KN.dtype)

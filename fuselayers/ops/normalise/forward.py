@@ -9,7 +9,7 @@ from ..cpu import pointer, rows, run, vector
 from ..implementations import define
 from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tile_function, tl
-from ..philox import keep_scale, keep_threshold, keep_tile
+from ..philox import keep_tile, mask_numbers
 from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
 from .formula import s_is_x
 
@@ -41,7 +41,7 @@ def _launch_forward(
         *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
         *(y, s if s.numel() else None, None if rms else mean, rstd),
         *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-        *(residual_stride // vector, keep_threshold(p), keep_scale(p), eps),
+        *(residual_stride // vector, *mask_numbers(p), eps),
     )
     constants = pre, rms, vector, block_rows, block_columns
     if split:
@@ -74,14 +74,16 @@ def _on_cpu(
             "norm_forward",
             *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
             *(None if rms else pointer(mean), pointer(rstd), pointer(seed), pointer(row_R)),
-            *(keep_threshold(p), keep_scale(p), eps, pre, rms, y.numel() // y.shape[-1], y.shape[-1]),
+            *(*mask_numbers(p), eps, pre, rms, y.numel() // y.shape[-1], y.shape[-1]),
         )
     return results
 
 
 def in_dtype(vector: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Return a weight or bias in the dtype and layout that the kernels read."""
-    return None if vector is None else vector.to(dtype).contiguous()
+    if vector is None or (vector.dtype is dtype and vector.is_contiguous()):
+        return vector
+    return vector.to(dtype).contiguous()
 
 
 def _empty_results(
