@@ -27,8 +27,8 @@ from .activations import ACTIVATIONS, activate, check_activation, slope_tile
 from .cpu import name_of, pointer, rows, run, vector
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
-from .elementwise import elementwise_on_cpu, launch_elementwise, mask_arguments
-from .implementations import CPU_KERNELS_FROM, Op, define, differentiable, differentiable_gradients
+from .elementwise import launch_elementwise, mask_arguments
+from .implementations import CPU_KERNELS_FROM, Op, define, differentiable, differentiable_gradients, in_cpp
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
@@ -203,19 +203,6 @@ def _launch_forward(
     return launch_elementwise(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
 
 
-def _forward_on_cpu(
-    x: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    activation: str | None,
-    p: float,
-) -> Tensor:
-    y = _empty_result(x, bias)
-    return elementwise_on_cpu(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
-
-
 def _empty_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
     return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
@@ -236,6 +223,16 @@ def _launch_backward(
     dx, dbias = _empty_gradients(dy, x_dtype, bias_dtype)
     if not dy.numel():
         return dx, dbias.zero_()
+    if in_cpp(dy):
+        bias = vector(bias)
+        sums = None if bias_dtype is None else dy.new_empty(dy.shape[-1], dtype=torch.float32)
+        run(
+            "elementwise_backward",
+            *(rows(dy), rows(x), pointer(bias), rows(dx), pointer(sums), name_of(activation)),
+            *mask_arguments(seed, row_R, first_column, p),
+            *(dy.numel() // dy.shape[-1], dy.shape[-1]),
+        )
+        return dx, dbias if sums is None else sums.to(dbias.dtype)
     dy_RN = as_rows(dy)
     x_RN = dy_RN if x is None else as_rows(x)
     plan = elementwise_plan(dy.element_size(), *dy_RN.shape, dy_RN.stride(0), x_RN.stride(0))
@@ -254,33 +251,6 @@ def _launch_backward(
         partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
     launch(_backward_kernel, (num_tiles, *column_grid), (*tensors, partial_PN, *numbers), constants)
     return dx, dbias if partial_PN is None else sum_partials(partial_PN, dbias.dtype)
-
-
-def _backward_on_cpu(
-    dy: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    activation: str | None,
-    p: float,
-    x_dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
-    dx, dbias = _empty_gradients(dy, x_dtype, bias_dtype)
-    if not dy.numel():
-        return dx, dbias.zero_()
-    columns = dy.shape[-1]
-    bias = vector(bias)
-    sums = None if bias_dtype is None else dy.new_empty(columns, dtype=torch.float32)
-    run(
-        "elementwise_backward",
-        *(rows(dy), rows(x), pointer(bias), rows(dx), pointer(sums), name_of(activation)),
-        *mask_arguments(seed, row_R, first_column, p),
-        *(dy.numel() // columns, columns),
-    )
-    return dx, dbias if sums is None else sums.to(dbias.dtype)
 
 
 def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -353,7 +323,6 @@ bias_activation_dropout_op = define(
     "str? activation, float p) -> Tensor",
     _launch_forward,
     _empty_result,
-    on_cpu=_forward_on_cpu,
 )
 activation_gradients = define(
     "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_indices, "
@@ -361,7 +330,6 @@ activation_gradients = define(
     _launch_backward,
     _empty_gradients,
     formula=gradients_formula,
-    on_cpu=_backward_on_cpu,
 )
 _fused = differentiable(_BiasActivationDropout, bias_activation_dropout_op)
 _op = Op("bias_activation_dropout", _formula, _fused)

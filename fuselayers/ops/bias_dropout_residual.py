@@ -24,7 +24,7 @@ from torch import Tensor
 from .bias_activation_dropout import activation_gradients, gradients_formula
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
-from .elementwise import elementwise_on_cpu, launch_elementwise
+from .elementwise import launch_elementwise
 from .implementations import CPU_KERNELS_FROM, Op, define, differentiable
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
@@ -163,19 +163,6 @@ def _launch_forward(
     return launch_elementwise(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
 
 
-def _on_cpu(
-    x: Tensor,
-    residual: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    p: float,
-) -> Tensor:
-    y = _empty_result(x, residual, bias)
-    return elementwise_on_cpu(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
-
-
 def _empty_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
     dtype = torch.promote_types(x.dtype, residual.dtype)
     dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
@@ -187,6 +174,5 @@ _forward = define(
     "int first_column, float p) -> Tensor",
     _launch_forward,
     _empty_result,
-    on_cpu=_on_cpu,
 )
 _op = Op("bias_dropout_residual", _formula, differentiable(_BiasDropoutResidual, _forward))

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
-from .elementwise import elementwise_on_cpu, launch_elementwise
+from .elementwise import launch_elementwise
 from .implementations import Op, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
@@ -193,10 +193,6 @@ def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p:
     return launch_elementwise(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
 
 
-def _on_cpu(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return elementwise_on_cpu(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
-
-
 def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -205,6 +201,5 @@ dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
     _empty,
-    on_cpu=_on_cpu,
 )
 _op = Op("dropout", dropout_formula, _fused)

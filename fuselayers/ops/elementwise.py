@@ -11,12 +11,13 @@ from torch import Tensor
 
 from .activations import activate_tile
 from .cpu import name_of, pointer, rows, run, vector
+from .implementations import in_cpp
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
 from .rows import as_rows, column_tile, elementwise_plan
 
-__all__ = ["elementwise_on_cpu", "launch_elementwise", "mask_arguments"]
+__all__ = ["launch_elementwise", "mask_arguments"]
 
 
 def launch_elementwise(
@@ -44,6 +45,16 @@ def launch_elementwise(
     """
     if not y.numel():
         return y
+    if in_cpp(y):
+        bias = vector(bias)
+        columns = y.shape[-1] if y.dim() else 1
+        run(
+            "elementwise_forward",
+            *(rows(x), rows(residual), pointer(bias), rows(y), name_of(activation)),
+            *mask_arguments(seed, row_R, first_column, p),
+            *(y.numel() // columns, columns),
+        )
+        return y
     x_RN = as_rows(x if x.dim() else x.reshape(1, 1))
     residual_RN = None if residual is None else as_rows(residual)
     strides = x_RN.stride(0), 0 if residual_RN is None else residual_RN.stride(0)
@@ -57,31 +68,6 @@ def launch_elementwise(
         ),
         (activation, y.dtype == torch.float32, *plan.constants),
     )
-    return y
-
-
-def elementwise_on_cpu(
-    x: Tensor,
-    y: Tensor,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    p: float,
-    *,
-    residual: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-) -> Tensor:
-    """`launch_elementwise`, in C++."""
-    if y.numel():
-        bias = vector(bias)
-        columns = y.shape[-1] if y.dim() else 1
-        run(
-            "elementwise_forward",
-            *(rows(x), rows(residual), pointer(bias), rows(y), name_of(activation)),
-            *mask_arguments(seed, row_R, first_column, p),
-            *(y.numel() // columns, columns),
-        )
     return y
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
 from .cpu import name_of, rows, run
-from .implementations import Op, define, differentiable, differentiable_gradients
+from .implementations import Op, define, differentiable, differentiable_gradients, in_cpp
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, column_tile, elementwise_plan
@@ -118,6 +118,10 @@ def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> 
     y = _empty_result(gate, up, activation)
     if not y.numel():
         return y
+    if in_cpp(gate):
+        halves = map(rows, _halves(gate, up))
+        run("gated_forward", *halves, rows(y), name_of(activation), y.numel() // y.shape[-1], y.shape[-1])
+        return y
     # The halves of a packed gate are strided rows.
     gate_RN, up_RN = map(as_rows, _halves(gate, up))
     plan = elementwise_plan(gate.element_size(), *gate_RN.shape, gate_RN.stride(0), up_RN.stride(0))
@@ -127,14 +131,6 @@ def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> 
         (gate_RN, up_RN, y, *plan.sizes),
         (activation, y.dtype == torch.float32, *plan.constants),
     )
-    return y
-
-
-def _forward_on_cpu(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
-    y = _empty_result(gate, up, activation)
-    if y.numel():
-        halves = map(rows, _halves(gate, up))
-        run("gated_forward", *halves, rows(y), name_of(activation), y.numel() // y.shape[-1], y.shape[-1])
     return y
 
 
@@ -148,6 +144,10 @@ def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: st
     dgate, dup = _empty_gradients(dy, gate, up, activation)
     if not dy.numel():
         return dgate, dup
+    if in_cpp(dy):
+        tensors = dy, *_halves(gate, up), *_halves(dgate, None if up is None else dup)
+        run("gated_backward", *map(rows, tensors), name_of(activation), dy.numel() // dy.shape[-1], dy.shape[-1])
+        return dgate, dup
     dy_RN, gate_RN, up_RN = map(as_rows, (dy, *_halves(gate, up)))
     # Both halves of a packed gradient are written in place, so no concatenation follows.
     dgate_RN, dup_RN = map(as_rows, _halves(dgate, None if up is None else dup))
@@ -159,14 +159,6 @@ def _launch_backward(dy: Tensor, gate: Tensor, up: Tensor | None, activation: st
         (dy_RN, gate_RN, up_RN, dgate_RN, dup_RN, *plan.sizes),
         (activation, dy.dtype == torch.float32, *plan.constants),
     )
-    return dgate, dup
-
-
-def _backward_on_cpu(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
-    dgate, dup = _empty_gradients(dy, gate, up, activation)
-    if dy.numel():
-        tensors = dy, *_halves(gate, up), *_halves(dgate, None if up is None else dup)
-        run("gated_backward", *map(rows, tensors), name_of(activation), dy.numel() // dy.shape[-1], dy.shape[-1])
     return dgate, dup
 
 
@@ -237,13 +229,11 @@ _forward = define(
     "gated_activation(Tensor gate, Tensor? up, str? activation) -> Tensor",
     _launch_forward,
     _empty_result,
-    on_cpu=_forward_on_cpu,
 )
 _backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
     formula=_gradients_formula,
-    on_cpu=_backward_on_cpu,
 )
 _op = Op("gated_activation", _formula, differentiable(_GatedActivation, _forward))

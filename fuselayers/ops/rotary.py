@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_batched_gradient
-from .cpu import heads as heads_on_cpu
-from .cpu import pointer, run
-from .implementations import Op, define, needs_grad
+from .cpu import Heads, pointer, run
+from .implementations import Op, define, in_cpp, needs_grad
 from .implementations.launch import kernel, launch, num_processors
 from .implementations.triton_language import tile_function, tl
 from .rows import cdiv, next_power_of_2
@@ -285,6 +284,16 @@ def _launch(
     if not any(y.numel() for y in results):
         return results
     heads, turned = _transposed(heads, inputs_token_major), _transposed(results, token_major)
+    if in_cpp(cos):
+        cos, sin = cos.float().contiguous(), sin.float().contiguous()
+        for x, y in zip(heads, turned, strict=True):
+            x = x if x.stride(-1) == 1 else x.contiguous()
+            run(
+                "rotary",
+                *(Heads.of(x), Heads.of(y), pointer(cos), pointer(sin), cos.stride(0) if cos.dim() == 3 else 0),
+                *(*x.shape, cos.shape[-1], interleaved, back),
+            )
+        return results
     if cos.stride(-1) != 1 or cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
     # A single tensor is passed as the second one too, with zero heads.
@@ -317,30 +326,6 @@ def _launch(
             next_power_of_2(block_rows * (rest // vector)),
         ),
     )
-    return results
-
-
-def _on_cpu(
-    heads: list[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    back: bool,
-    inputs_token_major: list[bool],
-    token_major: list[bool],
-) -> list[Tensor]:
-    results = _empty_results(heads, inputs_token_major, token_major)
-    cos, sin = cos.float().contiguous(), sin.float().contiguous()
-    for x, y in zip(_transposed(heads, inputs_token_major), _transposed(results, token_major), strict=True):
-        if y.numel():
-            x = x if x.stride(-1) == 1 else x.contiguous()
-            batch, num_heads, tokens, channels = x.shape
-            run(
-                "rotary",
-                *(heads_on_cpu(x), heads_on_cpu(y), pointer(cos), pointer(sin)),
-                *(cos.stride(0) if cos.dim() == 3 else 0, batch, num_heads, tokens, channels, cos.shape[-1]),
-                *(interleaved, back),
-            )
     return results
 
 
@@ -460,6 +445,5 @@ _rotate_heads = define(
     _launch,
     _empty_results,
     formula=_rotation_formula,
-    on_cpu=_on_cpu,
 )
 _op = Op("rotary", _formula, _fused)

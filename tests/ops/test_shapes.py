@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
+from tests.ops.contract import on_cpp
 
 X, ROW, WEIGHT = torch.randn(4, 16), torch.ones(16), torch.randn(8, 16)
 TARGET = torch.arange(4)
@@ -136,15 +137,10 @@ def assert_all_dropped(op: str, backend: str) -> None:
     assert all(gradient is None or not gradient.any() for gradient in gradients)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=pytest.mark.kernels)])
+@pytest.mark.parametrize("backend", ["eager", on_cpp, pytest.param("triton", marks=pytest.mark.kernels)])
 @pytest.mark.parametrize("op", list(SEEDED))
 def test_p_of_1_drops_everything(op: str, backend: str) -> None:
     assert_all_dropped(op, backend)
-
-
-@pytest.mark.parametrize("op", [pytest.param(op, marks=() if op == "dropout" else pytest.mark.slow) for op in SEEDED])
-def test_p_of_1_drops_everything_compiled(op: str) -> None:
-    assert_all_dropped(op, "inductor")
 
 
 def test_the_mask_of_p_of_1_keeps_nothing() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...errors import FallbackWarning
 
-__all__ = ["Heads", "Rows", "has_kernels", "heads", "name_of", "pointer", "rows", "run", "vector"]
+__all__ = ["Heads", "Rows", "has_kernels", "name_of", "pointer", "rows", "run", "vector"]
 
 _FOLDER: Final = Path(__file__).parent
 _REBUILD: Final = "install a C++ compiler (apt install g++) and run `pip install` of this library again"
@@ -39,6 +39,11 @@ class Heads(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("batch", "head", "token")),
         ("type", ctypes.c_int32),
     )
+
+    @classmethod
+    def of(cls, x_BHTC: Tensor) -> "Heads":
+        """Return a tensor as the kernels take it; the caller holds it."""
+        return cls(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], _TYPES[x_BHTC.dtype])
 
 
 # The arguments of each function but the last, the number of threads. R: rows, H: heads, p: a pointer, s: a name, n: a
@@ -82,11 +87,6 @@ def rows(x: Tensor | None) -> Rows:
     made = Rows(x.data_ptr(), stride, _TYPES[x.dtype])
     made.tensor = x
     return made
-
-
-def heads(x_BHTC: Tensor) -> Heads:
-    """Return heads as the kernels take them; the caller holds the tensor. The channels must lie side by side."""
-    return Heads(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], _TYPES[x_BHTC.dtype])
 
 
 def vector(x: Tensor | None) -> Tensor | None:

@@ -6,6 +6,7 @@ from .dispatch import autocast_dtype as autocast_dtype
 from .dispatch import define as define
 from .dispatch import differentiable as differentiable
 from .dispatch import differentiable_gradients as differentiable_gradients
+from .dispatch import in_cpp as in_cpp
 from .dispatch import needs_grad as needs_grad
 from .dispatch import uses_kernels as uses_kernels
 from .dispatch import without_repeats as without_repeats

@@ -209,6 +209,11 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
 
 
+def in_cpp(tensor: Tensor) -> bool:
+    """Return whether the kernels of a tensor's device are those in C++. Used by what launches kernels."""
+    return tensor.is_cpu and not INTERPRETED
+
+
 def needs_grad(*tensors: Tensor | None) -> bool:
     """Return whether autograd records a call on these tensors."""
     if torch.is_grad_enabled():
@@ -280,7 +285,7 @@ def define(
     fake: Callable[..., Any],
     *,
     formula: Callable[..., Any] | None = None,
-    on_cpu: Callable[..., Any] | None = None,
+    cpp: bool = True,
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return a function that calls it.
 
@@ -290,21 +295,16 @@ def define(
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
-        launch: launches the Triton kernels on the device of the tensors.
+        launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
         formula: the same in plain torch, for an op of a backward.
-        on_cpu: calls the kernels in C++; None for an op without them.
+        cpp: False for an op without kernels in C++.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
-    _library.impl(name, launch, "CUDA")  # type: ignore[no-untyped-call]
-    by_device = {"cuda": launch}
-    if INTERPRETED:
-        by_device["cpu"] = launch
-    elif on_cpu is not None:
-        by_device["cpu"] = outside_dynamo(on_cpu)
-    if "cpu" in by_device:
-        _library.impl(name, by_device["cpu"], "CPU")  # type: ignore[no-untyped-call]
+    devices = ("cuda", "cpu") if cpp or INTERPRETED else ("cuda",)
+    for device in devices:
+        _library.impl(name, outside_dynamo(launch), device.upper())  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     op = getattr(torch.ops.fuselayers, name).default
 
@@ -313,6 +313,6 @@ def define(
             inside = formula is not None and not is_compiling() and transforms_are_active()
             return (formula if inside else op)(*arguments)  # type: ignore[misc]
         first = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0][0]
-        return by_device.get(first.device.type, op)(*arguments)
+        return (launch if first.device.type in devices else op)(*arguments)
 
     return call

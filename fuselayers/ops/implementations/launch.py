@@ -116,10 +116,8 @@ def _start(
 def _kind(argument: Any) -> Any:
     """Return what Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
     if isinstance(argument, Tensor):
-        aligned, small = (
-            not argument.data_ptr() % _ALIGNMENT,
-            not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31,
-        )
+        aligned = not argument.data_ptr() % _ALIGNMENT
+        small = not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31
         return argument.dtype if aligned and small else (argument.dtype, aligned, small)
     if isinstance(argument, torch.dtype):
         return argument

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..cpu import pointer, rows, run
-from ..implementations import define
+from ..implementations import define, in_cpp
 from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tl
 from ..philox import keep_tile, mask_numbers
@@ -38,6 +38,17 @@ def _launch_backward(
     )
     if not dy.numel():
         return dx, dresidual, sums_KN.zero_()
+    dresidual_or_none = None if residual_dtype is None else dresidual
+    if in_cpp(dy):
+        weight = weight.to(s.dtype).float().contiguous()
+        wide_KN = sums_KN if sums_KN.dtype == torch.float32 else torch.empty_like(sums_KN, dtype=torch.float32)
+        run(
+            "norm_backward",
+            *(rows(dy), rows(ds), rows(s), pointer(weight), None if rms else pointer(mean), pointer(rstd)),
+            *(rows(dx), rows(dresidual_or_none), pointer(wide_KN), pointer(seed), pointer(row_R), *mask_numbers(p)),
+            *(rms, wants_norm_bias, wants_bias, s.numel() // s.shape[-1], s.shape[-1]),
+        )
+        return dx, dresidual, wide_KN.to(sums_KN.dtype)
     dy_RN, s_RN = as_rows(dy), as_rows(s)
     ds_RN = None if ds is None else as_rows(ds)
     ds_stride = 0 if ds_RN is None else ds_RN.stride(0)
@@ -50,7 +61,6 @@ def _launch_backward(
         *(ds_stride // vector, s_RN.stride(0) // vector),
         *mask_numbers(p),
     )
-    dresidual_or_none = None if residual_dtype is None else dresidual
     constants: tuple[Any, ...] = rms, vector, block_columns
     arguments: tuple[Any, ...] = *tensors, dresidual_or_none
     if split:
@@ -72,40 +82,6 @@ def _launch_backward(
     grid = (num_programs, num_pieces) if split else (num_programs,)
     launch(summing, grid, (*arguments, partial_PKN, *numbers), constants, num_warps=num_warps)
     return dx, dresidual, sum_partials(partial_PKN, sums_KN.dtype)
-
-
-def _on_cpu(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    rms: bool,
-    wants_norm_bias: bool,
-    wants_bias: bool,
-    x_dtype: torch.dtype,
-    residual_dtype: torch.dtype | None,
-    sums_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    dx, dresidual, sums_KN = _empty_gradients(
-        dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype
-    )
-    if not dy.numel():
-        return dx, dresidual, sums_KN.zero_()
-    weight = weight.to(s.dtype).float().contiguous()
-    wide_KN = sums_KN if sums_KN.dtype == torch.float32 else torch.empty_like(sums_KN, dtype=torch.float32)
-    run(
-        "norm_backward",
-        *(rows(dy), rows(ds), rows(s), pointer(weight), None if rms else pointer(mean), pointer(rstd)),
-        *(rows(dx), rows(None if residual_dtype is None else dresidual), pointer(wide_KN)),
-        *(pointer(seed), pointer(row_R), *mask_numbers(p), rms, wants_norm_bias, wants_bias),
-        *(s.numel() // s.shape[-1], s.shape[-1]),
-    )
-    return dx, dresidual, wide_KN.to(sums_KN.dtype)
 
 
 def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -308,5 +284,4 @@ normalise_backward = define(
     _launch_backward,
     _empty_gradients,
     formula=gradients_formula,
-    on_cpu=_on_cpu,
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..cpu import pointer, rows, run, vector
-from ..implementations import define
+from ..implementations import define, in_cpp
 from ..implementations.launch import kernel, launch, programs_at_a_time
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_tile, mask_numbers
@@ -31,51 +31,34 @@ def _launch_forward(
     if not y.numel():
         return results
     s_dtype = x.dtype if not s.numel() else s.dtype
+    if in_cpp(x):
+        vectors = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
+        run(
+            "norm_forward",
+            *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
+            *(None if rms else pointer(mean), pointer(rstd), pointer(seed), pointer(row_R), *mask_numbers(p)),
+            *(eps, pre, rms, y.numel() // y.shape[-1], y.shape[-1]),
+        )
+        return results
     x_RN = as_rows(x)
     residual_RN = None if residual is None else as_rows(residual)
     residual_stride = 0 if residual_RN is None else residual_RN.stride(0)
-    vector = vector_of(x_RN.shape[1], x_RN.stride(0), residual_stride)
+    lanes = vector_of(x_RN.shape[1], x_RN.stride(0), residual_stride)
     split, block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
     num_tiles = cdiv(x_RN.shape[0], block_rows)
     arguments = (
         *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
         *(y, s if s.numel() else None, None if rms else mean, rstd),
-        *(x_RN.shape[0], x_RN.shape[1] // vector, x_RN.stride(0) // vector),
-        *(residual_stride // vector, *mask_numbers(p), eps),
+        *(x_RN.shape[0], x_RN.shape[1] // lanes, x_RN.stride(0) // lanes),
+        *(residual_stride // lanes, *mask_numbers(p), eps),
     )
-    constants = pre, rms, vector, block_rows, block_columns
+    constants = pre, rms, lanes, block_rows, block_columns
     if split:
         launch(_forward_split_kernel, (num_tiles,), arguments, constants, num_warps=num_warps)
     else:
         at_a_time = programs_at_a_time(_forward_kernel, arguments, constants, num_warps=num_warps)
         num_programs = persistent_programs(num_tiles, at_a_time=at_a_time)
         launch(_forward_kernel, (num_programs,), arguments, constants, num_warps=num_warps)
-    return results
-
-
-def _on_cpu(
-    x: Tensor,
-    residual: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    norm_bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    eps: float,
-    pre: bool,
-    rms: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    results = y, s, mean, rstd = _empty_results(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
-    if y.numel():
-        s_dtype = s.dtype if s.numel() else x.dtype
-        vectors = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
-        run(
-            "norm_forward",
-            *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
-            *(None if rms else pointer(mean), pointer(rstd), pointer(seed), pointer(row_R)),
-            *(*mask_numbers(p), eps, pre, rms, y.numel() // y.shape[-1], y.shape[-1]),
-        )
     return results
 
 
@@ -265,5 +248,4 @@ normalise_forward = define(
     "Tensor? row_indices, float p, float eps, bool pre, bool rms) -> (Tensor, Tensor, Tensor, Tensor)",
     _launch_forward,
     _empty_results,
-    on_cpu=_on_cpu,
 )

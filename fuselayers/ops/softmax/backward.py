@@ -130,4 +130,5 @@ softmax_backward = define(
     _launch_backward,
     _empty_gradient,
     formula=gradient_formula,
+    cpp=False,
 )

@@ -36,9 +36,9 @@ def twins(**options: object) -> tuple[Pair, Pair]:
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("activation", "backend"),
-    [("silu", None), ("gelu", None), ("relu", None), ("sigmoid", None), (None, None), ("sigmoid", "eager")],
+    [("silu", "auto"), ("gelu", "auto"), ("relu", "auto"), ("sigmoid", "auto"), (None, "auto"), ("sigmoid", "eager")],
 )
-def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str | None) -> None:
+def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str) -> None:
     split, packed = (pair.double() for pair in twins(bias=bias, activation=activation))
     packed.ff.backend = backend
     x = torch.randn(3, 4, 5, dtype=torch.float64)
