@@ -100,8 +100,8 @@ clean:
 
 # One stamp per extra: nothing is installed again until a dependency of the stamp changes.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)
-	@command -v "$(PYTHON)" >/dev/null || { echo "fuselayers: no '$(PYTHON)' here; install Python 3.10 to 3.13, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' || { echo "fuselayers: needs Python 3.10 to 3.13, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@command -v "$(PYTHON)" >/dev/null || { echo "fuselayers: no '$(PYTHON)' here; install Python 3.11 to 3.13, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "fuselayers: needs Python 3.11 to 3.13, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "fuselayers: '$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@"$(RUN)" -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
 	$(PINNED) "$(RUN)" -m pip install -e '.[$*]'

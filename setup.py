@@ -77,14 +77,13 @@ setup(
         "Development Status :: 3 - Alpha",
         "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],
-    python_requires=">=3.10,<3.14",
+    python_requires=">=3.11,<3.14",
     # Lower bounds, not pins: a torch that is already installed stays. The pins we develop with are in constraints.txt.
     install_requires=[
         "torch>=2.11",

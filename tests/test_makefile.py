@@ -34,14 +34,14 @@ def _python(path: Path, *, fails_at: str, version: str) -> Path:
 def test_no_python(tmp_path: Path) -> None:
     done = _make("train", f"VENV={tmp_path}/venv", "PYTHON=no_such_python")
     assert done.returncode != 0
-    assert "no 'no_such_python' here; install Python 3.10 to 3.13, or name one: make PYTHON=" in done.stderr
+    assert "no 'no_such_python' here; install Python 3.11 to 3.13, or name one: make PYTHON=" in done.stderr
 
 
 def test_python_is_too_old(tmp_path: Path) -> None:
     python = _python(tmp_path / "python", fails_at="version_info", version="3.9.18")
     done = _make("train", f"VENV={tmp_path}/venv", f"PYTHON={python}")
     assert done.returncode != 0
-    wanted = f"needs Python 3.10 to 3.13, '{python}' is Python 3.9.18; name another one: make PYTHON=python3.12"
+    wanted = f"needs Python 3.11 to 3.13, '{python}' is Python 3.9.18; name another one: make PYTHON=python3.12"
     assert wanted in done.stderr
 
 
