@@ -90,8 +90,9 @@ class Steps(torch.utils.data.Dataset):
 
 assert torch.cuda.device_count() == 2
 warnings.simplefilter("error")
-step()
+# The worker first: torch forbids a backward in a child of a process that has run one.
 print(list(torch.utils.data.DataLoader(Steps(), num_workers=1, multiprocessing_context="fork")))
+step()
 """
 
 
