@@ -97,13 +97,13 @@ _number = itertools.count()
 
 @functools.lru_cache(maxsize=256)
 def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
-    def fused(*tensors: Tensor, **options: Any) -> Any:
+    def fused(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, **options: Any) -> Any:
         if not is_compiling():
             say_once(
-                "flex attention runs torch's unfused formula, with all scores in memory: torch.compile reached its "
-                "limit of compilations for these rules; raise torch._dynamo.config.recompile_limit"
+                "flex attention runs torch's unfused formula, with all scores in memory: torch.compile is off, or "
+                "reached its limit for these rules; if so, raise torch._dynamo.config.recompile_limit"
             )
-        return cast(Any, flex_attention)(*tensors, **options)  # torch's overloads look at `return_lse` alone
+        return flex_attention(q_BHTC, k_BGSC, v_BGSC, **options)
 
     fused.__code__ = fused.__code__.replace(co_name=f"flex_attention_{next(_number)}")
     return torch.compile(fused)
