@@ -143,7 +143,7 @@ def test_ddp_of_one_rank() -> None:
 
     if not dist.is_available():
         pytest.skip("this torch was built without torch.distributed")
-    layer: nn.Module = FusedMLP(64, dropout=0.2, backend="auto" if ON_A_GPU else None).to(DEVICE)
+    layer: nn.Module = FusedMLP(64, dropout=0.2).to(DEVICE)
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group("nccl" if ON_A_GPU else "gloo", init_method=store, rank=0, world_size=1)
