@@ -36,14 +36,14 @@ DESCRIPTION = """\
 Checks that the numbers agree with eager PyTorch, then times. All candidates run in one process, in turns, after a
 warm-up; tables show medians. Candidates with wrong numbers are not timed.
 
-  fuselayers bench op bias_activation_dropout --dropout 0.1
+  fuselayers bench op bias_activation_dropout
   fuselayers bench model gpt_nano feedforward=mlp
   fuselayers bench partition --quick
   fuselayers bench suite --out results/"""
 _OP = """\
 Times one op: its formula in plain eager PyTorch, the same in torch.compile, and the op on each backend.
 
-  fuselayers bench op bias_activation_dropout --dropout 0.1
+  fuselayers bench op bias_activation_dropout
   fuselayers bench op softmax --shape 4x1025x768 --dtype bfloat16
   fuselayers bench op dropout --parts
   TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_op(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="OP", choices=sorted(OPS), help=f"one of {', '.join(sorted(OPS))}")
     parser.add_argument("--shape", help=f"of x (default {'x'.join(map(str, _OP_SHAPE))})")
-    parser.add_argument("--dropout", type=float, help="probability of dropping (default 0, with --parts 0.1)")
+    parser.add_argument("--dropout", type=float, help="probability of dropping (default 0.1)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     _add_candidates(parser)
     parser.add_argument("--overhead", action="store_true", help="what a call costs the CPU, launches stubbed")
@@ -178,8 +178,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
     settings = _settings(arguments, shape=_OP_SHAPE, device=device)
-    if arguments.dropout is None:
-        settings = replace(settings, dropout=0.1)
     if not settings.dropout:
         raise ValueError(f"--parts needs an op that drops; pass --dropout 0.1, got {settings.dropout:g}")
     dropping, still = (op_case(arguments.name, one) for one in (settings, replace(settings, dropout=0.0)))
@@ -300,7 +298,7 @@ def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
 def _settings(arguments: argparse.Namespace, *, shape: tuple[int, ...], device: torch.device) -> Settings:
     return Settings(
         shape=shape if arguments.shape is None else _shape(arguments.shape),
-        dropout=arguments.dropout or 0.0,
+        dropout=0.1 if arguments.dropout is None else arguments.dropout,
         activation=arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu"),
         dtype=_DTYPES[arguments.dtype],
         device=device,

@@ -28,7 +28,7 @@ def test_times_an_op_in_its_plain_its_eager_and_its_compiled_form(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "result.json"
-    arguments = ["op", "bias_activation_dropout", "--shape", "4x32", "--dropout", "0.1", "--repeats", "3"]
+    arguments = ["op", "bias_activation_dropout", "--shape", "4x32", "--repeats", "3"]
     code, out, err = _bench(capsys, *arguments, "--backends", "eager,inductor", "--json", str(path))
     assert (code, err) == (0, "")
     assert "op bias_activation_dropout: x [4, 32] bias [32], activation gelu, p 0.1, float32" in out
