@@ -148,5 +148,8 @@ setup(
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
     include_package_data=False,
     zip_safe=False,
-    entry_points={"console_scripts": ["fuselayers = fuselayers.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["fuselayers = fuselayers.cli.main:main"],
+        "torch_dynamo_backends": ["fuselayers = fuselayers.partition.dynamo_backend:fuselayers"],
+    },
 )

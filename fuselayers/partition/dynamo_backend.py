@@ -1,0 +1,57 @@
+"""dynamo_backend -- `torch.compile(model, backend="fuselayers")`: the fusion core as a backend of torch's own compiler.
+
+An entry point of the package gives torch the name.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch.fx as fx
+
+from ..names import no_such
+from .backends import check_backends, compile_chain
+from .partitioners import partitioner
+
+_OPTIONS: Final = ("backend", "fallback", "partition", "torch_random")
+
+
+def fuselayers(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo as `fuse` does. `torch.compile` calls it.
+
+    Args:
+        graph_module, example_inputs: from Dynamo.
+        mode: of `torch.compile`; Inductor's modes are not taken.
+        options: of `torch.compile`: `backend`, `fallback`, `partition` and `torch_random` of `fuse`.
+
+    Raises:
+        ValueError: there is a mode, an unknown option, backend or partitioner.
+        BackendUnavailableError, PartitionError: as `fuse`.
+
+    >>> import torch
+    >>> double = torch.compile(lambda x: x * 2, backend=fuselayers, options={"backend": "eager"})
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    if mode is not None:
+        raise ValueError(f"the backend 'fuselayers' has no mode {mode!r}; leave it out, or use options")
+    given = dict(options or {})
+    for name in given:
+        if name not in _OPTIONS:
+            raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
+    partition = given.get("partition", "min_cut")
+    partitioner(partition)  # an unknown name is refused here, by its own error
+    chain = check_backends(given.get("backend", "auto"), given.get("fallback", ("inductor", "eager")))
+    compiled, _, _ = compile_chain(
+        graph_module,
+        example_inputs,
+        chain=chain,
+        partition=partition,
+        torch_random=bool(given.get("torch_random", False)),
+    )
+    return compiled

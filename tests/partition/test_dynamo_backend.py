@@ -1,0 +1,48 @@
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers.partition import budget, explain, saved_bytes
+from fuselayers.partition.dynamo_backend import fuselayers
+
+
+@pytest.mark.parametrize("partition", ["min_cut", "budget:0.4", budget(0.4)], ids=str)
+def test_a_model_saves_what_explain_says(partition: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16), nn.GELU())
+    x = torch.randn(8, 16)
+    compiled = torch.compile(model, backend=fuselayers, options={"backend": "eager", "partition": partition})
+    kept = saved_bytes(compiled, x, parameters=model.parameters())
+    assert kept == explain(model, x, backend="eager", partition=partition).totals["this"].saved_bytes
+    torch.testing.assert_close(compiled.eval()(x), model.eval()(x))
+
+
+def test_torch_knows_it_by_name() -> None:
+    (entry,) = (one for one in metadata.entry_points(group="torch_dynamo_backends") if one.name == "fuselayers")
+    assert entry.load() is fuselayers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"options": {"partitoin": "default"}},
+            r"no option of the backend 'fuselayers' 'partitoin'; did you mean 'part",
+        ),
+        ({"options": {"partition": "mincut"}}, r"did you mean 'min_cut'"),
+        ({"options": {"backend": "inducter"}}, r"no backend 'inducter'; did you mean 'inductor'"),
+        (
+            {"mode": "max-autotune"},
+            r"the backend 'fuselayers' has no mode 'max-autotune'; leave it out, or use options",
+        ),
+    ],
+)
+def test_errors(options: dict[str, Any], said: str) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    with pytest.raises(Exception, match=said):
+        torch.compile(double, backend=fuselayers, **options)(torch.ones(2))
