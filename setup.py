@@ -41,7 +41,7 @@ def cpu_libraries() -> list[Extension]:
         Extension(
             f"fuselayers.ops.cpu._{name_of_set}",
             [str(path.relative_to(HERE)) for path in sources if path.suffix == ".cpp"],
-            depends=[str(path.relative_to(HERE)) for path in sources],
+            depends=["setup.py", *(str(path.relative_to(HERE)) for path in sources)],
             extra_compile_args=[*FLAGS, *flags, f'-DSOURCES="{name}"'],
             extra_link_args=["-fopenmp"],
             language="c++",
@@ -53,7 +53,11 @@ def cpu_libraries() -> list[Extension]:
 
 
 class BuildLibraries(build_ext):
-    """Each library's object files in a folder of its own: they have the same names."""
+    """Each library's object files in a folder of its own, since they have the same names; so one after the other."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = None
 
     def build_extension(self, ext: Extension) -> None:
         shared, self.build_temp = self.build_temp, f"{self.build_temp}/{ext.name}"

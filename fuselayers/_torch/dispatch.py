@@ -86,17 +86,12 @@ def is_wrapper(value: object) -> bool:
     return isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
 
 
-_BATCHED_GRADIENTS = torch._C._dispatch_key_parse("VmapMode")  # of `torch.autograd.grad(is_grads_batched=True)`
-
-
 def is_intercepted() -> bool:
-    """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode,
-    batched gradients."""
+    """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode."""
     return (
         is_compiling()
         or transforms_are_active()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._dispatch_tls_is_dispatch_key_included(_BATCHED_GRADIENTS)
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
 

@@ -87,7 +87,6 @@ def as_rows(x: Tensor) -> Tensor:
     >>> as_rows(torch.zeros(2, 3, 8)).shape
     torch.Size([6, 8])
     """
-    x = x.resolve_neg() if x.is_neg() else x  # a gradient may be
     rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
 

@@ -47,8 +47,8 @@ extern "C" void elementwise_backward(Rows dy, Rows x, const float* bias, Rows dx
   parallel(sums.blocks() * stretches, rows * columns, threads, [&](int64_t task) {
     const int64_t block = task / stretches, first = task % stretches * STRETCH;
     const int64_t end = std::min(first + STRETCH, columns);
-    float* total = sums.of_block(block);
-    if (total) std::fill(total + first, total + end, 0.0f);
+    double* const total = sums.of_block(block);
+    if (total) std::fill(total + first, total + end, 0.0);
     for (int64_t row = sums.first_row(block); row < sums.end_row(block); ++row)
       for_pieces(first, end, [&](int64_t column, int64_t size) {
         alignas(64) float buffer[PIECE], z[PIECE];

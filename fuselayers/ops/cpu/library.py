@@ -76,8 +76,6 @@ def rows(x: Tensor | None) -> Rows:
     """Return x, [..., N], as the kernels take it; copied only if its columns do not lie side by side."""
     if x is None:
         return _ABSENT
-    if x.is_neg():  # a gradient may be
-        x = x.resolve_neg()
     if x.is_contiguous():
         stride = x.shape[-1] if x.dim() else 1
     else:
@@ -122,7 +120,7 @@ has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _library() -> ctypes.CDLL | None:
     name = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
     missing = "no library was built"
-    for path in sorted(_FOLDER.glob(f"_{name}.*so")) or sorted(_FOLDER.glob("_plain.*so")):
+    for path in (*_FOLDER.glob(f"_{name}.*so"), *_FOLDER.glob("_plain.*so")):
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:

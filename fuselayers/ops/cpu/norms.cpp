@@ -73,10 +73,10 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
   const RowSums totals(rows, columns * (1 + wants_norm_bias + wants_bias));
   const auto width = static_cast<float>(columns);
   parallel(totals.blocks(), rows * columns, threads, [&](int64_t block) {
-    float* const dweight = totals.of_block(block);
-    float* const dnorm_bias = wants_norm_bias ? dweight + columns : nullptr;
-    float* const dbias = wants_bias ? dweight + columns * (1 + wants_norm_bias) : nullptr;
-    std::fill_n(dweight, columns * (1 + wants_norm_bias + wants_bias), 0.0f);
+    double* const dweight = totals.of_block(block);
+    double* const dnorm_bias = wants_norm_bias ? dweight + columns : nullptr;
+    double* const dbias = wants_bias ? dweight + columns * (1 + wants_norm_bias) : nullptr;
+    std::fill_n(dweight, columns * (1 + wants_norm_bias + wants_bias), 0.0);
     const std::unique_ptr<float[]> buffer(new float[2 * columns]);
     float *const n = buffer.get(), *const w = n + columns;
     for (int64_t row = totals.first_row(block); row < totals.end_row(block); ++row) {

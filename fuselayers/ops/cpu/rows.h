@@ -29,11 +29,13 @@ inline uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// float16 has another exponent: a product with a power of two moves it, for numbers below the normal ones too.
+// float16 has another exponent. Its numbers below the normal ones are multiples of 2^-24, the last bit of 0.5: no
+// float32 on the way is below the normal ones, which torch.set_flush_denormal would make 0.
 inline float from_float16(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = static_cast<uint32_t>(bits & 0x7FFF) << 13;
-  const float moved = as_float(rest) * 0x1p112f;
-  return as_float(sign | (rest >= 0x7C00u << 13 ? rest | 0x7F800000 : as_bits(moved)));
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
+  const uint32_t normal = (rest << 13) + (112u << 23);
+  const uint32_t small = as_bits(as_float(rest | 126u << 23) - 0.5f);
+  return as_float(sign | (rest >= 0x7C00 ? rest << 13 | 0x7F800000 : rest < 0x0400 ? small : normal));
 }
 inline uint16_t to_float16(float value) {
   const uint32_t bits = as_bits(value), sign = bits >> 16 & 0x8000, rest = bits & 0x7FFFFFFF;
@@ -144,34 +146,36 @@ float sum(int64_t size, Term term) {
 }
 
 // Sums over rows, such as the gradient of a bias: one task for each block of rows, whose sums are then added in order.
-// The blocks follow from the number of rows alone, so the result is the same for any number of threads.
+// The blocks follow from the number of rows alone, so the result is the same for any number of threads. They are float64:
+// a long sum in float32 would have several times the error of torch's.
 class RowSums {
  public:
   RowSums(int64_t rows, int64_t width)
       : width_(width), rows_(rows), block_(std::max<int64_t>(16, (rows + 63) / 64)), blocks_((rows + block_ - 1) / block_) {
-    if (width_) sums_.reset(new float[blocks_ * width_]);
+    if (width_) sums_.reset(new double[blocks_ * width_]);
   }
   int64_t blocks() const { return blocks_; }
   int64_t first_row(int64_t block) const { return block * block_; }
   int64_t end_row(int64_t block) const { return std::min(rows_, (block + 1) * block_); }
   // The sums of a block, [width], which the caller sets to 0 first; null where there are none.
-  float* of_block(int64_t block) const { return width_ ? sums_.get() + block * width_ : nullptr; }
+  double* of_block(int64_t block) const { return width_ ? sums_.get() + block * width_ : nullptr; }
 
   void add_blocks(float* out, int threads) const {
     parallel((width_ + PIECE - 1) / PIECE, blocks_ * width_, threads, [&](int64_t piece) {
       const int64_t first = piece * PIECE, size = std::min(PIECE, width_ - first);
-      std::fill_n(out + first, size, 0.0f);
+      double total[PIECE] = {};
       for (int64_t block = 0; block < blocks_; ++block) {
-        const float* sums = of_block(block) + first;
+        const double* const sums = of_block(block) + first;
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) out[first + i] += sums[i];
+        for (int64_t i = 0; i < size; ++i) total[i] += sums[i];
       }
+      std::copy_n(total, size, out + first);
     });
   }
 
  private:
   int64_t width_, rows_, block_, blocks_;
-  std::unique_ptr<float[]> sums_;
+  std::unique_ptr<double[]> sums_;
 };
 
 }  // namespace fuselayers

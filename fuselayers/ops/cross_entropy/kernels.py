@@ -38,7 +38,8 @@ def _launch_loss(
     if in_cpp(logits):
         _check_classes(target, logits.shape[-1], ignore_index)
         target_R = target.reshape(-1).contiguous()
-        losses_R, sums = torch.empty(len(target_R)), torch.empty(2, len(target_R))
+        losses_R = logits.new_empty(len(target_R), dtype=torch.float32)
+        sums = logits.new_empty(2, len(target_R), dtype=torch.float32)
         if len(target_R):
             run(
                 "cross_entropy_forward",

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from ..._torch.dispatch import (
     is_compiling,
     is_dynamo_tracing,
-    is_intercepted,
     is_wrapper,
     jit_is_tracing,
     transforms_are_active,
@@ -202,8 +201,6 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             return f"a {type(tensor).__name__} has rules of its own"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
-        if not compiling and tensor.is_neg():
-            return "a negated view has to be copied first"
     if not compiling and jit_is_tracing():
         return "torch.jit.trace cannot record its gradients"
     return "inside a transform of torch.func" if not compiling and transforms_are_active() else None
@@ -289,9 +286,8 @@ def define(
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return a function that calls it.
 
-    Where nothing sees the calls of torch's ops the function calls the implementation itself, which saves the 4 us of
-    torch's dispatcher. Inside a transform it calls the formula: a backward may run there though its forward did not,
-    and the op would lose the tangents of forward mode.
+    Inside a transform the function calls the formula: a backward may run there though its forward did not, and the op
+    would lose the tangents of forward mode.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
@@ -302,17 +298,15 @@ def define(
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
-    devices = ("cuda", "cpu") if cpp or INTERPRETED else ("cuda",)
-    for device in devices:
-        _library.impl(name, outside_dynamo(launch), device.upper())  # type: ignore[no-untyped-call]
+    for device in ("CUDA", "CPU") if cpp or INTERPRETED else ("CUDA",):
+        _library.impl(name, outside_dynamo(launch), device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     op = getattr(torch.ops.fuselayers, name).default
 
     def call(*arguments: Any) -> Any:
-        if is_intercepted():
-            inside = formula is not None and not is_compiling() and transforms_are_active()
-            return (formula if inside else op)(*arguments)  # type: ignore[misc]
-        first = arguments[0] if isinstance(arguments[0], Tensor) else arguments[0][0]
-        return (launch if first.device.type in devices else op)(*arguments)
+        if formula is not None and not is_compiling() and transforms_are_active():
+            return formula(*arguments)
+        # Through torch's dispatcher, 4 us a call: a gradient may be a subclass, negated, or batched.
+        return op(*arguments)
 
     return call

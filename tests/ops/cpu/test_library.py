@@ -65,6 +65,39 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
             assert torch.equal(got, expected)
 
 
+def test_sums_over_many_rows_are_as_good_as_torchs() -> None:
+    torch.manual_seed(0)
+    x, dy, bias = torch.randn(16384, 64), torch.rand(16384, 64), torch.zeros(64, requires_grad=True)
+    y = ops.bias_activation_dropout(x, bias, activation="relu", backend="cpp")
+    exact = (dy.double() * (x > 0)).sum(0)
+    (got,) = torch.autograd.grad(y, bias, dy)
+    of_torch = (dy * (x > 0)).sum(0)
+    assert (got - exact).abs().max() <= 2 * (of_torch - exact).abs().max()
+
+
+def test_float16_below_the_normal_numbers_where_torch_flushes_float32() -> None:
+    smallest = torch.tensor([[1, 2, 1023]], dtype=torch.int16).view(torch.float16)
+    torch.set_flush_denormal(True)
+    try:
+        got = ops.bias_activation_dropout(smallest, activation="relu", backend="cpp")
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(got.view(torch.int16), smallest.view(torch.int16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
+    inputs = tensors((33, 130), (33, 130), (130,), (130,))
+    expected = results(*(one.clone() for one in inputs))
+    torch.set_default_dtype(dtype)
+    try:
+        found = results(*(one.clone() for one in inputs))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for got, one in zip(found, expected, strict=True):
+        assert torch.equal(got, one)
+
+
 EVERY_FAMILY = """
 import torch
 from tests.ops.cpu.test_library import results
@@ -156,13 +189,13 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
     assert warning.endswith("install a C++ compiler (apt install g++) and run `pip install` of this library again")
 
 
-def build(command: str, folder: Path, **environment: str) -> list[str]:
+def wheel_of(folder: Path, **environment: str) -> list[str]:
     """Build the package from a copy whose path has a blank, and return the names in its wheel."""
     source = folder / "a copy"
     kept = shutil.ignore_patterns("*.so", "__pycache__", ".*", "build", "*.egg-info", "tests", "docs", "plots", "runs")
     shutil.copytree(ROOT, source, ignore=kept)
     done: Any = subprocess.run(
-        [sys.executable, "setup.py", "-q", command, "--dist-dir", str(folder / "dist")],
+        [sys.executable, "setup.py", "-q", "build_ext", "-j", "3", "bdist_wheel", "--dist-dir", str(folder / "dist")],
         cwd=source,
         env=os.environ | environment,
         capture_output=True,
@@ -170,13 +203,12 @@ def build(command: str, folder: Path, **environment: str) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     (wheel,) = (folder / "dist").iterdir()
-    assert command == "bdist_wheel"
     return [wheel.name, *zipfile.ZipFile(wheel).namelist()]
 
 
 @pytest.mark.slow
 def test_a_wheel_serves_every_python(tmp_path: Path) -> None:
-    name, *files = build("bdist_wheel", tmp_path)
+    name, *files = wheel_of(tmp_path)
     assert "-cp311-abi3-linux_" in name
     libraries = [file for file in files if file.endswith(".so")]
     assert "fuselayers/ops/cpu/_plain.abi3.so" in libraries
@@ -185,5 +217,5 @@ def test_a_wheel_serves_every_python(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_it_installs_without_a_compiler(tmp_path: Path) -> None:
-    _, *files = build("bdist_wheel", tmp_path, CC="/nowhere/gcc", CXX="/nowhere/g++")
+    _, *files = wheel_of(tmp_path, CC="/nowhere/gcc", CXX="/nowhere/g++")
     assert not [file for file in files if file.endswith(".so")]
