@@ -102,8 +102,6 @@ setup(
     extras_require={
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
-        # For parallel.engine=fabric.
-        "fabric": ["lightning-fabric>=2.6"],
         # For `train.log=[tensorboard,wandb]`.
         "tensorboard": ["tensorboard>=2.14"],
         "wandb": ["wandb>=0.17"],
@@ -115,7 +113,6 @@ setup(
         "test": [
             "accelerate>=1.10",
             "expecttest",
-            "lightning-fabric>=2.6",
             "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",

@@ -165,9 +165,7 @@ class ParallelConfig:
     Raises:
         ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
 
-    >>> ParallelConfig(
-    ...     dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5", engine="torch"
-    ... ).budget
+    >>> ParallelConfig(dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5").budget
     'budget:0.5'
     """
 
@@ -182,7 +180,6 @@ class ParallelConfig:
         "what backward recomputes: none, block (each block), selective (all but attention and every second "
         "matrix product), or budget:0.5, a share of the bytes to keep, chosen by the fusion core"
     )
-    engine: Literal["torch", "fabric"] = setting("torch alone, or Lightning Fabric (the extra fuselayers[fabric])")
 
     def __post_init__(self) -> None:
         _check("parallel", self)

@@ -83,7 +83,6 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),
         )
-        self.engine.attach(self.optimizer)
 
     def step(self, step: int) -> Update:
         """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
@@ -110,7 +109,8 @@ class Trainer:
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
             where = self.where_it_diverged(lambda: self._gradients(step))
             raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
-        self.engine.update()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
@@ -122,7 +122,7 @@ class Trainer:
             seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.layout.data_rank)
             with engine.micro_batch(last=micro_batch == config.accumulate - 1):
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
-                engine.backward(loss / config.accumulate)
+                (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
