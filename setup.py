@@ -102,9 +102,8 @@ setup(
     extras_require={
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
-        # For `train.log=[tensorboard,wandb]`.
+        # For `train.log=[tensorboard]`.
         "tensorboard": ["tensorboard>=2.14"],
-        "wandb": ["wandb>=0.17"],
         # For `data prepare --tokenizer`.
         "tokenizers": ["tokenizers>=0.20"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are

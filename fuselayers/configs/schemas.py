@@ -101,9 +101,7 @@ class TrainConfig:
     sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
-    log: tuple[Literal["tensorboard", "wandb"], ...] = setting(
-        "where the numbers go besides metrics.csv: [], [tensorboard], [wandb] or both"
-    )
+    log: tuple[Literal["tensorboard"], ...] = setting("where the numbers go besides metrics.csv: [] or [tensorboard]")
     profile: str = setting('steps that torch.profiler watches in this session, as 10..12; "" for none (steps)')
 
     @property
