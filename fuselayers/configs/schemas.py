@@ -102,23 +102,9 @@ class TrainConfig:
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
     log: tuple[Literal["tensorboard"], ...] = setting("where the numbers go besides metrics.csv: [] or [tensorboard]")
-    profile: str = setting('steps that torch.profiler watches in this session, as 10..12; "" for none (steps)')
-
-    @property
-    def profiled_steps(self) -> range:
-        """The steps of `profile`, empty for none."""
-        if not self.profile:
-            return range(0)
-        first, last = map(int, self.profile.split(".."))
-        return range(first, last + 1)
 
     def __post_init__(self) -> None:
         _check("train", self)
-        if self.profile and (not re.fullmatch(r"[0-9]{1,18}\.\.[0-9]{1,18}", self.profile) or not self.profiled_steps):
-            raise ValueError(
-                f"train.profile must be the first and the last step, as 10..12 (one step: 10..10), got "
-                f"{shown(self.profile)}"
-            )
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
                 "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "

@@ -57,7 +57,6 @@ from .lock import locked
 from .loop import Trainer, reproducible, train_steps
 from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
-from .profiling import StepProfiler, check_profile
 from .progress import TrainingProgress
 from .sample import sample_text
 from .sinks import check_sinks, open_sinks
@@ -183,7 +182,6 @@ def _train(
         rows = parse_metrics(checkpoint.texts.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
-    check_profile(config.train, done=done)
     folder, metrics, config_yaml = Path(), None, ""
     if processes.is_main:
         if run is not None:
@@ -227,11 +225,9 @@ def _train(
         texts = Texts(config_yaml=config_yaml, text_fingerprint=text.fingerprint, curve=curve)
         saver.save(trainer.state(), step=step, texts=texts)
 
-    # Rank 0 logs and profiles for all.
+    # Rank 0 logs for all.
     sinks = config.train.log if processes.is_main else ()
     log = stack.enter_context(open_sinks(sinks, folder, config_yaml=config_yaml, rows=rows))
-    profiled = config.train.profiled_steps if processes.is_main else range(0)
-    profiler = StepProfiler(profiled, folder=folder, device=device)
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
         with saver:
@@ -243,10 +239,7 @@ def _train(
                 save=save,
                 log=log,
                 utilisation=utilisation,
-                profiler=profiler,
             )
-        if profiler.written:
-            say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
         if metrics is not None:
             title = f"{config.model.name}, {config.feedforward.name}"
             plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title, unit=unit)
@@ -394,7 +387,7 @@ def _holds_a_dead_start(folder: Path) -> bool:
 
 
 def _write_config(config: Config, folder: Path) -> str:
-    """Save the resolved config, without `output`, `resume` and `profile`, which belong to one session."""
-    text = to_yaml(replace(config, train=replace(config.train, output="", resume="", profile="")))
+    """Save the resolved config, without `output` and `resume`, which belong to one session."""
+    text = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
     write_text(folder / "config.yaml", text)
     return text

@@ -25,7 +25,6 @@ from .interrupt import Interrupt, stops_without_output
 from .memory import peak_memory
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
-from .profiling import StepProfiler
 from .progress import TrainingProgress
 from .randomness import seed_generators
 from .utilisation import Utilisation
@@ -188,7 +187,6 @@ def train_steps(
     save: Callable[[int], None],
     log: Callable[[Metrics], None],
     utilisation: Utilisation,
-    profiler: StepProfiler,
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
@@ -200,7 +198,6 @@ def train_steps(
         save: writes the checkpoint of a step; every process calls it.
         log: takes every row, see `open_sinks`.
         utilisation: of the model.
-        profiler: of some steps.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
@@ -210,12 +207,11 @@ def train_steps(
     before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     started = time.perf_counter()
     signals = Interrupt(once=not processes.launched)
-    with signals as interrupt, stops_without_output(progress.console, interrupt), progress, profiler:
+    with signals as interrupt, stops_without_output(progress.console, interrupt), progress:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
-            with profiler.step(step):
-                update = trainer.step(step)
-                speed = update.tokens / (time.perf_counter() - step_started)
+            update = trainer.step(step)
+            speed = update.tokens / (time.perf_counter() - step_started)
             validation_loss = None
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
