@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from ...configs import TrainConfig
 from .checkpoint import Checkpoint, load_state, not_finite, state_of
 from .data import Text, evaluation_batches, read_ahead, training_batch
-from .divergence import first_not_finite
 from .engine import Engine
 from .interrupt import Interrupt, stops_without_output
 from .memory import peak_memory
@@ -106,8 +105,7 @@ class Trainer:
         own_loss, norm = torch.stack((loss.double(), total.double())).tolist()
         mean_loss = self.engine.processes.mean(own_loss)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            where = self.where_it_diverged(lambda: self._gradients(step))
-            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
+            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
@@ -124,11 +122,6 @@ class Trainer:
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).mean()
-
-    def where_it_diverged(self, run: Callable[[], object]) -> str:
-        """The first layer or gradient of any process that is not finite in `run`, as a clause for an error text."""
-        processes = self.engine.processes
-        return first_not_finite(self.model, run, agreed=processes.first_of if processes.launched else None)
 
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
         """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
@@ -216,8 +209,7 @@ def train_steps(
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
                 if not math.isfinite(validation_loss):
-                    where = trainer.where_it_diverged(trainer.validation_loss)
-                    raise _diverged(step, f"the validation loss is {validation_loss}; {where}")
+                    raise _diverged(step, f"the validation loss is {validation_loss}")
             row = Metrics(
                 step=step,
                 loss=update.loss,

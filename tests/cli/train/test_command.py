@@ -503,7 +503,7 @@ def test_a_last_step_without_a_number_is_divergence(
                     math.inf if (folder / "checkpoints" / "step-000008").exists() else validation_loss(trainer)
                 ),
             )
-            text = r"training diverged at step 12: the validation loss is inf; without fusion every layer's output is "
+            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if"
         with pytest.raises(ValueError, match=text):
             _train([*tiny, f"train.output={folder}"])
     assert _step_of(folder) == 8
