@@ -95,7 +95,6 @@ class TrainConfig:
     evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
     keep_checkpoints: Size = setting("how many checkpoints stay, the newest ones (checkpoints)")
-    async_checkpoint: bool = setting("whether a thread writes a copy of the state while the next steps run")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
     sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")

@@ -216,9 +216,7 @@ def _train(
     if checkpoint is not None and checkpoint.texts.text_fingerprint != text.fingerprint:
         say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
-    saver = Saver(
-        checkpoints_of(folder), keep=config.train.keep_checkpoints, asynchronous=config.train.async_checkpoint
-    )
+    saver = Saver(checkpoints_of(folder), keep=config.train.keep_checkpoints)
 
     def save(step: int) -> None:
         curve = "" if metrics is None else metrics.text()  # the texts of rank 0 count
@@ -230,16 +228,15 @@ def _train(
     log = stack.enter_context(open_sinks(sinks, folder, config_yaml=config_yaml, rows=rows))
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
-        with saver:
-            outcome = train_steps(
-                trainer,
-                done=done,
-                metrics=metrics,
-                progress=progress,
-                save=save,
-                log=log,
-                utilisation=utilisation,
-            )
+        outcome = train_steps(
+            trainer,
+            done=done,
+            metrics=metrics,
+            progress=progress,
+            save=save,
+            log=log,
+            utilisation=utilisation,
+        )
         if metrics is not None:
             title = f"{config.model.name}, {config.feedforward.name}"
             plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title, unit=unit)

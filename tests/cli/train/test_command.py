@@ -27,7 +27,6 @@ from fuselayers.cli.train.metrics import read_metrics
 from fuselayers.cli.train.utilisation import measured_matmul
 from fuselayers.configs import build, compose, to_yaml
 from fuselayers.configs.costs import model_costs
-from fuselayers.ops.implementations.compiled import can_compile
 from tests.cli.conftest import tiny_on, write_text_file
 from tests.processes import Program
 
@@ -167,11 +166,9 @@ def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(own: Path, t
     assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
 
 
-def test_an_asynchronous_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
+def test_a_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    _train(
-        [*tiny, f"train.output={folder}", "train.steps=10", "train.async_checkpoint=true", "train.keep_checkpoints=3"]
-    )
+    _train([*tiny, f"train.output={folder}", "train.steps=10", "train.keep_checkpoints=3"])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "step-000004",
         "step-000008",
@@ -269,9 +266,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        # A save of a thread is waited for.
-        asynchronous = f"train.async_checkpoint={str(number == signal.SIGTERM).lower()}"
-        code = train([*tiny, f"train.output={folder}", asynchronous], console=Console(file=output, width=200))
+        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
     assert code == (0 if number == signal.SIGTERM else 128 + number)
     assert _step_of(folder) == 6
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
@@ -361,28 +356,6 @@ def test_output_that_is_lost_at_the_end_loses_no_file(tiny: list[str], tmp_path:
     text = f"fuselayers: the output cannot be written any more; the run has ended, its files are in {folder}\n"
     assert (done.code, done.errors) == (141, text)
     assert (folder / "sample.txt").exists()
-
-
-_COUNTS_COMPILATIONS = """
-import sys
-from torch._dynamo.utils import counters
-from fuselayers import ops
-from fuselayers.cli.main import main
-import torch
-assert main(["train", *sys.argv[1:]]) == 0
-print("compiled", len(counters["inductor"]))
-ops.dropout(torch.ones(1 << 17), 0.5)
-print("later", len(counters["inductor"]) > 0)
-"""
-
-
-@pytest.mark.slow
-def test_without_fusion_nothing_is_compiled(tiny: list[str], tmp_path: Path) -> None:
-    sizes = ("model.hidden_dim=64", "model.context_length=128", "train.batch_size=16", "model.dropout=0.1")
-    others = ("feedforward=fused_mlp", "train.steps=2", "train.warmup_steps=1", f"train.output={tmp_path / 'run'}")
-    done = Program(_COUNTS_COMPILATIONS, *tiny, *sizes, *others).wait()
-    assert done.code == 0, done.errors
-    assert done.printed.splitlines()[-2:] == ["compiled 0", f"later {can_compile()}"]
 
 
 def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> None:
