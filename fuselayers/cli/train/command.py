@@ -55,7 +55,6 @@ from .engine import Processes, device_of, fusion_for, joined_processes, layout_o
 from .interrupt import Interrupt, exit_code, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
-from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
 from .progress import TrainingProgress
 from .sample import sample_text
@@ -167,7 +166,6 @@ def _train(
             "all machines see"
         )
     check_length(text, sequence_length=length)
-    check_training_memory(config, length=length, device=device, parts=layout.parts(config.parallel))
     check_sinks(config.train.log)
     utilisation = utilisation_of(config, length=length, device=device, devices=processes.world_size)
 

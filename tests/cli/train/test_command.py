@@ -543,11 +543,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
-        (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
-        (
-            ["train.batch_size=1000000000000"],
-            r"a validation of \d+ x 1000000000000 sequences of 16 tokens needs",
-        ),
+        (["model.num_layers=5000000"], r"the model needs at least [\d,]+ GB of memory, and this machine has"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(
