@@ -283,7 +283,7 @@ def test_every_package_that_is_imported_is_required(built: Path) -> None:
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
     # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU.
     needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton"}
-    assert needed == _requirements(built, extras=["hub", "tokenizers"])
+    assert needed == _requirements(built, extras=["hub"])
 
 
 def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:

@@ -97,7 +97,7 @@ class TrainConfig:
     keep_checkpoints: Size = setting("how many checkpoints stay, the newest ones (checkpoints)")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
     log: tuple[Literal["tensorboard"], ...] = setting("where the numbers go besides metrics.csv: [] or [tensorboard]")
@@ -124,12 +124,8 @@ class DataConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    path: str = setting(
-        'a text file or a folder, also one of `fuselayers data prepare`; "" is the source of Python\'s standard library'
-    )
-    sequence_length: Count = setting(
-        "length of a sequence; 0 for the model's context_length (bytes, or tokens of a tokenizer)"
-    )
+    path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
+    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length (bytes)")
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )

@@ -155,9 +155,7 @@ def _train(
     layout = layout_of(config, processes)
     fusion, lowered = fusion_for(config)
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
-    length, unit = sequence_length(config, text), text.vocabulary.unit
-    if config.train.sample_bytes:
-        text.vocabulary.decoder()  # else a missing package is only found when the run has ended
+    length = sequence_length(config, text)
     same = processes.from_main(text.fingerprint) == text.fingerprint
     other = processes.first_of(None if same else (processes.rank, text.source))
     if other is not None:
@@ -197,7 +195,7 @@ def _train(
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in engine.module.parameters()):,} parameters, "
         f"{config.feedforward.name}, fusion scope {fusion.scope}",
-        f"{text.train_N.numel():,} {unit}s to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
+        f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
         f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
         describe_machine(device),
         utilisation.source,
@@ -237,7 +235,7 @@ def _train(
         )
         if metrics is not None:
             title = f"{config.model.name}, {config.feedforward.name}"
-            plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title, unit=unit)
+            plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title)
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             command = f"{processes.launcher} -m fuselayers train" if processes.launched else "fuselayers train"
@@ -257,8 +255,8 @@ def _train(
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
     """The validation loss, a sample, and the fused model beside unfused ones."""
-    device, vocabulary, processes = trainer.device, trainer.text.vocabulary, trainer.engine.processes
-    say(console, f"validation loss {trainer.validation_loss():.4f} nats per {vocabulary.unit}; files in {folder}")
+    device, processes = trainer.device, trainer.engine.processes
+    say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     # Every process sends its parts of the weights, one after another; rank 0 alone keeps them, in the CPU's memory.
     weights: dict[str, Any] = {}
     if config.train.sample_bytes or not processes.launched:
@@ -271,7 +269,6 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
         text = sample_text(
             unfused[EAGER],
             config.train.sample_bytes,
-            vocabulary=vocabulary,
             seed=config.train.seed,
             device=device,
         )
@@ -289,17 +286,17 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     models = {**unfused, FUSED: trainer.model}
     result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
-    say(console, _comparison_title(config, batches[0][0], unit=vocabulary.unit))
+    say(console, _comparison_title(config, batches[0][0]))
     print_table(console, comparison_rows(result))
     say(console, *comparison_notes(result))
 
 
-def _comparison_title(config: Config, tokens_BT: torch.Tensor, *, unit: str) -> str:
+def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
     sequences, length = tokens_BT.shape
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"the trained model, {sequences} x {length} {unit}s, {config.train.precision}, dropout "
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
         f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
         f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...configs import TrainConfig
 from .checkpoint import Checkpoint, load_state, not_finite, state_of
-from .data import Text, evaluation_batches, read_ahead, training_batch
+from .data import Text, evaluation_batches, training_batch
 from .engine import Engine
 from .interrupt import Interrupt, stops_without_output
 from .memory import peak_memory
@@ -127,7 +127,6 @@ class Trainer:
         """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
         config = self.config
         size = {"batch_size": config.batch_size, "sequence_length": self.sequence_length}
-        read_ahead(self.text, seed=config.seed, step=step + 1, micro_batch=micro_batch, **size)
         tokens_BT, targets_BT = training_batch(
             self.text.train_N, seed=config.seed, step=step, micro_batch=micro_batch, **size
         )

@@ -9,7 +9,7 @@ import torch
 def peak_memory(device: torch.device) -> int:
     """The most bytes that this process has had so far: tensors on a GPU, resident memory on a CPU.
 
-    Resident memory counts Python, torch and the pages read so far of a memory-mapped text.
+    Resident memory counts Python and torch too.
 
     >>> peak_memory(torch.device("cpu")) > 10_000_000
     True
