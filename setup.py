@@ -105,20 +105,14 @@ setup(
     extras_require={
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
-        # For parallel.engine=fabric.
-        "fabric": ["lightning-fabric>=2.6"],
-        # For `train.log=[tensorboard,wandb]`.
+        # For `train.log=[tensorboard]`.
         "tensorboard": ["tensorboard>=2.14"],
-        "wandb": ["wandb>=0.17"],
-        # For `data prepare --tokenizer`.
-        "tokenizers": ["tokenizers>=0.20"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
-        # compared with; it brings what the extras "hub" and "tokenizers" ask for. expecttest: PyTorch's databases of
+        # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of
         # ops and modules import it. accelerate, peft: what swapped models are used with.
         "test": [
             "accelerate>=1.10",
             "expecttest",
-            "lightning-fabric>=2.6",
             "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",

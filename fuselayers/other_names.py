@@ -55,7 +55,6 @@ _THEIRS: Final = {
     "evaluate_every": "evalinterval evalevery evalsteps",
     "checkpoint_every": "saveinterval saveevery savesteps",
     "keep_checkpoints": "savetotallimit keeplast keeplatestk",
-    "async_checkpoint": "asyncsave asyncmode",
     # components
     "gated_mlp": "swiglu glu gatedffn llamamlp",
     "gated_mlp with activation=gelu": "geglu",

@@ -285,7 +285,7 @@ def test_every_package_that_is_imported_is_required(built: Path) -> None:
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
     # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU.
     needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton"}
-    assert needed == _requirements(built, extras=["hub", "fabric", "tokenizers"])
+    assert needed == _requirements(built, extras=["hub"])
 
 
 def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
@@ -294,4 +294,4 @@ def test_every_requirement_is_pinned_to_one_version(built: Path) -> None:
     assert [pin for pin in pins if len(pin) != 2] == []
     names = [_canonical(name) for name, _ in pins]
     assert len(names) == len(set(names))
-    assert _requirements(built, extras=["hub", "fabric", "test", "timm", "docs"]) - set(names) == set()
+    assert _requirements(built, extras=["hub", "test", "timm", "docs"]) - set(names) == set()

@@ -1,4 +1,4 @@
-"""Which files of a path are text, and which part of them is held out. Used by `train` and by `data prepare`."""
+"""Which files of a path are text, and which part of them is held out."""
 
 import hashlib
 import os

@@ -22,7 +22,6 @@ from .text import complain, is_launched
 # Only the command that is called is imported: see Note: [imported when used].
 _COMMANDS: Final = {
     "train": "train a language model on text, or continue a run",
-    "data": "prepare text for training: one file of tokens, mapped into memory",
     "export": "write a run's model as a folder with a safetensors file",
     "list": "show components with their options, or a composed config",
     "bench": "time an op, a model, or the fusion core, against eager PyTorch",

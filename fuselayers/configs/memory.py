@@ -27,28 +27,21 @@ _DIFFERENT_LAYERS: Final = 1_000
 _EXPERTS: Final = 64
 
 
-def check_memory(
-    config: Config, *, device: torch.device | None = None, copies: float = 1, what: str = "the model"
-) -> None:
+def check_memory(config: Config) -> None:
     """Raise ValueError if a model needs more memory than the machine has, swap left out, before it is built.
 
-    Used by `build`, and by training, which keeps gradients and the optimizer's state too. A model with few layers is
-    built on the meta device, which takes no memory, and counted; one whose sizes are small is not even counted.
-
-    Args:
-        config: of the model.
-        device: where it will be; None for torch's default device.
-        copies: of the weights.
-        what: needs the memory, for the error.
+    Used by `build`, on torch's default device. A model with few layers is built on the meta device, which takes no
+    memory, and counted; one whose sizes are small is not even counted.
     """
-    device = device or torch.get_default_device()
+    device = torch.get_default_device()
     there = device_memory(device)
-    if device.type == "meta" or isinstance(torch.empty(0), FakeTensor):
-        copies = 0  # only the Python objects take memory
+    # On the meta device only the Python objects take memory.
+    copies = 0 if device.type == "meta" or isinstance(torch.empty(0), FakeTensor) else 1
     largest = max(_sizes(config), default=1)
     if _depth(config) * _MATRICES * (4 * copies * float(largest) * largest + _MODULE_BYTES) > there:
         weights, modules = _counted(config)
-        check_bytes(copies * weights + (0 if device.type == "cuda" else modules * _MODULE_BYTES), device, what=what)
+        objects = 0 if device.type == "cuda" else modules * _MODULE_BYTES
+        check_bytes(copies * weights + objects, device, what="the model")
 
 
 def check_bytes(asked: float, device: torch.device, *, what: str) -> None:

@@ -95,32 +95,15 @@ class TrainConfig:
     evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
     keep_checkpoints: Size = setting("how many checkpoints stay, the newest ones (checkpoints)")
-    async_checkpoint: bool = setting("whether a thread writes a copy of the state while the next steps run")
     resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
     output: str = setting('folder of the run; "" makes a new one below runs/')
-    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes, or a tokenizer's tokens)")
+    sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
     compare: bool = setting("whether to end with a table of eager against fused")
     device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
-    log: tuple[Literal["tensorboard", "wandb"], ...] = setting(
-        "where the numbers go besides metrics.csv: [], [tensorboard], [wandb] or both"
-    )
-    profile: str = setting('steps that torch.profiler watches in this session, as 10..12; "" for none (steps)')
-
-    @property
-    def profiled_steps(self) -> range:
-        """The steps of `profile`, empty for none."""
-        if not self.profile:
-            return range(0)
-        first, last = map(int, self.profile.split(".."))
-        return range(first, last + 1)
+    log: tuple[Literal["tensorboard"], ...] = setting("where the numbers go besides metrics.csv: [] or [tensorboard]")
 
     def __post_init__(self) -> None:
         _check("train", self)
-        if self.profile and (not re.fullmatch(r"[0-9]{1,18}\.\.[0-9]{1,18}", self.profile) or not self.profiled_steps):
-            raise ValueError(
-                f"train.profile must be the first and the last step, as 10..12 (one step: 10..10), got "
-                f"{shown(self.profile)}"
-            )
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
                 "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "
@@ -141,12 +124,8 @@ class DataConfig:
         ValueError: a value of another type or out of its range.
     """
 
-    path: str = setting(
-        'a text file or a folder, also one of `fuselayers data prepare`; "" is the source of Python\'s standard library'
-    )
-    sequence_length: Count = setting(
-        "length of a sequence; 0 for the model's context_length (bytes, or tokens of a tokenizer)"
-    )
+    path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
+    sequence_length: Count = setting("length of a sequence; 0 for the model's context_length (bytes)")
     held_out: Annotated[float, Range(above=0, below=1)] = setting(
         "the text held out for validation (share of the files, or of one file's bytes)"
     )
@@ -165,9 +144,7 @@ class ParallelConfig:
     Raises:
         ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
 
-    >>> ParallelConfig(
-    ...     dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5", engine="torch"
-    ... ).budget
+    >>> ParallelConfig(dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5").budget
     'budget:0.5'
     """
 
@@ -182,7 +159,6 @@ class ParallelConfig:
         "what backward recomputes: none, block (each block), selective (all but attention and every second "
         "matrix product), or budget:0.5, a share of the bytes to keep, chosen by the fusion core"
     )
-    engine: Literal["torch", "fabric"] = setting("torch alone, or Lightning Fabric (the extra fuselayers[fabric])")
 
     def __post_init__(self) -> None:
         _check("parallel", self)

@@ -22,16 +22,15 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"]):
         assert main(arguments) == 0
         out = capsys.readouterr().out
-        assert all(f"\n    {name} " in out for name in ("train", "data", "list", "bench", "backends"))
+        assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         [],
-        *([command] for command in ("train", "data", "list", "bench", "explain", "plan", "tune", "backends")),
+        *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends")),
         *([command] for command in ("export", "swap", "lint-kernels")),
-        ["data", "prepare"],
         *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
     ],
     ids=" ".join,
@@ -108,7 +107,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, data, explain, export, lint",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, lint",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),

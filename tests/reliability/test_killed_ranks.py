@@ -51,8 +51,7 @@ def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
     def check(random: random.Random) -> None:
         run = tmp_path / "run"
         shutil.rmtree(run, ignore_errors=True)
-        asynchronous = random.random() < 0.5
-        begin = [*asked, f"train.output={run}", f"train.async_checkpoint={asynchronous}"]
+        begin = [*asked, f"train.output={run}"]
         for _ in range(_KILLS):
             before = _step_of(run)
             program = _start(tmp_path, *([f"train.resume={run}"] if before else begin))
@@ -69,8 +68,8 @@ def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
             saved, rows = _step_of(run), rows_of(run)
             print(f"rank {victim} killed: {rows} steps, {saved} of them in the newest checkpoint, left {_left(run)}")
             assert saved >= before, "a checkpoint was lost"
-            # A row is written just before its checkpoint; one that a thread writes may be one behind.
-            assert saved >= ((rows - 1) // _EVERY - asynchronous) * _EVERY, "steps were lost"
+            # A row is written just before its checkpoint.
+            assert saved >= (rows - 1) // _EVERY * _EVERY, "steps were lost"
             assert curve(run) == losses[:rows]
             if saved:
                 _assert_same_tensors(run, whole)

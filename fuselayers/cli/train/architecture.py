@@ -8,7 +8,7 @@ from ...components import Choice, LayerChange
 from ...configs import COMPONENT_SECTIONS, Config
 from ...configs.sections import with_layer_changes
 from ..plain import same_layer
-from .data import Text
+from .data import VOCAB_SIZE, Text
 
 # Dropout may change between two sessions of one run.
 _FREE_OPTIONS = frozenset({"dropout", "stochastic_depth"})
@@ -28,11 +28,10 @@ def sequence_length(config: Config, text: Text) -> int:
             "take model=gpt_nano, gpt2_small or llama_tiny"
         )
     vocab_size, context_length = int(model.options["vocab_size"]), int(model.options["context_length"])
-    wanted, unit = text.vocabulary.size, text.vocabulary.unit
-    if vocab_size < wanted:
+    if vocab_size < VOCAB_SIZE:
         raise ValueError(
-            f"model.vocab_size must be at least {wanted} to hold every {unit} of {text.source}, got {vocab_size}; "
-            f"add model.vocab_size={wanted}"
+            f"model.vocab_size must be at least {VOCAB_SIZE} to hold every byte of {text.source}, got {vocab_size}; "
+            f"add model.vocab_size={VOCAB_SIZE}"
         )
     length = config.data.sequence_length or context_length
     if length > context_length:

@@ -55,9 +55,7 @@ from .engine import Processes, device_of, fusion_for, joined_processes, layout_o
 from .interrupt import Interrupt, exit_code, stops_without_output
 from .lock import locked
 from .loop import Trainer, reproducible, train_steps
-from .memory import check_training_memory
 from .metrics import MetricsFile, parse_metrics
-from .profiling import StepProfiler, check_profile
 from .progress import TrainingProgress
 from .sample import sample_text
 from .sinks import check_sinks, open_sinks
@@ -157,9 +155,7 @@ def _train(
     layout = layout_of(config, processes)
     fusion, lowered = fusion_for(config)
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
-    length, unit = sequence_length(config, text), text.vocabulary.unit
-    if config.train.sample_bytes:
-        text.vocabulary.decoder()  # else a missing package is only found when the run has ended
+    length = sequence_length(config, text)
     same = processes.from_main(text.fingerprint) == text.fingerprint
     other = processes.first_of(None if same else (processes.rank, text.source))
     if other is not None:
@@ -168,7 +164,6 @@ def _train(
             "all machines see"
         )
     check_length(text, sequence_length=length)
-    check_training_memory(config, length=length, device=device, parts=layout.parts(config.parallel))
     check_sinks(config.train.log)
     utilisation = utilisation_of(config, length=length, device=device, devices=processes.world_size)
 
@@ -183,7 +178,6 @@ def _train(
         rows = parse_metrics(checkpoint.texts.curve, source=f"the curve in the checkpoint {path}")
         trainer.restore(checkpoint, path=path)
         done = checkpoint.step
-    check_profile(config.train, done=done)
     folder, metrics, config_yaml = Path(), None, ""
     if processes.is_main:
         if run is not None:
@@ -201,7 +195,7 @@ def _train(
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in engine.module.parameters()):,} parameters, "
         f"{config.feedforward.name}, fusion scope {fusion.scope}",
-        f"{text.train_N.numel():,} {unit}s to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
+        f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
         f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
         describe_machine(device),
         utilisation.source,
@@ -218,38 +212,30 @@ def _train(
     if checkpoint is not None and checkpoint.texts.text_fingerprint != text.fingerprint:
         say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
 
-    saver = Saver(
-        checkpoints_of(folder), keep=config.train.keep_checkpoints, asynchronous=config.train.async_checkpoint
-    )
+    saver = Saver(checkpoints_of(folder), keep=config.train.keep_checkpoints)
 
     def save(step: int) -> None:
         curve = "" if metrics is None else metrics.text()  # the texts of rank 0 count
         texts = Texts(config_yaml=config_yaml, text_fingerprint=text.fingerprint, curve=curve)
         saver.save(trainer.state(), step=step, texts=texts)
 
-    # Rank 0 logs and profiles for all.
+    # Rank 0 logs for all.
     sinks = config.train.log if processes.is_main else ()
     log = stack.enter_context(open_sinks(sinks, folder, config_yaml=config_yaml, rows=rows))
-    profiled = config.train.profiled_steps if processes.is_main else range(0)
-    profiler = StepProfiler(profiled, folder=folder, device=device)
     with reproducible(device):
         progress = TrainingProgress(console, steps=config.train.steps, done=done)
-        with saver:
-            outcome = train_steps(
-                trainer,
-                done=done,
-                metrics=metrics,
-                progress=progress,
-                save=save,
-                log=log,
-                utilisation=utilisation,
-                profiler=profiler,
-            )
-        if profiler.written:
-            say(console, f"profile of steps {config.train.profile}: {' and '.join(map(str, profiler.written))}")
+        outcome = train_steps(
+            trainer,
+            done=done,
+            metrics=metrics,
+            progress=progress,
+            save=save,
+            log=log,
+            utilisation=utilisation,
+        )
         if metrics is not None:
             title = f"{config.model.name}, {config.feedforward.name}"
-            plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title, unit=unit)
+            plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title)
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             command = f"{processes.launcher} -m fuselayers train" if processes.launched else "fuselayers train"
@@ -269,8 +255,8 @@ def _train(
 
 def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console) -> None:
     """The validation loss, a sample, and the fused model beside unfused ones."""
-    device, vocabulary, processes = trainer.device, trainer.text.vocabulary, trainer.engine.processes
-    say(console, f"validation loss {trainer.validation_loss():.4f} nats per {vocabulary.unit}; files in {folder}")
+    device, processes = trainer.device, trainer.engine.processes
+    say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     # Every process sends its parts of the weights, one after another; rank 0 alone keeps them, in the CPU's memory.
     weights: dict[str, Any] = {}
     if config.train.sample_bytes or not processes.launched:
@@ -283,7 +269,6 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
         text = sample_text(
             unfused[EAGER],
             config.train.sample_bytes,
-            vocabulary=vocabulary,
             seed=config.train.seed,
             device=device,
         )
@@ -301,17 +286,17 @@ def _finish(trainer: Trainer, config: Config, *, folder: Path, console: Console)
     models = {**unfused, FUSED: trainer.model}
     result = compare(models, batches, precision=config.train.precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
-    say(console, _comparison_title(config, batches[0][0], unit=vocabulary.unit))
+    say(console, _comparison_title(config, batches[0][0]))
     print_table(console, comparison_rows(result))
     say(console, *comparison_notes(result))
 
 
-def _comparison_title(config: Config, tokens_BT: torch.Tensor, *, unit: str) -> str:
+def _comparison_title(config: Config, tokens_BT: torch.Tensor) -> str:
     sequences, length = tokens_BT.shape
     scope, backend = config.fusion.scope, config.fusion.backend
     fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
     return (
-        f"the trained model, {sequences} x {length} {unit}s, {config.train.precision}, dropout "
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
         f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
         f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
     )
@@ -394,7 +379,7 @@ def _holds_a_dead_start(folder: Path) -> bool:
 
 
 def _write_config(config: Config, folder: Path) -> str:
-    """Save the resolved config, without `output`, `resume` and `profile`, which belong to one session."""
-    text = to_yaml(replace(config, train=replace(config.train, output="", resume="", profile="")))
+    """Save the resolved config, without `output` and `resume`, which belong to one session."""
+    text = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
     write_text(folder / "config.yaml", text)
     return text

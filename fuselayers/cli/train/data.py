@@ -1,25 +1,21 @@
-"""The text as tokens: one tensor for training and one held out; bytes, or what `fuselayers data prepare` wrote.
+"""The text as tokens, its bytes: one tensor for training and one held out.
 
 Legend of the shapes: N tokens of text, K batches, B sequences, T tokens of a sequence.
 """
 
 import hashlib
-import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..documents import Document, find_documents, open_text
-from ..token_folder import TOKENIZER_NAME, TOKENS_NAME, as_stored, is_token_folder, read_header
-from ..vocabulary import BYTES, Vocabulary
 
+# A token is a byte.
+VOCAB_SIZE: Final = 256
 _END_OF_FILE = b"\0"
 
 
@@ -28,28 +24,20 @@ class Text:
     """Tokens for training and held-out tokens for the validation loss, and their source.
 
     Args:
-        train_N: uint8 for bytes, else uint8, uint16 or uint32.
-        held_out_N: of the same dtype.
+        train_N: uint8.
+        held_out_N: uint8.
         source: where they are from.
         num_files: the number of files of text.
-        vocabulary: what the tokens stand for.
-        mapped: the file that the tensors map, train_N first; None where they are in memory.
-        known_fingerprint: the fingerprint, where reading all tokens would take long.
     """
 
     train_N: Tensor
     held_out_N: Tensor
     source: str
     num_files: int
-    vocabulary: Vocabulary = BYTES
-    mapped: Path | None = None
-    known_fingerprint: str | None = None
 
     @cached_property
     def fingerprint(self) -> str:
         """The SHA-256 of both tensors: a resumed run compares it with its checkpoint's."""
-        if self.known_fingerprint is not None:
-            return self.known_fingerprint
         digest = hashlib.sha256(self.train_N.numpy().data)
         digest.update(self.held_out_N.numpy().data)
         return digest.hexdigest()
@@ -58,8 +46,7 @@ class Text:
 def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
     """Read a text file, or the files of a folder, and hold out a share; see `find_documents`.
 
-    A zero byte ends every file of a folder, so that the model can learn where a file begins. A folder of `fuselayers
-    data prepare` is mapped, not read; it is split already, so `held_out` and `suffixes` are not used.
+    A zero byte ends every file of a folder, so that the model can learn where a file begins.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
@@ -67,14 +54,12 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
         suffixes: of the files of a folder; none takes all without a zero byte, and of Python's library its source.
 
     Raises:
-        ValueError: no text, or a damaged folder of tokens.
+        ValueError: no text.
         OSError: a path that does not exist or cannot be read.
 
     >>> read_text().train_N.dtype
     torch.uint8
     """
-    if path and is_token_folder(Path(path).expanduser()):
-        return _read_tokens(Path(path).expanduser())
     found = find_documents(path, held_out=held_out, suffixes=suffixes)
     end = _END_OF_FILE if found.num_files > 1 else b""
     train, held = (
@@ -105,22 +90,6 @@ def training_batch(
     return _sequences(train_N, starts_B, sequence_length=sequence_length)
 
 
-def read_ahead(text: Text, *, seed: int, step: int, micro_batch: int, batch_size: int, sequence_length: int) -> None:
-    """Let the system read a coming batch of a mapped text while this one is trained on.
-
-    Without it every sequence that is not in memory costs the wait for a page: a batch of 8 sequences of 128 uint16
-    tokens from a 1.5 GB file that is not in memory takes 58 ms, with it 0.2 ms, and this call 0.1 ms (virtual disk, two
-    busy cores). A process that loads batches would gain nothing more: from memory a batch takes 0.02 ms.
-    """
-    if text.mapped is None:
-        return
-    num_starts, size = text.train_N.numel() - sequence_length, text.train_N.element_size()
-    starts_B = _starts(num_starts, seed=seed, step=step, micro_batch=micro_batch, batch_size=batch_size)
-    with open(text.mapped, "rb") as file:
-        for start in starts_B.tolist():
-            os.posix_fadvise(file.fileno(), start * size, (sequence_length + 1) * size, os.POSIX_FADV_WILLNEED)
-
-
 def evaluation_batches(
     held_out_N: Tensor, *, num_batches: int, batch_size: int, sequence_length: int
 ) -> list[tuple[Tensor, Tensor]]:
@@ -141,12 +110,11 @@ def evaluation_batches(
 
 def check_length(text: Text, *, sequence_length: int) -> None:
     """Raise ValueError if the training or the held-out text is not longer than a sequence."""
-    unit = text.vocabulary.unit
     for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
         if text_N.numel() <= sequence_length:
             raise ValueError(
-                f"the {part} text must be longer than a sequence of {sequence_length} {unit}s, got {text_N.numel()} "
-                f"{unit}s from {text.source}; give more text (data.path=) or a smaller data.sequence_length="
+                f"the {part} text must be longer than a sequence of {sequence_length} bytes, got {text_N.numel()} "
+                f"bytes from {text.source}; give more text (data.path=) or a smaller data.sequence_length="
             )
 
 
@@ -161,35 +129,6 @@ def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tup
     positions = starts_B[:, None] + torch.arange(sequence_length + 1)
     tokens_BS = text_N[positions].long()
     return tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
-
-
-def _read_tokens(folder: Path) -> Text:
-    header = read_header(folder)
-    tokens_N = _mapped(folder / TOKENS_NAME, as_stored(header.dtype))
-    vocabulary = BYTES
-    if header.tokenizer:
-        # A sample begins as a document does, or as the text does.
-        prompt = tuple(tokens_N[:1].tolist()) if header.end_token is None else (header.end_token,)
-        vocabulary = Vocabulary(header.vocab_size, prompt, folder / TOKENIZER_NAME)
-    return Text(
-        train_N=tokens_N[: header.train_tokens],
-        held_out_N=tokens_N[header.train_tokens :],
-        source=str(folder),
-        num_files=header.documents,
-        vocabulary=vocabulary,
-        mapped=folder / TOKENS_NAME,
-        known_fingerprint=header.fingerprint,
-    )
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> Tensor:
-    if not path.stat().st_size:  # cannot be mapped
-        return torch.empty(0, dtype=torch.uint8)
-    # numpy's mapping is read-only. The private one of torch.from_file must fit into memory, even if it is never read.
-    mapped = np.memmap(path, dtype=dtype, mode="r")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(mapped)
 
 
 def _read(document: Document) -> bytes:

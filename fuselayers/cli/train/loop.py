@@ -18,14 +18,12 @@ from torch import Tensor, nn
 
 from ...configs import TrainConfig
 from .checkpoint import Checkpoint, load_state, not_finite, state_of
-from .data import Text, evaluation_batches, read_ahead, training_batch
-from .divergence import first_not_finite
+from .data import Text, evaluation_batches, training_batch
 from .engine import Engine
 from .interrupt import Interrupt, stops_without_output
 from .memory import peak_memory
 from .metrics import Metrics, MetricsFile
 from .optimizer import build_optimizer, learning_rate
-from .profiling import StepProfiler
 from .progress import TrainingProgress
 from .randomness import seed_generators
 from .utilisation import Utilisation
@@ -83,7 +81,6 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),
         )
-        self.engine.attach(self.optimizer)
 
     def step(self, step: int) -> Update:
         """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
@@ -108,9 +105,9 @@ class Trainer:
         own_loss, norm = torch.stack((loss.double(), total.double())).tolist()
         mean_loss = self.engine.processes.mean(own_loss)
         if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            where = self.where_it_diverged(lambda: self._gradients(step))
-            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}; {where}")
-        self.engine.update()
+            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
         return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
 
@@ -122,20 +119,14 @@ class Trainer:
             seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.layout.data_rank)
             with engine.micro_batch(last=micro_batch == config.accumulate - 1):
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
-                engine.backward(loss / config.accumulate)
+                (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).mean()
-
-    def where_it_diverged(self, run: Callable[[], object]) -> str:
-        """The first layer or gradient of any process that is not finite in `run`, as a clause for an error text."""
-        processes = self.engine.processes
-        return first_not_finite(self.model, run, agreed=processes.first_of if processes.launched else None)
 
     def batch(self, step: int, *, micro_batch: int = 0) -> tuple[Tensor, Tensor]:
         """This process's rows of a step's tokens and targets, [B / dp, T] each, on the model's device."""
         config = self.config
         size = {"batch_size": config.batch_size, "sequence_length": self.sequence_length}
-        read_ahead(self.text, seed=config.seed, step=step + 1, micro_batch=micro_batch, **size)
         tokens_BT, targets_BT = training_batch(
             self.text.train_N, seed=config.seed, step=step, micro_batch=micro_batch, **size
         )
@@ -188,7 +179,6 @@ def train_steps(
     save: Callable[[int], None],
     log: Callable[[Metrics], None],
     utilisation: Utilisation,
-    profiler: StepProfiler,
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
@@ -200,7 +190,6 @@ def train_steps(
         save: writes the checkpoint of a step; every process calls it.
         log: takes every row, see `open_sinks`.
         utilisation: of the model.
-        profiler: of some steps.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
@@ -210,18 +199,16 @@ def train_steps(
     before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     started = time.perf_counter()
     signals = Interrupt(once=not processes.launched)
-    with signals as interrupt, stops_without_output(progress.console, interrupt), progress, profiler:
+    with signals as interrupt, stops_without_output(progress.console, interrupt), progress:
         for step in range(done + 1, config.steps + 1):
             step_started = time.perf_counter()
-            with profiler.step(step):
-                update = trainer.step(step)
-                speed = update.tokens / (time.perf_counter() - step_started)
+            update = trainer.step(step)
+            speed = update.tokens / (time.perf_counter() - step_started)
             validation_loss = None
             if step == config.steps or step % config.evaluate_every == 0:
                 validation_loss = trainer.validation_loss()
                 if not math.isfinite(validation_loss):
-                    where = trainer.where_it_diverged(trainer.validation_loss)
-                    raise _diverged(step, f"the validation loss is {validation_loss}; {where}")
+                    raise _diverged(step, f"the validation loss is {validation_loss}")
             row = Metrics(
                 step=step,
                 loss=update.loss,

@@ -19,8 +19,8 @@ class Metrics:
 
     Args:
         step: 1 for the first.
-        loss: nats per token (a byte, without a tokenizer), the mean over the step's batch.
-        validation_loss: nats per token on the held-out text after the step; None when it was not measured.
+        loss: nats per byte, the mean over the step's batch.
+        validation_loss: nats per byte on the held-out text after the step; None when it was not measured.
         learning_rate: of the step.
         gradient_norm: before clipping.
         tokens_per_second: of this step.

@@ -12,7 +12,7 @@ from .metrics import Metrics
 FILE_NAME = "loss.png"
 
 
-def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str, unit: str = "byte") -> None:
+def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     """Draw the training and the validation loss as a PNG.
 
     Agg draws into memory: no display is needed, and a user's own matplotlib backend is left alone.
@@ -25,7 +25,7 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str, unit: str = "b
     measured = [(row.step, row.validation_loss) for row in rows if row.validation_loss is not None]
     if measured:
         axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
-    axes.set(xlabel="step", ylabel=f"loss (nats per {unit})", title=title)
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
     write_whole(path, FigureCanvasAgg(figure).print_png)

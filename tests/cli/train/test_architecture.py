@@ -6,14 +6,13 @@ import torch
 
 from fuselayers.cli.train.architecture import check_same_architecture, sequence_length
 from fuselayers.cli.train.data import Text
-from fuselayers.cli.vocabulary import BYTES, Vocabulary
 from fuselayers.configs import Config, compose
 
 PATH = Path("run/checkpoints/step-000002")
 
 
-def _text(vocabulary: Vocabulary = BYTES) -> Text:
-    return Text(torch.empty(0), torch.empty(0), source="here", num_files=1, vocabulary=vocabulary)
+def _text() -> Text:
+    return Text(torch.empty(0), torch.empty(0), source="here", num_files=1)
 
 
 @pytest.mark.parametrize(
@@ -36,15 +35,6 @@ def _text(vocabulary: Vocabulary = BYTES) -> Text:
 def test_what_cannot_be_trained(overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         sequence_length(compose(overrides=overrides), _text())
-
-
-def test_a_models_vocabulary_must_hold_the_tokenizers() -> None:
-    text = _text(Vocabulary(4000, (0,), Path("tokenizer.json")))
-    with pytest.raises(
-        ValueError, match=r"^model.vocab_size must be at least 4000 to hold every token of here, got 256"
-    ):
-        sequence_length(compose("gpt_nano"), text)
-    assert sequence_length(compose("gpt_nano", ["model.vocab_size=4000"]), text) == 128
 
 
 @pytest.mark.parametrize(

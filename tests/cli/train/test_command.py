@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +15,9 @@ import matplotlib.image
 import pytest
 import torch
 from rich.console import Console
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from fuselayers.cli.data.prepare import prepare
 from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import find_checkpoint, newest, read_checkpoint, save, whole_tensors
-from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.metrics import read_metrics
 from fuselayers.cli.train.utilisation import measured_matmul
@@ -166,11 +162,9 @@ def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(own: Path, t
     assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
 
 
-def test_an_asynchronous_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
+def test_a_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    _train(
-        [*tiny, f"train.output={folder}", "train.steps=10", "train.async_checkpoint=true", "train.keep_checkpoints=3"]
-    )
+    _train([*tiny, f"train.output={folder}", "train.steps=10", "train.keep_checkpoints=3"])
     assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
         "step-000004",
         "step-000008",
@@ -268,9 +262,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        # A save of a thread is waited for.
-        asynchronous = f"train.async_checkpoint={str(number == signal.SIGTERM).lower()}"
-        code = train([*tiny, f"train.output={folder}", asynchronous], console=Console(file=output, width=200))
+        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
     assert code == (0 if number == signal.SIGTERM else 128 + number)
     assert _step_of(folder) == 6
     assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
@@ -480,7 +472,7 @@ def test_a_last_step_without_a_number_is_divergence(
                     math.inf if (folder / "checkpoints" / "step-000008").exists() else validation_loss(trainer)
                 ),
             )
-            text = r"training diverged at step 12: the validation loss is inf; without fusion every layer's output is "
+            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if"
         with pytest.raises(ValueError, match=text):
             _train([*tiny, f"train.output={folder}"])
     assert _step_of(folder) == 8
@@ -547,11 +539,7 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         ),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
-        (["model.num_layers=5000000"], r"training the model needs at least [\d,]+ GB of memory, and this machine has"),
-        (
-            ["train.batch_size=1000000000000"],
-            r"a validation of \d+ x 1000000000000 sequences of 16 tokens needs",
-        ),
+        (["model.num_layers=5000000"], r"the model needs at least [\d,]+ GB of memory, and this machine has"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(
@@ -573,75 +561,6 @@ def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> N
         _train([str(path), f"train.resume={tmp_path / 'run'}"])
     with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
         _train(["nowhere.yaml"])
-
-
-@pytest.fixture
-def tokens(text_file: Path, tmp_path: Path) -> Path:
-    """The text as ids of a tokenizer of 300 byte pairs, and the model's size of it."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train([str(text_file)], trainer)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    prepare(str(text_file), tmp_path / "tokens", tokenizer=tmp_path / "tokenizer.json")
-    return tmp_path / "tokens"
-
-
-def test_a_run_on_a_tokenizers_tokens_resumes_exactly_and_writes_text(
-    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = [*tiny, f"data.path={tokens}", "train.sample_bytes=20"]
-    with pytest.raises(
-        ValueError, match=rf"at least 300 to hold every token of {tokens}, got 256; add model\.vocab_size"
-    ):
-        _train([*overrides, f"train.output={tmp_path / 'whole'}"])
-    overrides += ["model.vocab_size=300", "model.dropout=0.1", "train.learning_rate=1e-2"]
-    output = _train([*overrides, f"train.output={tmp_path / 'whole'}"])
-    count = read_text(str(tokens)).train_N.numel()
-    assert f"{count:,} tokens to learn from and " in output
-    assert " nats per token; files in " in output
-    sample = (tmp_path / "whole" / "sample.txt").read_text()
-    # A byte pair is longer than a byte, so a sample of 20 tokens has more letters.
-    assert len(sample) > 20
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer, number: int) -> Update:
-        if number == 7:
-            signal.raise_signal(signal.SIGTERM)
-        return step(trainer, number)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        train([*overrides, f"train.output={tmp_path / 'parts'}"], console=Console(file=io.StringIO()))
-    resumed = _train([f"train.resume={tmp_path / 'parts'}"])
-    assert "continuing after step 7" in resumed
-    assert "the text is not the checkpoint's" not in resumed
-    assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
-
-
-def test_a_prepared_text_trains_as_the_text_itself(
-    tiny: list[str], text_file: Path, finished: Path, own: Path, tmp_path: Path
-) -> None:
-    prepare(str(text_file), tmp_path / "tokens")
-    _train([*tiny, f"data.path={tmp_path / 'tokens'}", f"train.output={tmp_path / 'mapped'}"])
-    assert _curve(tmp_path / "mapped") == _curve(finished)
-    # The fingerprint is the same, so a run may go on with either.
-    output = _train([f"train.resume={own}", "train.steps=14", f"data.path={tmp_path / 'tokens'}"])
-    assert "the text is not the checkpoint's" not in output
-
-
-def test_tokenizers_is_asked_for_before_a_run_that_ends_with_a_sample(
-    tiny: list[str], tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    overrides = [*tiny, f"data.path={tokens}", "model.vocab_size=300", f"train.output={tmp_path / 'run'}"]
-    text = r"^train\.sample_bytes needs the package tokenizers, which cannot be imported: .*; pip install tokenizers$"
-    with pytest.raises(ValueError, match=text):
-        _train([*overrides, "train.sample_bytes=20"])
-    assert not (tmp_path / "run").exists()
-    _train(overrides)  # without a sample it is not needed
 
 
 def test_the_curve_has_utilisation_and_memory(tiny: list[str], tmp_path: Path) -> None:

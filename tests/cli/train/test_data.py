@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from fuselayers.cli import documents
-from fuselayers.cli.data.prepare import prepare
 from fuselayers.cli.documents import standard_library
-from fuselayers.cli.train.data import check_length, evaluation_batches, read_ahead, read_text, training_batch
+from fuselayers.cli.train.data import check_length, evaluation_batches, read_text, training_batch
 
 
 def _folder(path: Path, number: int) -> Path:
@@ -151,21 +150,3 @@ def test_a_pipe_is_not_waited_for(named: str, tmp_path: Path) -> None:
     path = tmp_path / "pipe.py" if named == "the pipe" else tmp_path
     with pytest.raises(ValueError, match=r"^cannot read the text: \S*pipe\.py is a FIFO, not a file; set data"):
         read_text(str(path), suffixes=(".py",))
-
-
-def test_the_coming_batch_of_a_mapped_text_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text").write_bytes(bytes(range(250)) * 40)
-    prepare(str(tmp_path / "text"), tmp_path / "tokens")
-    text = read_text(str(tmp_path / "tokens"))
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: asked.append((start, size)))
-    size = {"seed": 3, "step": 5, "micro_batch": 1, "batch_size": 4, "sequence_length": 16}
-    read_ahead(text, **size)
-    tokens_BT, targets_BT = training_batch(text.train_N, **size)
-    content = (tmp_path / "tokens" / "tokens.bin").read_bytes()
-    assert [list(content[start : start + size]) for start, size in asked] == [
-        [*tokens, targets[-1]] for tokens, targets in zip(tokens_BT.tolist(), targets_BT.tolist(), strict=True)
-    ]
-    asked.clear()
-    read_ahead(read_text(str(tmp_path / "text")), **size)
-    assert asked == []

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.cli.train.sample import printable, sample_text
-from fuselayers.cli.vocabulary import BYTES
+from fuselayers.cli.train.sample import as_text, printable, sample_text
 from fuselayers.components.model import Decoder
 from fuselayers.components.registry import Choice
 
@@ -17,11 +16,11 @@ def _decoder() -> Decoder:
 def test_the_seed_alone_decides_and_nothing_is_changed() -> None:
     model = _decoder().train()
     state = torch.get_rng_state()
-    first = sample_text(model, 50, vocabulary=BYTES, seed=1, device=torch.device("cpu"))
+    first = sample_text(model, 50, seed=1, device=torch.device("cpu"))
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
-    assert first == sample_text(model, 50, vocabulary=BYTES, seed=1, device=torch.device("cpu"))
-    assert first != sample_text(model, 50, vocabulary=BYTES, seed=2, device=torch.device("cpu"))
+    assert first == sample_text(model, 50, seed=1, device=torch.device("cpu"))
+    assert first != sample_text(model, 50, seed=2, device=torch.device("cpu"))
     assert 0 < len(first) <= 50
 
 
@@ -36,4 +35,4 @@ def test_the_seed_alone_decides_and_nothing_is_changed() -> None:
     ],
 )
 def test_only_what_is_safe_is_printed(tokens: list[int], text: str) -> None:
-    assert printable(BYTES.decoder()(tokens)) == text
+    assert printable(as_text(tokens)) == text

@@ -1,18 +1,15 @@
-"""Saving: by one process or by all ranks of a group, at once or while training goes on."""
+"""Saving: by one process or by all ranks of a group."""
 
 import shutil
 import warnings
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from ...files import clear_left_overs
 from .folders import newest, path_of
@@ -83,39 +80,25 @@ def save(
 
 
 class Saver:
-    """The only writer of a run's checkpoints, at once or in a thread; a context that waits for the last one.
+    """The only writer of a run's checkpoints.
 
-    With `asynchronous`, `save` copies the tensors and returns; a thread writes the copy. At most one is in flight: the
-    next `save` waits for it. An error of the thread is raised there, or at the end of the context.
+    The ranks of the default group all make a saver and call it in the same order.
 
     Args:
         folder: of the run's checkpoints.
         keep: how many checkpoints stay, at least 1.
-        asynchronous: whether a thread writes.
-
-    The ranks of the default group all make a saver and call it in the same order.
 
     >>> import tempfile, torch
-    >>> with Saver(Path(tempfile.mkdtemp()), asynchronous=True) as saver:
-    ...     saver.save({"model.weight": torch.ones(2, 3)}, step=1)
-    ...     saver.save({"model.weight": torch.ones(2, 3)}, step=2)
+    >>> saver = Saver(Path(tempfile.mkdtemp()))
+    >>> saver.save({"model.weight": torch.ones(2, 3)}, step=2)
     >>> newest(saver.folder).name
     'step-000002'
     """
 
-    def __init__(self, folder: Path, *, keep: int = 2, asynchronous: bool = False) -> None:
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self.folder = folder
         self.keep = keep
         self._group = default_group()
-        self._thread: ThreadPoolExecutor | None = None
-        self._in_flight: Future[Path] | None = None
-        if asynchronous:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-            self._stager = DefaultStager(StagingOptions(False, False, False, False))
-            if self._group is not None:
-                # The thread needs a group of its own: its messages must not meet those of the training. It is gloo's,
-                # since the copies are in the memory of the CPU.
-                self._group = dist.new_group(dist.get_process_group_ranks(self._group), backend="gloo")
         if rank_and_size()[0] == 0:
             clear_left_overs(folder)
 
@@ -123,37 +106,6 @@ class Saver:
         """Save the checkpoint of a step; see the function `save`.
 
         Raises:
-            OSError: it, or with `asynchronous` the one before it, could not be written.
+            OSError: it could not be written.
         """
-        self.wait()
-        if self._thread is None:
-            save(self.folder, tensors, step=step, texts=texts, keep=self.keep, group=self._group)
-            return
-        copies = self._stager.stage(dict(tensors))
-        assert isinstance(copies, dict)
-        self._in_flight = self._thread.submit(
-            save, self.folder, copies, step=step, texts=texts, keep=self.keep, group=self._group
-        )
-
-    def wait(self) -> None:
-        """Wait until nothing is in flight.
-
-        Raises:
-            OSError: the one in flight could not be written.
-        """
-        in_flight, self._in_flight = self._in_flight, None
-        if in_flight is not None:
-            in_flight.result()
-
-    def __enter__(self) -> "Saver":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.wait()
-        finally:
-            if self._thread is not None:
-                self._thread.shutdown()
-                self._stager.close()
+        save(self.folder, tensors, step=step, texts=texts, keep=self.keep, group=self._group)

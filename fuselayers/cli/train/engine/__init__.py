@@ -1,6 +1,6 @@
-"""The engines of a training: one process, PyTorch's own pieces over several, or Lightning Fabric."""
+"""The engine of a training: one process, or PyTorch's own pieces over several."""
 
-from .base import Engine as Engine
+from .engine import Engine as Engine
 from .layout import Layout as Layout
 from .layout import layout_of as layout_of
 from .processes import Processes as Processes

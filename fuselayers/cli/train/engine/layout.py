@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from ....configs import Config, ParallelConfig
+from ....configs import Config
 from .processes import Processes
 
 
@@ -31,10 +31,6 @@ class Layout:
         """
         size = batch_size // self.dp
         return slice(self.data_rank * size, (self.data_rank + 1) * size)
-
-    def parts(self, parallel: ParallelConfig) -> int:
-        """Into how many parts the weights are split."""
-        return self.tp * (self.dp if parallel.shard == "fsdp" else 1)
 
     def mesh(self, device: torch.device) -> DeviceMesh:
         """The device mesh, with the dimensions "dp" and "tp". It needs the process group."""

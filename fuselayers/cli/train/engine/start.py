@@ -1,16 +1,15 @@
 """From a config to the engine of its run."""
 
-import importlib.util
-
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ....configs import Config
 from ...machine import choose_device
-from .base import Engine
+from .engine import Engine
 from .layout import Layout
 from .processes import Processes
 from .sharding import prepared
-from .torch_engine import TorchEngine
+from .verify import verify
 
 
 def device_of(config: Config, processes: Processes) -> torch.device:
@@ -55,18 +54,17 @@ def start_engine(
         device: of this process.
 
     Raises:
-        ValueError: the model cannot be split or checkpointed so, or Lightning Fabric is asked for and missing.
+        ValueError: the model cannot be split or checkpointed so.
         RuntimeError: the model is not split as the config asks for.
     """
     if not processes.launched:
         return Engine(prepared(module.to(device), config))
-    if config.parallel.engine == "fabric":
-        if importlib.util.find_spec("lightning_fabric") is None:
-            raise ValueError(
-                "parallel.engine=fabric needs Lightning Fabric, which is not installed; pip install "
-                "'fuselayers[fabric]', or set parallel.engine=torch"
-            )
-        from .fabric_engine import FabricEngine
-
-        return FabricEngine(module, config, processes=processes, layout=layout, device=device)
-    return TorchEngine(module, config, processes=processes, layout=layout, device=device)
+    if config.parallel.shard != "fsdp" or layout.tp > 1:
+        # FSDP2 alone takes the weights to the device in parts.
+        module.to(device)
+    mesh = layout.mesh(device)
+    model = module = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"])
+    if config.parallel.shard == "ddp":
+        model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+    verify(module, model, config.parallel, layout)
+    return Engine(module, model=model, processes=processes, layout=layout)

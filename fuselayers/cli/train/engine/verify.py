@@ -1,7 +1,6 @@
-"""What became of a model: a launcher or a strategy may fall back to another one without a word."""
+"""What became of a model: a wrapper that is missing would train without a word."""
 
 from collections import Counter
-from typing import Final
 
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -10,9 +9,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ....configs import ParallelConfig
 from .layout import Layout
-
-# The dimension's name in our meshes, and in those of Lightning Fabric.
-_DATA_PARALLEL: Final = ("dp", "data_parallel")
 
 
 def verify(module: nn.Module, model: nn.Module, parallel: ParallelConfig, layout: Layout) -> None:
@@ -44,8 +40,7 @@ def _is_split_by_fsdp(parameter: nn.Parameter) -> bool:
     dimensions = zip(parameter.device_mesh.mesh_dim_names or (), parameter.placements, strict=True)
     # Beside tensor parallelism torch has a placement of its own, which is no Shard.
     return any(
-        name in _DATA_PARALLEL and not (placement.is_replicate() or placement.is_partial())
-        for name, placement in dimensions
+        name == "dp" and not (placement.is_replicate() or placement.is_partial()) for name, placement in dimensions
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fuselayers.cli.train.checkpoint import Saver, Texts, read_checkpoint, save, state_of, whole_tensors
+from fuselayers.cli.train.checkpoint import Texts, read_checkpoint, save, state_of
 from tests.cli.train.checkpoint import sharded
 from tests.cli.train.checkpoint.test_save import files_of_at_most
 
@@ -61,26 +61,3 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_both(tmp_path: Path) -> None:
     for one in ended:
         assert one.printed.splitlines() == [*said, "done"]
     assert {path.name for path in folder.iterdir()} == {"step-000002", "step-000003"}
-
-
-_STEPS = 30
-
-
-def _asynchronous(folder: str) -> None:
-    """Train and save at each step, while threads of both ranks write."""
-    model, optimizer = sharded.build("fsdp", width=64)
-    with Saver(Path(folder) / "checkpoints", keep=_STEPS, asynchronous=True) as saver:
-        for step in range(1, _STEPS + 1):
-            sharded.train(model, optimizer, step)
-            saver.save(state_of(model, optimizer), step=step, texts=Texts(curve=str(step)))
-
-
-def test_training_goes_on_while_both_ranks_write(tmp_path: Path) -> None:
-    sharded.run(_asynchronous, tmp_path, size=2, store=tmp_path / "store")
-    model, optimizer = sharded.build("single", width=64)
-    for step in range(1, _STEPS + 1):
-        sharded.train(model, optimizer, step)
-        path = tmp_path / "checkpoints" / f"step-{step:06}"
-        tensors = whole_tensors(path, read_checkpoint(path))
-        for name, tensor in state_of(model, optimizer).items():
-            assert torch.equal(tensors[name], tensor), (step, name)

@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fuselayers.cli.train.checkpoint import Saver, Texts, newest, read_checkpoint, save, whole_tensors
-from tests.processes import Program
 from tests.processes import run as run_program
 
 
@@ -147,9 +144,9 @@ def test_a_kill_in_the_middle_of_a_write_leaves_whole_ones(tmp_path: Path, momen
     wanted = tensors(5) if newest_step == 5 else {"model.weight": torch.full((3, 4), 6.0)}
     assert_is(path, wanted, step=newest_step)
     # The next writer removes what is left, and writes.
-    with Saver(tmp_path) as saver:
-        assert not list(tmp_path.glob("*.part"))
-        saver.save(tensors(7), step=7)
+    saver = Saver(tmp_path)
+    assert not list(tmp_path.glob("*.part"))
+    saver.save(tensors(7), step=7)
     assert_is(tmp_path / "step-000007", tensors(7), step=7)
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -161,80 +158,3 @@ def test_a_kill_between_the_renames_of_a_run_that_went_back_leaves_the_one_it_co
     assert run_program(_KILLED, str(tmp_path), "rename", "2").code == -signal.SIGKILL
     assert newest(tmp_path) == tmp_path / "step-000004"
     assert_is(tmp_path / "step-000004", tensors(4), step=4)
-
-
-class _Gate:
-    """Holds the first write until it is opened."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.reached, self.opened = threading.Event(), threading.Event()
-        fsync = os.fsync
-
-        def waits(descriptor: int) -> None:
-            self.reached.set()
-            assert self.opened.wait(60)
-            fsync(descriptor)
-
-        monkeypatch.setattr(os, "fsync", waits)
-
-
-def test_an_asynchronous_save_writes_the_state_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = _Gate(monkeypatch)
-    state = tensors(5)
-    with Saver(tmp_path, asynchronous=True) as saver:
-        saver.save(state, step=5, texts=Texts(curve="at 5"))
-        assert gate.reached.wait(60)
-        # Training goes on in the same tensors while the thread writes.
-        for tensor in state.values():
-            tensor.zero_()
-        assert newest(tmp_path) is None
-        gate.opened.set()
-    assert_is(tmp_path / "step-000005", tensors(5), step=5)
-    assert read_checkpoint(tmp_path / "step-000005").texts.curve == "at 5"
-
-
-def test_at_most_one_is_in_flight_and_the_copies_do_not_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gate = _Gate(monkeypatch)
-    state = tensors(1)
-    with Saver(tmp_path, keep=9, asynchronous=True) as saver:
-        saver.save(state, step=1)
-        assert gate.reached.wait(60)
-        opener = threading.Timer(0.2, gate.opened.set)
-        opener.start()
-        started = time.monotonic()
-        for step in (2, 3):
-            for name, tensor in tensors(step).items():
-                state[name].copy_(tensor)
-            saver.save(state, step=step)
-            if step == 2:
-                assert time.monotonic() - started > 0.1
-                assert newest(tmp_path) == tmp_path / "step-000001"
-    for step in (1, 2, 3):
-        assert_is(tmp_path / f"step-{step:06}", tensors(step), step=step)
-
-
-def test_an_error_of_the_thread_is_raised_by_the_next_save_or_at_the_end(tmp_path: Path) -> None:
-    text = r"cannot write the checkpoint .*/step-000001: File too large"
-    saver = Saver(tmp_path, asynchronous=True)
-    with files_of_at_most(100), pytest.raises(OSError, match=text), saver:
-        saver.save(tensors(1), step=1)
-    with Saver(tmp_path, asynchronous=True) as saver:
-        with files_of_at_most(100):
-            saver.save(tensors(1), step=1)
-            with pytest.raises(OSError, match=text):
-                saver.save(tensors(2), step=2)
-        saver.save(tensors(3), step=3)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000003"]
-
-
-def test_a_process_that_ends_with_a_save_in_flight_finishes_it(tmp_path: Path) -> None:
-    script = """
-import sys, torch
-from pathlib import Path
-from fuselayers.cli.train.checkpoint import Saver
-with Saver(Path(sys.argv[1]), asynchronous=True) as saver:
-    saver.save({"model.weight": torch.full((1000, 1000), 3.0)}, step=3)
-    raise KeyboardInterrupt
-"""
-    assert Program(script, str(tmp_path)).wait().code != 0
-    assert_is(tmp_path / "step-000003", {"model.weight": torch.full((1000, 1000), 3.0)}, step=3)

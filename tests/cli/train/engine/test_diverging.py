@@ -1,5 +1,6 @@
 """A number that goes wrong on one process stops all, with the same words."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +53,12 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
     return run_all(2, given, events=events, folder=root)
 
 
-@pytest.mark.parametrize(("layout", "what"), [case for case in _CASES if case[1] != "gradient"])
-def test_all_stop_and_name_the_layer_of_one_rank(
-    ended: dict[str, dict[str, Any]], root: Path, layout: str, what: str
-) -> None:
+@pytest.mark.parametrize(("layout", "what"), _CASES)
+def test_all_stop_at_the_step_of_one_rank(ended: dict[str, dict[str, Any]], root: Path, layout: str, what: str) -> None:
     refused = ended[f"{layout}_{what}"]["refused"]
-    assert refused.startswith("training diverged at step 3: the loss is nan and the norm of its gradient nan; "), (
-        refused
-    )
-    layer = "the first layer with an output that is not finite, from finite inputs, is "
-    assert f"{layer}{_LAYERS[what]} (" in refused
-    assert (", whose weight is not finite" in refused) == (what == "weight")
+    loss = r"\d+\.\d+" if what == "gradient" else "nan"
+    norm = "inf" if what == "gradient" else "nan"
+    assert re.match(
+        rf"training diverged at step 3: the loss is {loss} and the norm of its gradient {norm}; a checkpoint, ", refused
+    ), refused
     assert [row.step for row in curve(root / f"{layout}_{what}")] == [1, 2]
-
-
-@pytest.mark.parametrize("layout", ["fsdp", "tp"])
-def test_the_largest_gradient_is_that_of_all(ended: dict[str, dict[str, Any]], layout: str) -> None:
-    refused = ended[f"{layout}_gradient"]["refused"]
-    assert "the norm of its gradient inf; without fusion every output and every gradient is finite; the " in refused
-    assert float(refused.split("largest gradient is ")[1].split(", of ")[0]) > 1e19

@@ -1,7 +1,8 @@
-"""The engines of several processes, in a group of this process alone; test_torchrun.py has real ones."""
+"""The engine of several processes, in a group of this process alone; test_torchrun.py has real ones."""
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,12 @@ def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[str, Tensor]]:
-    engine.attach(torch.optim.SGD(engine.module.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
     for number in range(micro_batches):
         with engine.micro_batch(last=number == micro_batches - 1):
-            engine.backward(engine.model(*(one[number::micro_batches] for one in _tokens())) / micro_batches)
+            (engine.model(*(one[number::micro_batches] for one in _tokens())) / micro_batches).backward()
     norm = engine.clip(0.5).item()
-    engine.update()
+    optimizer.step()
     return norm, {name: _whole(one) for name, one in engine.module.state_dict().items()}
 
 
@@ -96,7 +97,7 @@ def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_b
 
 def test_no_limit_leaves_the_gradient(gloo: None) -> None:
     engine = _engine(_config("parallel=fsdp"))
-    engine.backward(engine.model(*_tokens()))
+    engine.model(*_tokens()).backward()
     before = [_local(one.grad).clone() for one in engine.module.parameters() if one.grad is not None]
     assert engine.clip(math.inf) > 0
     after = [_local(one.grad) for one in engine.module.parameters() if one.grad is not None]
@@ -108,16 +109,16 @@ def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
     dtypes: list[torch.dtype] = []
     first: Any = engine.module.blocks[0]  # type: ignore[index]
     first.attention.register_forward_pre_hook(lambda module, _: dtypes.append(module.out.weight.dtype))
-    engine.backward(engine.model(*_tokens()))
+    engine.model(*_tokens()).backward()
     assert dtypes == [torch.bfloat16]
     assert {one.grad.dtype for one in engine.module.parameters() if one.grad is not None} == {torch.float32}
 
 
 def test_what_is_in_use_is_said(gloo: None) -> None:
     (line,) = _engine(_config("parallel=fsdp")).describe()
-    assert line == "engine torch: 1 process, dp 1 x tp 1, FSDP2 with 28 parameters (S(0)), gloo, cpu"
+    assert line == "1 process, dp 1 x tp 1, FSDP2 with 28 parameters (S(0)), gloo, cpu"
     (line,) = _engine(_config("parallel=ddp")).describe()
-    assert line == "engine torch: 1 process, dp 1 x tp 1, DistributedDataParallel with 28 parameters whole, gloo, cpu"
+    assert line == "1 process, dp 1 x tp 1, DistributedDataParallel with 28 parameters whole, gloo, cpu"
     assert Engine(nn.Linear(2, 1)).describe() == []
 
 
@@ -128,12 +129,13 @@ def test_what_is_in_use_is_said(gloo: None) -> None:
         ("ddp", "parallel.shard=ddp with dp 1 x tp 1 was asked for, and no module is DistributedDataParallel"),
     ],
 )
-def test_an_engine_that_falls_back_is_found_out(
+def test_a_split_that_is_not_there_is_found_out(
     gloo: None, monkeypatch: pytest.MonkeyPatch, shard: str, text: str
 ) -> None:
-    from fuselayers.cli.train.engine.torch_engine import TorchEngine
+    from fuselayers.cli.train.engine import start
 
-    monkeypatch.setattr(TorchEngine, "_set_up", lambda engine: None)
+    monkeypatch.setattr(start, "prepared", lambda module, *_, **__: module)
+    monkeypatch.setattr(start, "DistributedDataParallel", lambda module, **_: module)
     with pytest.raises(RuntimeError) as caught:
         _engine(_config(f"parallel={shard}"))
     assert str(caught.value) == text
@@ -154,13 +156,6 @@ def test_a_layer_that_is_not_split_is_named(gloo: None, monkeypatch: pytest.Monk
         _engine(_config("parallel=fsdp"))
     with pytest.raises(RuntimeError, match=r"and no parameter is split over the tensor-parallel group$"):
         verify(nn.Linear(2, 1), nn.Linear(2, 1), _config().parallel, Layout(tp=2))
-
-
-def test_fabric_that_is_missing_is_named(gloo: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    text = r"^parallel.engine=fabric needs Lightning Fabric, which is not installed; pip install 'fuselayers\[fabric\]'"
-    with pytest.raises(ValueError, match=text):
-        _engine(_config("parallel=ddp", "parallel.engine=fabric"))
 
 
 def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,14 +182,16 @@ def test_fsdp_fuses_blocks_and_says_so() -> None:
 
 
 class _SeedsOnly(Engine):
-    """Notes torch's seed where the gradients of a micro-batch would be computed."""
+    """Notes torch's seed at each micro-batch."""
 
     def __init__(self, module: nn.Module, *, processes: Processes, layout: Layout) -> None:
         super().__init__(module, processes=processes, layout=layout)
         self.seeds: list[int] = []
 
-    def backward(self, loss: Tensor) -> None:
+    @contextmanager
+    def micro_batch(self, *, last: bool) -> Iterator[None]:
         self.seeds.append(torch.initial_seed())
+        yield
 
 
 def test_masks_are_one_in_a_tensor_parallel_group_and_others_in_the_next(text_file: Path) -> None:

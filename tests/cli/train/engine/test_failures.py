@@ -13,22 +13,23 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no
 # As `--import`: rank 1 fails in the middle of its third step, the other one waits for its gradient.
 _FAILS = """
 import os, signal
-from fuselayers.cli.train.engine import Engine
-from fuselayers.cli.train.engine.torch_engine import TorchEngine
+from fuselayers.cli.train.loop import Trainer
 
-updates = 0
+trained, losses = Trainer.step, Trainer.loss
+steps = 0
 
-def backward(engine, loss):
-    if os.environ["RANK"] == "1" and updates == 2:
+def step(trainer, number):
+    global steps
+    steps = number
+    return trained(trainer, number)
+
+def loss(trainer, *batch):
+    value = losses(trainer, *batch)
+    if os.environ["RANK"] == "1" and steps == 3:
         {failure}
-    loss.backward()
+    return value
 
-def update(engine):
-    global updates
-    updates += 1
-    Engine.update(engine)
-
-TorchEngine.backward, TorchEngine.update = backward, update
+Trainer.step, Trainer.loss = step, loss
 """
 
 

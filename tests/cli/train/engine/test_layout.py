@@ -61,7 +61,3 @@ def test_one_process_without_torchrun_says_so() -> None:
     text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
     with pytest.raises(ValueError, match=text):
         layout_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
-
-
-def test_the_parts_of_the_weights() -> None:
-    assert [Layout(4, 2).parts(compose(overrides=[f"parallel={name}"]).parallel) for name in ("ddp", "fsdp")] == [2, 8]

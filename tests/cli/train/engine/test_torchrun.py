@@ -1,6 +1,5 @@
 """Trainings over the processes of torchrun: the losses of one process, whatever splits the work."""
 
-import importlib.util
 import io
 from pathlib import Path
 from typing import Any
@@ -67,9 +66,6 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
         "odd_batch": ["parallel=ddp", "train.batch_size=3"],
         "one_device": ["parallel=ddp", "train.device=cuda:0"],
     }
-    if importlib.util.find_spec("lightning_fabric") is not None:
-        runs["fabric_ddp"] = [*_LLAMA, "parallel=ddp", "parallel.engine=fabric"]
-        runs["fabric_fsdp"] = [*_LLAMA, "parallel=fsdp", "parallel.engine=fabric"]
     given = {name: [*overrides(text, *more), f"train.output={root / name}"] for name, more in runs.items()}
     for rank in range(2):
         (root / f"text-{rank}.py").write_text(f"{text.read_text()}# machine {rank}\n")
@@ -81,25 +77,21 @@ def ended(root: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected", "engine"),
+    ("name", "expected", "split"),
     [
-        ("ddp", "alone", "engine torch: 2 processes, dp 2 x tp 1, DistributedDataParallel with 28 parameters whole, "),
-        ("fsdp", "alone", "engine torch: 2 processes, dp 2 x tp 1, FSDP2 with 28 parameters (S(0)), gloo, cpu"),
+        ("ddp", "alone", "2 processes, dp 2 x tp 1, DistributedDataParallel with 28 parameters whole, "),
+        ("fsdp", "alone", "2 processes, dp 2 x tp 1, FSDP2 with 28 parameters (S(0)), gloo, cpu"),
         ("llama_ddp", "alone_llama", "DistributedDataParallel with "),
         ("llama_fsdp", "alone_llama", "FSDP2 with "),
         ("llama_fused", "alone_one_block", "fsdp gathers the weights of one block at a time: fusion.scope is block"),
-        ("tp", "alone", "engine torch: 2 processes, dp 1 x tp 2, Decoder with 9 parameters (S(0)), "),
-        ("fabric_ddp", "alone_llama", "engine fabric: 2 processes, dp 2 x tp 1, DistributedDataParallel with "),
-        ("fabric_fsdp", "alone_llama", "engine fabric: 2 processes, dp 2 x tp 1, FSDP2 with "),
+        ("tp", "alone", "2 processes, dp 1 x tp 2, Decoder with 9 parameters (S(0)), "),
     ],
 )
 def test_the_losses_of_one_process(
-    ended: dict[str, dict[str, Any]], root: Path, name: str, expected: str, engine: str
+    ended: dict[str, dict[str, Any]], root: Path, name: str, expected: str, split: str
 ) -> None:
-    if name not in ended:
-        pytest.skip("Lightning Fabric is not installed")
     assert (ended[name]["code"], ended[name]["refused"]) == (0, "")
-    assert engine in ended[name]["output"]
+    assert split in ended[name]["output"]
     _assert_same_curve(root / name, root / expected)
 
 
@@ -183,19 +175,18 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
         "fsdp_tp": fsdp,
         "fsdp_tp_sequence": [*fsdp, "parallel.sequence=true"],
         "fsdp_tp_fused": [*fsdp, "fusion.scope=block", "fusion.backend=inductor"],
-        "fabric": [*fsdp, "parallel.engine=fabric"],
         "fsdp_tp_dropout": [*fsdp, *_DROPOUT],
         "fsdp_tp_sequence_dropout": [*fsdp, *_DROPOUT, "parallel.sequence=true"],
         "ddp_tp": ["parallel=ddp", "parallel.tp=2"],
     }
     given = {name: [*overrides(text, *more), f"train.output={tmp_path / name}"] for name, more in runs.items()}
     ended = run_all(4, given, folder=tmp_path)
-    for name in ("fsdp", "fsdp_tp", "fsdp_tp_sequence", "fsdp_tp_fused", "fabric"):
+    for name in ("fsdp", "fsdp_tp", "fsdp_tp_sequence", "fsdp_tp_fused"):
         assert ended[name]["code"] == 0
         _assert_same_curve(tmp_path / name, tmp_path / "alone")
     assert ended["fsdp_tp_fused"]["fused"] == {"modules": 2, "served_by": ["inductor"]}
     assert (
-        "dp 2 x tp 2, FSDP2 with 9 parameters (_S(0, 2), S(0)), 4 parameters (S(0), S(1))" in ended["fabric"]["output"]
+        "dp 2 x tp 2, FSDP2 with 9 parameters (_S(0, 2), S(0)), 4 parameters (S(0), S(1))" in ended["fsdp_tp"]["output"]
     )
     assert ended["ddp_tp"]["refused"].startswith("parallel.shard=ddp cannot hold weights that are split by tensor")
     # Two processes of one data-parallel group each: the masks are those of the groups.

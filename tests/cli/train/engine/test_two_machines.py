@@ -50,6 +50,6 @@ def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
         programs.append(launch(*arguments, *command, folder=folder, variables=variables))
     first, second = (ended(program) for program in programs)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert (first.stdout + second.stdout).count("engine torch: 2 processes, dp 2 x tp 1, FSDP2") == 1
+    assert (first.stdout + second.stdout).count("2 processes, dp 2 x tp 1, FSDP2") == 1
     assert [row.loss for row in curve(tmp_path / "two")] == [row.loss for row in curve(tmp_path / "one")]
     assert not any(path for machine in range(2) for path in (tmp_path / f"machine-{machine}").iterdir())
