@@ -34,13 +34,16 @@ extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const flo
   parallel(blocks, rows * columns, threads, [&](int64_t block) {
     const std::unique_ptr<float[]> buffer(new float[columns]);
     for (int64_t row = rows * block / blocks; row < rows * (block + 1) / blocks; ++row) {
-      float* const z = s ? s.place(buffer.get(), row, 0) : buffer.get();
-      for_pieces(0, columns, [&](int64_t column, int64_t size) {
-        load_sum(z + column, x, bias, row, column, size);
-        mask.apply(z + column, row, column, size);
-        if (residual && !pre) residual.add_to(z + column, row, column, size);
-        if (s) s.store(z + column, row, column, size);
-      });
+      float* const sums = s ? s.place(buffer.get(), row, 0) : buffer.get();
+      const float* const z = s ? sums : x.read(sums, row, 0, columns);  // without s it is x itself
+      if (s) {
+        for_pieces(0, columns, [&](int64_t column, int64_t size) {
+          load_sum(sums + column, x, bias, row, column, size);
+          mask.apply(sums + column, row, column, size);
+          if (residual && !pre) residual.add_to(sums + column, row, column, size);
+          s.store(sums + column, row, column, size);
+        });
+      }
       const Statistics own = statistics(z, columns, eps, rms);
       for_pieces(0, columns, [&](int64_t column, int64_t size) {
         alignas(64) float buffer[PIECE];
@@ -55,7 +58,7 @@ extern "C" void norm_forward(Rows x, Rows residual, const float* bias, const flo
         y.store(out, row, column, size);
         for (const Rows& next : {x, residual, y, s}) next.fetch(row + 1, column, size);
       });
-      if (rounds) s.load(z, row, 0, columns);
+      if (rounds) s.load(sums, row, 0, columns);
       const Statistics saved = rounds ? statistics(z, columns, eps, rms) : own;
       rstd[row] = saved.rstd;
       if (!rms) mean[row] = saved.mean;
