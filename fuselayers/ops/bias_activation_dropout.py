@@ -28,7 +28,7 @@ from .cpu import name_of, pointer, rows, run, vector
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .elementwise import launch_elementwise, mask_arguments
-from .implementations import CPU_KERNELS_FROM, Op, define, differentiable, differentiable_gradients, in_cpp
+from .implementations import Op, define, differentiable, differentiable_gradients, in_cpp
 from .implementations.launch import kernel, launch, programs_at_a_time
 from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
@@ -94,7 +94,6 @@ def bias_activation_dropout(
         backend,
         (x, bias, seed, row_R),
         (column, activation, p),
-        cpu_from=CPU_KERNELS_FROM if seed is None else 0,
         unsupported_reason=reason,
     )
     return y
