@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ...components import Choice
 from ...configs import Config
-from ...configs.costs import balance_experts
 from ...configs.create import check_described, create_model
 from ...partition import partitioner
 from ...partition.capture import CapturedGraph, capture
@@ -134,7 +133,6 @@ def meta_model(config: Config, num_layers: int, dtype: torch.dtype = torch.float
     with torch.device("meta"):
         model: Any = create_model(with_depth(config, num_layers)).to(dtype)
     check_described(config, model)
-    balance_experts(model)
     return model
 
 
