@@ -53,11 +53,13 @@ def test_python_without_venv(tmp_path: Path) -> None:
     assert wanted in done.stderr
 
 
-@pytest.mark.parametrize("target", ["train", "test", "test-all", "lint"])
-def test_a_second_run_installs_nothing(target: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "extra"), [("train", "plots"), ("test", "test"), ("test-all", "test"), ("test-file", "test")]
+)
+def test_a_second_run_installs_nothing(target: str, extra: str, tmp_path: Path) -> None:
     first = _make("--dry-run", target, f"VENV={tmp_path}")
-    assert "pip install -e '.[test]'" in first.stdout
-    (tmp_path / ".installed-test").touch()
+    assert re.findall(r"pip install -e '\.\[(\w+)\]'", first.stdout) == [extra]
+    (tmp_path / f".installed-{extra}").touch()
     second = _make("--dry-run", target, f"VENV={tmp_path}")
     assert second.returncode == 0
     assert "pip install" not in second.stdout
@@ -87,6 +89,25 @@ def test_only_the_interpreted_run_may_find_no_test(
     (tmp_path / ".installed-test").touch()
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert (_make("test", f"VENV={tmp_path}").returncode == 0) is passes
+
+
+@pytest.mark.parametrize("failing", ["ruff check", "ruff format", "mypy"])
+def test_lint_that_fails_beside_the_tests_fails_make_test(failing: str, tmp_path: Path) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\ncase "$*" in *"{failing}"*) echo "said by {failing}"; exit 1;; esac\n')
+    python.chmod(0o755)
+    (tmp_path / ".installed-test").touch()
+    done = _make("test", f"VENV={tmp_path}")
+    assert done.returncode != 0
+    assert done.stdout.splitlines()[-1] == f"said by {failing}"
+
+
+@pytest.mark.parametrize("name", ["oldest", "newest"])
+def test_versions_are_tried_in_environments_of_their_own(name: str, tmp_path: Path) -> None:
+    done = _make("--dry-run", "test-versions", f"VENV={tmp_path}/venv", f"VERSIONS={name}")
+    assert re.search(rf"venv-{name}/bin/python\" -m pip install -e '\.\[test\]' 'torch==", done.stdout)
+    assert f'for name in {name}; do "{tmp_path}/venv-$name/bin/python" -m pytest' in " ".join(done.stdout.split())
 
 
 def test_gpu_runs_three_parts_within_eight_minutes(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from .._version import __version__
-from ..errors import BackendUnavailableError, FallbackWarning
+from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
 from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
@@ -161,7 +161,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError))
+    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:
