@@ -2,7 +2,7 @@
 
 python -m docs.figures    # after a measurement; a test fails while a page differs from its data
 
-A table stands between `<!-- figures: NAME -->` and `<!-- end -->`. It is in the file, so that GitHub shows it.
+A table stands between `<!-- figures of NAME -->` and `<!-- end of figures -->`. It is in the file, so that GitHub shows it.
 """
 
 import json
@@ -24,7 +24,7 @@ MACHINES: Final = {
     "intel_xeon_avx512": "Xeon, AVX-512",
     "intel_xeon_avx2": "Xeon, AVX2",
 }
-_PLACE: Final = re.compile(r"^<!-- figures: (?P<name>\w+) -->\n.*?^<!-- end -->$", flags=re.MULTILINE | re.DOTALL)
+_PLACE: Final = re.compile(r"^<!-- figures of (?P<name>\w+) -->\n.*?^<!-- end of figures -->$", flags=re.MULTILINE | re.DOTALL)
 _WAYS: Final = ("plain PyTorch", "eager layers", "fused")
 
 
@@ -38,7 +38,7 @@ def written(markdown: str) -> str:
 
     def table(place: re.Match[str]) -> str:
         name = place["name"]
-        return f"<!-- figures: {name} -->\n" + "\n".join(_TABLES[name]()) + "\n<!-- end -->"
+        return f"<!-- figures of {name} -->\n" + "\n".join(_TABLES[name]()) + "\n<!-- end of figures -->"
 
     return _PLACE.sub(table, markdown)
 

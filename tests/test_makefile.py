@@ -65,11 +65,6 @@ def test_a_second_run_installs_nothing(target: str, extra: str, tmp_path: Path) 
     assert "pip install" not in second.stdout
 
 
-def test_train_passes_its_overrides_on(tmp_path: Path) -> None:
-    done = _make("--dry-run", "train", f"VENV={tmp_path}", "ARGS=train.steps=5 feedforward=mlp")
-    assert f"{tmp_path}/bin/python -m fuselayers train train.steps=5 feedforward=mlp" in done.stdout
-
-
 def test_continuous_integration_runs_make_test_and_nothing_else() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
@@ -101,23 +96,6 @@ def test_lint_that_fails_beside_the_tests_fails_make_test(failing: str, tmp_path
     done = _make("test", f"VENV={tmp_path}")
     assert done.returncode != 0
     assert done.stdout.splitlines()[-1] == f"said by {failing}"
-
-
-@pytest.mark.parametrize("name", ["oldest", "newest"])
-def test_versions_are_tried_in_environments_of_their_own(name: str, tmp_path: Path) -> None:
-    done = _make("--dry-run", "test-versions", f"VENV={tmp_path}/venv", f"VERSIONS={name}")
-    assert re.search(rf"venv-{name}/bin/python\" -m pip install -e '\.\[test\]' 'torch==", done.stdout)
-    assert f'for name in {name}; do "{tmp_path}/venv-$name/bin/python" -m pytest' in " ".join(done.stdout.split())
-
-
-def test_gpu_runs_three_parts_within_eight_minutes(tmp_path: Path) -> None:
-    done = _make("--dry-run", "gpu", "PYTHON=python3", f"GPU_OUT={tmp_path}")
-    parts = re.findall(r"timeout (\d+) \"python3\" -m (.*?) \|\| failed=1", done.stdout)
-    assert [command.split()[0] for _, command in parts] == ["pytest", "pytest", "fuselayers"]
-    assert sum(int(seconds) for seconds, _ in parts) <= 480
-    assert "tests/gpu" in parts[0][1]
-    assert '-m "kernels and not slow" tests/ops' in parts[1][1]
-    assert f'bench suite --out "{tmp_path}"' in parts[2][1]
 
 
 @pytest.mark.parametrize("failing", ["tests/gpu/ready.py", "cacheprovider tests/gpu", "suite", "none"])

@@ -6,7 +6,7 @@ import pytest
 
 from docs.figures import ROOT, pages, written
 
-PAGES = [page for page in pages() if "<!-- figures: " in page.read_text(encoding="utf-8")]
+PAGES = [page for page in pages() if "<!-- figures of " in page.read_text(encoding="utf-8")]
 
 
 def test_pages_have_figures() -> None:
@@ -20,8 +20,8 @@ def test_figures_are_those_of_the_data(page: Path) -> None:
 
 
 def test_a_figure_that_was_typed_is_replaced() -> None:
-    page = "before\n<!-- figures: fine_tune_gpt2 -->\n| saved kB | 1 |\n<!-- end -->\nafter\n"
+    page = "before\n<!-- figures of fine_tune_gpt2 -->\n| saved kB | 1 |\n<!-- end of figures -->\nafter\n"
     made = written(page)
-    assert made.startswith("before\n<!-- figures: fine_tune_gpt2 -->\n| saved kB | plain |")
+    assert made.startswith("before\n<!-- figures of fine_tune_gpt2 -->\n| saved kB | plain |")
     assert "| 1 |" not in made
     assert written(made) == made

@@ -188,11 +188,10 @@ def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: s
     names = sorted({name for of_op in means.values() for name in of_op}, key=lambda name: (name != OURS, name))
     # Readable in a light and a dark page: no ground, and a grey that contrasts with both.
     grey = "#808080"
-    style = {"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}
     figure = new_figure(figsize=(4.5, 0.43 * len(ops) + 1.2), facecolor="none")
     from matplotlib import rc_context
 
-    with rc_context(style):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}):
         axes = figure.add_subplot(facecolor="none")
         height = 0.55 / max(1, len(names))
         for place, name in enumerate(names):
