@@ -2,7 +2,7 @@
 
 python -m docs.figures    # after a measurement; a test fails while a page differs from its data
 
-A table stands between `<!-- figures of NAME -->` and `<!-- end of figures -->`. It is in the file, so that GitHub shows it.
+A table stands between `<!-- figures of NAME -->` and `<!-- end of figures -->`. It is in the file, so GitHub shows it.
 """
 
 import json
@@ -24,7 +24,9 @@ MACHINES: Final = {
     "intel_xeon_avx512": "Xeon, AVX-512",
     "intel_xeon_avx2": "Xeon, AVX2",
 }
-_PLACE: Final = re.compile(r"^<!-- figures of (?P<name>\w+) -->\n.*?^<!-- end of figures -->$", flags=re.MULTILINE | re.DOTALL)
+_PLACE: Final = re.compile(
+    r"^<!-- figures of (?P<name>\w+) -->\n.*?^<!-- end of figures -->$", re.MULTILINE | re.DOTALL
+)
 _WAYS: Final = ("plain PyTorch", "eager layers", "fused")
 
 
