@@ -83,7 +83,7 @@ def _models(dropout: str) -> list[str]:
         if candidate == "plain" and title.endswith(f"dropout {dropout}"):
             plain, compiled, ours = (candidates[title, name] for name in ("plain", "torch.compile", "inductor"))
             span = "forward_backward"
-            speeds = [f"{_median(plain, span) / _median(row, span):.2f} x" for row in (compiled, ours)]
+            speeds = [f"{_median(plain, span) / _median(row, span):.2f}" for row in (compiled, ours)]
             rows.append(
                 [title.partition(",")[0], *speeds, *(f"{row['kept'] / 1e6:.1f}" for row in (plain, compiled, ours))]
             )
