@@ -31,7 +31,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         [],
         *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends")),
         *([command] for command in ("export", "swap", "lint-kernels")),
-        *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
+        *(["bench", subject] for subject in ("op", "model", "suite")),
     ],
     ids=" ".join,
 )
@@ -62,7 +62,7 @@ assert not heavy, heavy
     ("line", "wanted"),
     [
         ("fuselayers ba", ["backends "]),
-        ("fuselayers bench ", ["model", "op", "partition", "suite", "-h", "--help"]),
+        ("fuselayers bench ", ["model", "op", "suite", "-h", "--help"]),
         ("fuselayers bench op soft", ["softmax "]),
         ("fuselayers backends --de", ["--device "]),
         ("fuselayers train feedf", ["feedforward="]),

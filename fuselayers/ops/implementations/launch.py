@@ -27,7 +27,6 @@ _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
 _resident: dict[tuple[Any, ...], int] = {}
 _recording: "Recording | None" = None
-_stub: Callable[..., None] | None = None
 
 
 class Launch(NamedTuple):
@@ -87,7 +86,7 @@ def launch(
         recorded = tuple(aliases.get(id(one), one) for one in arguments)
         _recording.launches.append(Launch(function, grid, recorded, constants, num_warps))
         return
-    if INTERPRETED and _stub is None:
+    if INTERPRETED:
         patch_interpreter()
         function[grid](*arguments, *constants)
         return
@@ -105,9 +104,7 @@ def _start(
     compiled: Any, key: tuple[Any, ...], function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]
 ) -> None:
     _, _, num_warps, constants, *_ = key
-    if _stub is not None:
-        _stub(*arguments, *constants)
-    elif compiled is not None:
+    if compiled is not None:
         compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
     else:
         _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
@@ -148,7 +145,7 @@ def programs_at_a_time(
     if _recording is not None:
         recorded = Launch(function, (1,), arguments, constants, num_warps)
         return _recording.processors * min(_recording.resident(recorded), most)
-    if _stub is not None or INTERPRETED:
+    if INTERPRETED:
         return num_processors(device)
     key = (id(function), device, num_warps, constants, *map(_kind, arguments))
     resident = _resident.get(key)
@@ -221,14 +218,3 @@ def recorded_launches(
             yield _recording.launches
     finally:
         _recording = before
-
-
-@contextmanager
-def stubbed_launches() -> Iterator[None]:
-    """Make every launch return at once, to measure the Python time of a call. Used by `bench op --overhead`."""
-    global _stub
-    before, _stub = _stub, lambda *_: None
-    try:
-        yield
-    finally:
-        _stub = before

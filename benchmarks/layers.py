@@ -1,4 +1,4 @@
-"""Layers in plain PyTorch, without this library. `bench partition` cuts their graphs.
+"""Layers in plain PyTorch, without this library. `benchmarks.partition` cuts their graphs.
 
 B batch, T tokens, D hidden, H heads, C channels of a head, V vocabulary
 """

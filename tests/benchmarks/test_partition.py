@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from torch._dynamo.output_graph import OutputGraph
 
 import fuselayers
-from fuselayers.cli.bench import partition as bench
-from fuselayers.cli.bench.layers import LAYERS, LayerCase, TransformerLayer
+from benchmarks import partition as bench
+from benchmarks.layers import LAYERS, LayerCase, TransformerLayer
 from fuselayers.cli.bench.measure import Candidate, Timing
-from fuselayers.cli.main import main
 from fuselayers.partition import budget
 
 CPU = torch.device("cpu")
@@ -171,9 +170,9 @@ def test_the_command_runs_what_is_asked_for_and_writes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = {name: (title, measured(name)) for name, (title, _) in bench.SECTIONS.items()}
-    monkeypatch.setattr("fuselayers.cli.bench.command.SECTIONS", fake)
+    monkeypatch.setattr(bench, "SECTIONS", fake)
     file = tmp_path / "partition.json"
-    assert main(["bench", "partition", "--only", "speed,saved", "--quick", "--json", str(file)]) == 0
+    assert bench.main(["--only", "speed,saved", "--quick", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
     assert list(content["sections"]) == ["speed", "saved"]
     assert content["sections"]["speed"][0]["depths"] == "(12, 24)"
@@ -187,8 +186,8 @@ def test_a_budget_above_torchs_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"torch's budget": 0.5, "lower": "torch"}]
-    monkeypatch.setattr("fuselayers.cli.bench.command.SECTIONS", {"budget": ("curve", lambda setting: rows)})
-    assert main(["bench", "partition"]) == 1
+    monkeypatch.setattr(bench, "SECTIONS", {"budget": ("curve", lambda setting: rows)})
+    assert bench.main(["--device", "cpu"]) == 1
     assert "fuse lies above torch's curve at torch's budget 0.5." in capsys.readouterr().out
 
 
@@ -196,22 +195,19 @@ def test_wrong_numbers_fail_the_command_and_are_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"layer": "GPT", "dtype": "float32", "wrong": "fuse: output 0 is off"}]
-    monkeypatch.setattr("fuselayers.cli.bench.command.SECTIONS", {"saved": ("kept", lambda setting: rows)})
-    assert main(["bench", "partition"]) == 1
+    monkeypatch.setattr(bench, "SECTIONS", {"saved": ("kept", lambda setting: rows)})
+    assert bench.main(["--device", "cpu"]) == 1
     assert "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["partition", "--only", "sped"], "no section of bench partition 'sped'; did you mean 'speed'?"),
-        (["partition", "--layers", "0"], "--layers must be at least 1, got 0"),
-        (["partition", "gpt_nano"], "unrecognized arguments: gpt_nano; see fuselayers bench partition --help"),
-        (["partition", "--dtype", "float16"], "no option of fuselayers bench partition '--dtype'; there are: "),
-        (["op", "dropout", "--layers", "2"], "no option of fuselayers bench op '--layers'; "),
-        (["model", "gpt_nano", "--quick"], "no option of fuselayers bench model '--quick'; "),
+        (["--only", "sped"], "no section of benchmarks.partition 'sped'; did you mean 'speed'?"),
+        (["--layers", "0"], "--layers must be at least 1, got 0"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
     ],
 )
 def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
-    assert f"fuselayers: {text}" in capsys.readouterr().err
+    assert bench.main(arguments) == 2
+    assert text in capsys.readouterr().err

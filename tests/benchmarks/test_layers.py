@@ -1,6 +1,6 @@
 import torch
 
-from fuselayers.cli.bench.layers import TransformerLayer
+from benchmarks.layers import TransformerLayer
 
 
 def test_written_out_attention_is_the_fused_one() -> None:

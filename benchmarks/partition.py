@@ -1,29 +1,44 @@
-"""The sections of `fuselayers bench partition`: saved bytes, memory against recompute, the time to cut a graph."""
+"""Measures the fusion core beside PyTorch's partitioners: saved bytes, memory against recompute, time to cut a graph.
 
+python -m benchmarks.partition --json plots/cpu/intel_xeon_avx512/partition.json
+"""
+
+import argparse
 import copy
 import functools
 import gc
+import json
 import statistics
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
-from ..._torch.tracing import copy_of, torch_min_cut_at_budget, torch_min_cut_partition
-from ...partition import CapturedGraph, PartitionError, budget, capture, fuse, min_cut, saved_bytes
-from ...partition.cost import flops_of
-from ...partition.flow import minimum_cut
-from ...partition.joint_graph import JointGraph
-from ...partition.partitioners import cost_model_for
-from ...partition.saved_by_min_cut import flow_graph
-from ...partition.timer import Step, median_seconds, time_in_turns
-from .layers import GPT, LAYERS, LayerCase
-from .measure import EAGER, Candidate, Timing, time_interleaved
-from .subjects import COMPILE, wrong_numbers
+from benchmarks.command import run_command
+from benchmarks.layers import GPT, LAYERS, LayerCase
+from fuselayers import __version__
+from fuselayers._torch.tracing import copy_of, torch_min_cut_at_budget, torch_min_cut_partition
+from fuselayers.cli.bench.measure import EAGER, Candidate, Timing, time_interleaved
+from fuselayers.cli.bench.subjects import COMPILE, wrong_numbers
+from fuselayers.cli.files import write_text
+from fuselayers.cli.machine import choose_device, measured_machine
+from fuselayers.cli.parser import add_device
+from fuselayers.cli.text import chosen_names, print_table, say
+from fuselayers.partition import CapturedGraph, PartitionError, budget, capture, fuse, min_cut, saved_bytes
+from fuselayers.partition.cost import flops_of
+from fuselayers.partition.flow import minimum_cut
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.partitioners import cost_model_for
+from fuselayers.partition.saved_by_min_cut import flow_graph
+from fuselayers.partition.timer import Step, median_seconds, time_in_turns
 
 Row = dict[str, float | int | str]
 _OURS: Final = "fuse"
@@ -325,3 +340,61 @@ def _cutting_seconds(
     steps |= {name: Step(lambda _, run=run: run(), gc.collect) for name, run in alone.items()}  # type: ignore[misc]
     times = time_in_turns(steps, device=torch.device("cpu"), rounds=_SPEED_ROUNDS, warm_up=0)
     return median_seconds(times)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--only", metavar="SECTIONS", help=f"comma-separated, of {', '.join(SECTIONS)} (default all)")
+    parser.add_argument("--layers", type=int, default=4, help="layers of the budget's model (default 4)")
+    parser.add_argument("--quick", action="store_true", help="fewer and smaller models")
+    parser.add_argument("--repeats", type=int, default=50, help="timings of each candidate (default 50)")
+    add_device(parser)
+    parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> int:
+    """Measure and print.
+
+    Returns:
+        The exit code: 0, or 1 when numbers are wrong, or a budget of ours costs more than torch's.
+
+    Raises:
+        ValueError: a wrong argument; the text lists the possible ones.
+    """
+    for option in ("repeats", "layers"):
+        if getattr(arguments, option) < 1:
+            raise ValueError(f"--{option} must be at least 1, got {getattr(arguments, option)}")
+    device = choose_device(arguments.device, setting="--device")
+    setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers)
+    if arguments.quick:
+        setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
+    chosen = chosen_names("section of benchmarks.partition", arguments.only, SECTIONS)
+    machine = f"{measured_machine(device)}, fuselayers {__version__}"
+    say(console, machine)
+    measured: dict[str, list[Row]] = {}
+    for name in chosen:
+        title, measure = SECTIONS[name]
+        rows = measured[name] = measure(setting)
+        shown = [{heading: cell for heading, cell in row.items() if heading != "wrong"} for row in rows]
+        say(console, "", title)
+        print_table(console, shown)
+        if name == "budget":
+            say(console, budget_note(rows))
+        for row in rows:
+            if row.get("wrong"):
+                where = " ".join(str(row[key]) for key in ("layer", "dtype", "call") if key in row)
+                say(console, f"not timed, the numbers are wrong: {where}: {row['wrong']}")
+    if arguments.json:
+        content = {"date": date.today().isoformat(), "machine": machine, "repeats": setting.repeats}
+        write_text(Path(arguments.json), json.dumps(content | {"sections": measured}, indent=2) + "\n")
+    return int(any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    description = (__doc__ or "").partition("\n")[0]
+    return run_command("benchmarks.partition", description, add_arguments, run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
