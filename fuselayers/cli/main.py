@@ -30,7 +30,6 @@ _COMMANDS: Final = {
     "tune": "measure this machine, or which backend serves a model best",
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
-    "lint-kernels": "compile every kernel for several GPUs, and check its figures",
 }
 _BAD_INPUT: Final = 2
 _LONG: Final = re.compile(r"(\S{300})\S+")

@@ -30,7 +30,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         [],
         *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends")),
-        *([command] for command in ("export", "swap", "lint-kernels")),
+        *([command] for command in ("export", "swap")),
         *(["bench", subject] for subject in ("op", "model", "suite")),
     ],
     ids=" ".join,
@@ -107,7 +107,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, lint",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, list",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),

@@ -204,7 +204,7 @@ def recorded_launches(
 ) -> Iterator[list[Launch]]:
     """Record the launches of ops on meta tensors, and run none of them.
 
-    The ops must be called with backend="triton". Used by `fuselayers lint-kernels`.
+    The ops must be called with backend="triton". Used by `benchmarks.lint_kernels`.
 
     Args:
         processors: of the GPU; an H200 has 132.

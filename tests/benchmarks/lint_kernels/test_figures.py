@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fuselayers.cli.lint_kernels.assembly import Code
-from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
-from fuselayers.cli.lint_kernels.figures import (
+from benchmarks.lint_kernels.assembly import Code
+from benchmarks.lint_kernels.cases import CASES, Case, launches_of
+from benchmarks.lint_kernels.figures import (
     BUDGET,
     Accepted,
     Expected,
@@ -18,7 +18,7 @@ from fuselayers.cli.lint_kernels.figures import (
     read_figures,
     write_figures,
 )
-from tests.cli.lint_kernels.kernels import compiles
+from tests.benchmarks.lint_kernels.kernels import compiles
 
 ROW = Row(
     case="dropout 4096 bfloat16",
@@ -96,7 +96,7 @@ def test_faults(row: Row, found: list[str]) -> None:
 
 def test_a_kernel_without_a_figure_is_a_fault() -> None:
     found = faults([replace(ROW, arch="sm_80")], FIGURES, compiler="Triton 1")
-    assert found == [f"{PLACE[:-5]}sm_80: no figure to compare with; run lint-kernels --write"]
+    assert found == [f"{PLACE[:-5]}sm_80: no figure to compare with; run benchmarks.lint_kernels --write"]
 
 
 def test_figures_of_another_compiler_are_not_compared() -> None:
@@ -146,7 +146,7 @@ def test_faults_of_expected_shares(expected: Expected, found: list[str]) -> None
 
 def test_a_case_without_an_expected_share_is_a_fault() -> None:
     found = faults([], replace(FIGURES, expected={}), compiler="Triton 1", expected=[EXPECTED])
-    assert found == [f"{ROW.case}, {ROW.arch}: no expected share to compare with; run lint-kernels --write"]
+    assert found == [f"{ROW.case}, {ROW.arch}: no expected share to compare with; run benchmarks.lint_kernels --write"]
 
 
 @compiles

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from fuselayers.cli.lint_kernels.roofline import GPUS, Work, seconds_of, share_of
+from benchmarks.lint_kernels.roofline import CHIPS, Work, seconds_of, share_of
 
-H200 = GPUS["sm_90"]
+H200 = CHIPS["sm_90"]
 COPY = Work(8192, 8, 128, instructions=100, shuffles=0, waits=1, ahead=False, moved=1 << 28)
 
 

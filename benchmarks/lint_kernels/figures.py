@@ -19,12 +19,12 @@ from typing import Final
 
 from torch import Tensor
 
-from ...ops.implementations.launch import Launch
-from ..files import write_text
-from .assembly import Code
-from .cases import Case, steps_of
-from .compile import compile_for, threads_of
-from .roofline import GPUS, Work, seconds_of, share_of
+from benchmarks.lint_kernels.assembly import Code
+from benchmarks.lint_kernels.cases import Case, steps_of
+from benchmarks.lint_kernels.compile import compile_for, threads_of
+from benchmarks.lint_kernels.roofline import CHIPS, Work, seconds_of, share_of
+from fuselayers.cli.files import write_text
+from fuselayers.ops.implementations.launch import Launch
 
 FIGURES: Final = Path(__file__).with_name("figures.json")
 BUDGET: Final = 6.9
@@ -120,7 +120,7 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, shared: int) -> R
     names = [parameter.name for parameter in launch.function.params if parameter.is_constexpr]
     constants = zip(names, launch.constants, strict=True)
     tile = math.prod(value for name, value in constants if name.startswith("BLOCK_"))
-    programs, threads, gpu = math.prod(launch.grid), threads_of(launch, arch), GPUS[arch]
+    programs, threads, gpu = math.prod(launch.grid), threads_of(launch, arch), CHIPS[arch]
     trips = elements / (programs * tile)
     resident = gpu.processor.resident(registers=code.registers, shared=shared, threads=threads)
     moved = sum(one.nbytes for one in given)
@@ -192,14 +192,14 @@ class Expected:
     @property
     def misses_the_goal(self) -> bool:
         """True below a goal; smaller inputs have none, since starting a kernel takes as long as their bytes."""
-        if self.shares is None or self.seconds[0] < 0.9 * _LEAST_BYTES / GPUS[self.arch].bandwidth:
+        if self.shares is None or self.seconds[0] < 0.9 * _LEAST_BYTES / CHIPS[self.arch].bandwidth:
             return False
         return any(share < goal for share, goal in zip(self.shares, GOALS, strict=True))
 
 
 def expected_of(case: Case, arch: str) -> Expected:
     """Return the expected times of a case; compiles its kernels."""
-    gpu, steps, seconds = GPUS[arch], steps_of(case, arch), [0.0, 0.0]
+    gpu, steps, seconds = CHIPS[arch], steps_of(case, arch), [0.0, 0.0]
     for place, of_span in enumerate(steps):
         for step in of_span:
             if isinstance(step, Launch):
@@ -230,7 +230,7 @@ def faults(rows: Iterable[Row], figures: Figures, *, compiler: str, expected: It
             continue
         before = figures.kernels.get(row.case, {}).get(row.kernel, {}).get(row.arch)
         if before is None:
-            found.append(f"{row.place}: no figure to compare with; run lint-kernels --write")
+            found.append(f"{row.place}: no figure to compare with; run benchmarks.lint_kernels --write")
             continue
         meanings = ("instructions per element", "accesses of less than 128 bits in all", "spills")
         for number, old, slack, meaning in zip(_figures_of(row), before, (_SLACK, 1, 1), meanings, strict=True):
@@ -243,7 +243,7 @@ def faults(rows: Iterable[Row], figures: Figures, *, compiler: str, expected: It
             continue
         before = figures.expected.get(one.case, {}).get(one.arch)
         if before is None:
-            found.append(f"{one.place}: no expected share to compare with; run lint-kernels --write")
+            found.append(f"{one.place}: no expected share to compare with; run benchmarks.lint_kernels --write")
         elif sum(one.kernels) > before[0] + before[1]:
             found.append(f"{one.place}: {sum(one.kernels)} kernels, before {before[0] + before[1]:g}")
         elif any(share < old - _SHARE_SLACK for share, old in zip(one.shares, before[2:], strict=True)):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.cli.lint_kernels.cases import ROWS, Case
+from benchmarks.lint_kernels.cases import ROWS, Case
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 

@@ -5,8 +5,8 @@ from importlib import import_module
 import pytest
 
 import fuselayers.ops
-from fuselayers.cli.lint_kernels.cases import CASES, Case, launches_of
-from tests.cli.lint_kernels.kernels import compiles
+from benchmarks.lint_kernels.cases import CASES, Case, launches_of
+from tests.benchmarks.lint_kernels.kernels import compiles
 
 
 def _kernels() -> set[str]:

@@ -1,4 +1,4 @@
-"""The cases of `fuselayers lint-kernels`: a call of each op, as a model makes it, forward and backward.
+"""The cases of `benchmarks.lint_kernels`: a call of each op, as a model makes it, forward and backward.
 
 Add an op with kernels to `CASES`. The calls run on meta tensors, which have no memory; the kernels that they would
 launch are compiled with the same arguments.
@@ -14,12 +14,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ... import ops
-from ..._torch.dispatch import pytree
-from ...ops.implementations.launch import Launch, recorded_launches
-from ..bench.cases import OpCase, Settings, dtype_name, op_case
-from .compile import kind_of, resident
-from .roofline import GPUS
+from benchmarks.lint_kernels.compile import kind_of, resident
+from benchmarks.lint_kernels.roofline import CHIPS
+from fuselayers import ops
+from fuselayers._torch.dispatch import pytree
+from fuselayers.cli.bench.cases import OpCase, Settings, dtype_name, op_case
+from fuselayers.ops.implementations.launch import Launch, recorded_launches
 
 ROWS: Final = 1 << 13
 _META: Final = torch.device("meta")
@@ -82,7 +82,7 @@ def steps_of(case: Case, arch: str) -> tuple[list[Step], list[Step]]:
             others.append(sum(one.nbytes for one in (*given, *made)))
 
     call = case.call.prepare(case) if isinstance(case.call, _OpCall) else partial(case.call, case)
-    processors = GPUS[arch].processors
+    processors = CHIPS[arch].processors
     recorded = recorded_launches(processors=processors, resident=lambda one: resident(one, arch), see=see)
     with recorded as launches, torch.enable_grad():
         result: Any = call()

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from ...ops.implementations.launch import INTERPRETED, Launch
-from ...ops.implementations.triton_language import HAS_TRITON, triton
-from ...partition import BackendUnavailableError
-from .assembly import Code, read_amdgcn, read_sass
-from .roofline import GPUS
+from benchmarks.lint_kernels.assembly import Code, read_amdgcn, read_sass
+from benchmarks.lint_kernels.roofline import CHIPS
+from fuselayers.ops.implementations.launch import INTERPRETED, Launch
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, triton
+from fuselayers.partition import BackendUnavailableError
 
 _known: dict[tuple[Any, ...], tuple[Code, int]] = {}
 
@@ -49,7 +49,7 @@ def compiler() -> str:
 
 def threads_of(launch: Launch, arch: str) -> int:
     """The threads of one program."""
-    return launch.num_warps * GPUS[arch].target[2]
+    return launch.num_warps * CHIPS[arch].target[2]
 
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:
@@ -61,7 +61,7 @@ def kind_of(launch: Launch) -> tuple[Any, ...]:
 def resident(launch: Launch, arch: str) -> int:
     """How many programs of a launch one processor runs at a time."""
     code, shared = compile_for(launch, arch)
-    return GPUS[arch].processor.resident(registers=code.registers, shared=shared, threads=threads_of(launch, arch))
+    return CHIPS[arch].processor.resident(registers=code.registers, shared=shared, threads=threads_of(launch, arch))
 
 
 def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
@@ -112,7 +112,7 @@ def _target(arch: str, *, cache: str) -> Iterator[None]:
 
     driver = triton.runtime.driver
     before = driver._active  # `active` would look for a GPU
-    driver.set_active(_Driver(GPUTarget(*GPUS[arch].target)))
+    driver.set_active(_Driver(GPUTarget(*CHIPS[arch].target)))
     try:
         with triton.knobs.cache.scope():
             triton.knobs.cache.dir = cache

@@ -1,4 +1,4 @@
-"""`fuselayers lint-kernels`: compiles every kernel for several GPUs, without one, and checks the figures."""
+"""`benchmarks.lint_kernels`: compiles every kernel for several GPUs, without one, and checks the figures."""
 
 import argparse
 import json
@@ -9,12 +9,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..files import write_text
-from ..text import chosen_names, print_table, say
-from .cases import CASES, Case, launches_of
-from .compile import check_compilers, compile_for, compiler
-from .figures import FIGURES, Expected, Row, expected_of, faults, measure, read_figures, write_figures
-from .roofline import GPUS
+from benchmarks.command import run_command
+from benchmarks.lint_kernels.cases import CASES, Case, launches_of
+from benchmarks.lint_kernels.compile import check_compilers, compile_for, compiler
+from benchmarks.lint_kernels.figures import (
+    FIGURES,
+    Expected,
+    Row,
+    expected_of,
+    faults,
+    measure,
+    read_figures,
+    write_figures,
+)
+from benchmarks.lint_kernels.roofline import CHIPS
+from fuselayers.cli.files import write_text
+from fuselayers.cli.text import chosen_names, print_table, say
 
 DESCRIPTION = f"""\
 Compiles the Triton kernels of every op for several GPUs, with the compilers that come with Triton; no GPU is needed.
@@ -29,14 +39,14 @@ figures of one version of Triton. With that version it is a fault if a kernel ex
 more or has more narrow accesses, or if an op starts more kernels or is predicted 2 points slower. Nothing has been
 measured on a GPU: roofline.py states the model.
 
-  fuselayers lint-kernels
-  fuselayers lint-kernels --arch sm_90,gfx942 --op softmax --json all.json
-  fuselayers lint-kernels --write"""
+  python -m benchmarks.lint_kernels
+  python -m benchmarks.lint_kernels --arch sm_90,gfx942 --op softmax --json all.json
+  python -m benchmarks.lint_kernels --write"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("--arch", help=f"comma-separated, of {','.join(GPUS)} (default all)")
+    parser.add_argument("--arch", help=f"comma-separated, of {','.join(CHIPS)} (default all)")
     parser.add_argument("--op", help="comma-separated ops (default all with kernels)")
     parser.add_argument("--json", metavar="FILE", help="write all figures to this file")
     parser.add_argument(
@@ -54,7 +64,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ValueError: an unknown architecture or op; or Triton interprets kernels.
         BackendUnavailableError: Triton, or one of its tools, is missing.
     """
-    archs = chosen_names("architecture", arguments.arch, GPUS)
+    archs = chosen_names("architecture", arguments.arch, CHIPS)
     names = chosen_names("op with kernels", arguments.op, dict.fromkeys(case.op for case in CASES))
     if arguments.write and (arguments.arch or arguments.op):
         raise ValueError("--write renews all figures; leave --arch and --op out")
@@ -121,3 +131,8 @@ def _expected_cells(one: Expected) -> dict[str, object]:
         "forward": forward,
         "with backward": both,
     }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    return run_command("benchmarks.lint_kernels", DESCRIPTION, add_arguments, run, argv)

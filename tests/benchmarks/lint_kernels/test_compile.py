@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from fuselayers.cli.lint_kernels import compile as module
-from fuselayers.cli.lint_kernels.cases import launches_of
-from fuselayers.cli.lint_kernels.compile import check_compilers, compile_for, threads_of
-from fuselayers.cli.lint_kernels.roofline import GPUS
+from benchmarks.lint_kernels import compile as module
+from benchmarks.lint_kernels.cases import launches_of
+from benchmarks.lint_kernels.compile import check_compilers, compile_for, threads_of
+from benchmarks.lint_kernels.roofline import CHIPS
 from fuselayers.ops.implementations.launch import Launch
 from fuselayers.partition import BackendUnavailableError
-from tests.cli.lint_kernels.kernels import GOOD, SPILLING, compiles
+from tests.benchmarks.lint_kernels.kernels import GOOD, SPILLING, compiles
 
 KERNEL = """
 from fuselayers.ops.implementations.launch import kernel
@@ -26,7 +26,7 @@ def my_kernel(x_ptr, BLOCK: tl.constexpr):
 
 
 @compiles
-@pytest.mark.parametrize("arch", GPUS)
+@pytest.mark.parametrize("arch", CHIPS)
 def test_a_good_kernel(arch: str) -> None:
     (launch,) = launches_of(GOOD)
     code, shared = compile_for(launch, arch)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from fuselayers.cli.lint_kernels.assembly import read_amdgcn, read_sass
+from benchmarks.lint_kernels.assembly import read_amdgcn, read_sass
 
 # What cuobjdump prints, shortened: a loop from 0x20 to 0x70, one register kept in memory, one store of 16 bits.
 SASS = """

@@ -1,7 +1,5 @@
 """The time that a kernel is expected to take on a GPU, from its code alone. Nothing of it has been measured.
 
-On a GPU `fuselayers bench suite` prints it beside what it measures.
-
 A processor runs a few programs at a time, as many as its registers and its shared memory hold. A kernel's programs come
 in waves of as many as the whole GPU runs at a time; the last wave may be smaller. A wave takes the longest of:
 
@@ -14,7 +12,7 @@ in waves of as many as the whole GPU runs at a time; the last wave may be smalle
 The bytes in flight on a processor, over the latency, are the most that it can load (Little's law): that is the third
 line with instructions that take no time. Each kernel starts `start` seconds after the one before has ended.
 
-Assumptions, beside the figures of `GPUS`: each tensor is moved once, since what a program reads again hits the cache,
+Assumptions, beside the figures of `CHIPS`: each tensor is moved once, since what a program reads again hits the cache,
 whose rate is no limit; each scheduler starts an instruction in every cycle, whatever unit executes it; the latency does
 not grow with the load; programs of a wave start and end together; stores are waited for by nothing; torch's own kernels
 move their bytes at the rate of a copy. So the shares are upper limits, good for comparing two forms of a kernel.
@@ -26,20 +24,21 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from ...ops.implementations.occupancy import AMD, NVIDIA, Processor
+from fuselayers.hardware import GPUS
+from fuselayers.ops.implementations.occupancy import AMD, NVIDIA, Processor
 
 _CYCLES_OF_AN_INSTRUCTION: Final = 3
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU, as the model sees it.
+class Chip:
+    """What the model needs to know of a GPU beside its `Machine`.
 
     Attributes:
         target: Triton's backend and its architecture, and the threads of a warp.
         processors: how many.
         processor: the resources of each.
-        bandwidth: bytes per second of a copy, read and written: 0.9 of the data sheet's on NVIDIA's, 0.8 on AMD's.
+        bandwidth: bytes per second of a copy, read and written: 0.9 of the memory's on NVIDIA's, 0.8 on AMD's.
         latency: seconds from a load to its data.
         clock: cycles per second.
         lanes: instructions of threads that a processor starts in a cycle.
@@ -59,13 +58,13 @@ class Gpu:
 
 
 _A100: Final = NVIDIA._replace(shared=164 << 10)
-GPUS: Final[Mapping[str, Gpu]] = MappingProxyType(
+CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
         # A100 of 80 GB, H200 (its code is the H100's too), B200, MI300X.
-        "sm_80": Gpu(("cuda", 80, 32), 108, _A100, 1.8e12, 0.6e-6, 1.41e9, 128, 25, 1e-6),
-        "sm_90": Gpu(("cuda", 90, 32), 132, NVIDIA, 4.3e12, 0.8e-6, 1.76e9, 128, 25, 1e-6),
-        "sm_100": Gpu(("cuda", 100, 32), 148, NVIDIA, 7.2e12, 0.8e-6, 1.85e9, 128, 25, 1e-6),
-        "gfx942": Gpu(("hip", "gfx942", 64), 304, AMD, 4.2e12, 0.8e-6, 2.1e9, 64, 16, 2e-6),
+        "sm_80": Chip(("cuda", 80, 32), 108, _A100, 0.9 * GPUS["A100"].bandwidth, 0.6e-6, 1.41e9, 128, 25, 1e-6),
+        "sm_90": Chip(("cuda", 90, 32), 132, NVIDIA, 0.9 * GPUS["H200"].bandwidth, 0.8e-6, 1.76e9, 128, 25, 1e-6),
+        "sm_100": Chip(("cuda", 100, 32), 148, NVIDIA, 0.9 * GPUS["B200"].bandwidth, 0.8e-6, 1.85e9, 128, 25, 1e-6),
+        "gfx942": Chip(("hip", "gfx942", 64), 304, AMD, 0.8 * GPUS["MI300X"].bandwidth, 0.8e-6, 2.1e9, 64, 16, 2e-6),
     }
 )
 
@@ -95,11 +94,11 @@ class Work:
     moved: int
 
 
-def seconds_of(work: Work, gpu: Gpu) -> float:
+def seconds_of(work: Work, gpu: Chip) -> float:
     """Return the time of a launch, with the pause before it.
 
     >>> copy = Work(8192, 8, 128, instructions=100, shuffles=0, waits=1, ahead=False, moved=1 << 28)
-    >>> round((1 << 28) / GPUS["sm_90"].bandwidth / seconds_of(copy, GPUS["sm_90"]), 2)
+    >>> round((1 << 28) / CHIPS["sm_90"].bandwidth / seconds_of(copy, CHIPS["sm_90"]), 2)
     0.98
     """
     arithmetic = (work.instructions * _CYCLES_OF_AN_INSTRUCTION + work.shuffles * gpu.shuffle) / gpu.clock
@@ -115,6 +114,6 @@ def seconds_of(work: Work, gpu: Gpu) -> float:
     return gpu.start + waves * wave(gpu.processors * work.resident) + (wave(rest) if rest else 0.0)
 
 
-def share_of(moved: float, seconds: float, gpu: Gpu) -> float:
+def share_of(moved: float, seconds: float, gpu: Chip) -> float:
     """Return the rate of moving bytes as a share of a copy's."""
     return moved / gpu.bandwidth / seconds
