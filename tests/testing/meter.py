@@ -27,8 +27,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from ..ops.implementations.interpreter import patch_interpreter
-from ..ops.implementations.triton_language import HAS_TRITON
+from fuselayers.ops.implementations.interpreter import patch_interpreter
+from fuselayers.ops.implementations.triton_language import HAS_TRITON
 
 __all__ = ["KernelFault", "Launch", "Traffic", "metered"]
 
