@@ -16,7 +16,7 @@ from ..parser import add_imports, add_overrides
 from ..text import say
 from .model import planned_model
 from .report import as_dict, print_model, print_plan
-from .step import layout_of, plan_of
+from .step import gpu_layout, plan_of
 
 DESCRIPTION = """\
 Says what a training step will cost on GPUs that need not be here: its memory, FLOPs, what the GPUs send, and its time.
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     source, overrides = split_source(asked.overrides)
     config = compose(source or "gpt_nano", overrides)
     name = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), config.model.name)
-    layout = layout_of(config.parallel, gpus=asked.gpus)
+    layout = gpu_layout(config.parallel, gpus=asked.gpus)
     gpu = GPUS[asked.gpu]
     with console.status("counting the model"):
         model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)

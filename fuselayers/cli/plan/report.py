@@ -9,7 +9,7 @@ from ...hardware import Machine
 from ..parser import folded
 from ..text import say
 from .model import PlannedModel
-from .step import USABLE, Plan
+from .step import USABLE, StepPlan
 
 _WIDTH = 80
 
@@ -27,7 +27,7 @@ def print_model(console: Console, model: PlannedModel) -> None:
     )
 
 
-def print_plan(console: Console, gpu: Machine, plan: Plan, *, gpus: int) -> None:
+def print_plan(console: Console, gpu: Machine, plan: StepPlan, *, gpus: int) -> None:
     """Print the costs of a step."""
     usable = amount(USABLE * gpu.memory, "B")
     memory = ", ".join(f"{part} {amount(size, 'B')}" for part, size in vars(plan.memory).items())
@@ -49,7 +49,7 @@ def _say(console: Console, *lines: str) -> None:
         say(console, *(folded(line, _WIDTH, hanging=2) or [""]))
 
 
-def as_dict(model: PlannedModel, gpu: Machine, plan: Plan) -> dict[str, Any]:
+def as_dict(model: PlannedModel, gpu: Machine, plan: StepPlan) -> dict[str, Any]:
     """Return all figures in bytes, seconds, FLOPs, and tokens per second."""
     collectives = [{**asdict(one), "moved": one.moved} for one in plan.collectives]
     figures = {**asdict(plan), "collectives": collectives, "seconds": plan.seconds}

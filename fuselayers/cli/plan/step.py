@@ -50,7 +50,7 @@ _FLOAT32: Final = 4
 
 
 @dataclass(frozen=True)
-class Layout:
+class GpuLayout:
     """How a training is spread over GPUs: the options of the section `parallel`, with the groups counted.
 
     Attributes:
@@ -73,7 +73,7 @@ class Layout:
         return f"dp {self.dp} {self.shard}{tensor}{checkpointing}"
 
 
-def layout_of(parallel: ParallelConfig, *, gpus: int) -> Layout:
+def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
     """Return the layout of a config's section `parallel`; several groups without a `shard` are FSDP's.
 
     Raises:
@@ -95,11 +95,11 @@ def layout_of(parallel: ParallelConfig, *, gpus: int) -> Layout:
         raise ValueError(
             f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
         )
-    return Layout(dp, tp, parallel.sequence, "fsdp" if dp > 1 and shard == "none" else shard, parallel.checkpointing)
+    return GpuLayout(dp, tp, parallel.sequence, "fsdp" if dp > 1 and shard == "none" else shard, parallel.checkpointing)
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes on one GPU; the module explains each."""
 
     weights: float
@@ -115,7 +115,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits
 
 
-def memory_of(model: PlannedModel, layout: Layout, *, batch: int) -> Memory:
+def memory_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> StepMemory:
     """Return the bytes on one GPU, for a micro-batch of so many examples in each data-parallel group."""
     tp, sharded = layout.tp, layout.shard == "fsdp"
     held = model.parameters / tp / (layout.dp if sharded else 1)
@@ -129,7 +129,7 @@ def memory_of(model: PlannedModel, layout: Layout, *, batch: int) -> Memory:
         logits = 2 * model.itemsize * rows * model.vocabulary + _FLOAT32 * model.width * model.vocabulary
     else:
         logits = (model.itemsize + 2 * _FLOAT32) * tokens * model.vocabulary
-    return Memory(
+    return StepMemory(
         weights=_FLOAT32 * held,
         gradients=_FLOAT32 * held,
         optimizer=2 * _FLOAT32 * held,
@@ -165,7 +165,7 @@ class Sent:
         return (2 if self.kind == "all-reduce" else 1) * self.size * (self.group - 1) / self.group
 
 
-def collectives_of(model: PlannedModel, layout: Layout, *, batch: int) -> tuple[Sent, ...]:
+def collectives_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> tuple[Sent, ...]:
     """Return the collectives of a step."""
     sent: list[Sent] = []
     weights = model.parameters / layout.tp
@@ -202,7 +202,7 @@ def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """A layout and its costs.
 
     Attributes:
@@ -217,10 +217,10 @@ class Plan:
         utilisation: the model's FLOPs over those that the GPU could do at its peak.
     """
 
-    layout: Layout
+    layout: GpuLayout
     batch: int
     efficiency: float
-    memory: Memory
+    memory: StepMemory
     collectives: tuple[Sent, ...]
     compute_seconds: float
     exposed_seconds: float
@@ -233,7 +233,9 @@ class Plan:
         return self.compute_seconds + self.exposed_seconds
 
 
-def plan_of(model: PlannedModel, gpu: Machine, layout: Layout, *, batch: int | None = None, efficiency: float) -> Plan:
+def plan_of(
+    model: PlannedModel, gpu: Machine, layout: GpuLayout, *, batch: int | None = None, efficiency: float
+) -> StepPlan:
     """Return the plan of a layout.
 
     Args:
@@ -274,7 +276,7 @@ def plan_of(model: PlannedModel, gpu: Machine, layout: Layout, *, batch: int | N
     beside = sum(one.moved for one in collectives if not one.within) / link_bandwidth(gpu, layout.dp, stride=tp)
     exposed = waits + max(beside - compute, 0.0)
     per_second = batch / tp / (compute + exposed)
-    return Plan(
+    return StepPlan(
         layout=layout,
         batch=batch,
         efficiency=efficiency,

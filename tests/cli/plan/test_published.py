@@ -11,11 +11,11 @@ import pytest
 
 from fuselayers.cli.plan.command import efficiency_of
 from fuselayers.cli.plan.model import PlannedModel, planned_model
-from fuselayers.cli.plan.step import Layout, Plan, plan_of
+from fuselayers.cli.plan.step import GpuLayout, StepPlan, plan_of
 from fuselayers.configs import compose
 from fuselayers.hardware import GPUS
 
-FSDP = Layout(dp=8, shard="fsdp")
+FSDP = GpuLayout(dp=8, shard="fsdp")
 
 
 def _llama(*overrides: str) -> PlannedModel:
@@ -23,7 +23,7 @@ def _llama(*overrides: str) -> PlannedModel:
     return planned_model(config, checkpointing="selective", precision="bfloat16")
 
 
-def _torchtitans(model: PlannedModel, layout: Layout, batch: int) -> Plan:
+def _torchtitans(model: PlannedModel, layout: GpuLayout, batch: int) -> StepPlan:
     hardware = replace(GPUS["H100"], memory=96e9, bandwidth=2.4e12)
     layout = replace(layout, checkpointing="selective")
     return plan_of(model, hardware, layout, batch=batch, efficiency=efficiency_of("H100"))
