@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from .._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
+from ..hardware import Machine
 from .joint_graph import JointGraph
-from .machine import Machine
 from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 
 _SYMBOL_BYTES: Final = 8.0

@@ -9,7 +9,7 @@ from fuselayers.partition import min_cut
 
 def slow(*arguments, **options):
     time.sleep(3.5)
-    return min_cut()(*arguments, **options)
+    return min_cut(*arguments, **options)
 
 for power in (2, 3):
     x = torch.ones(3, requires_grad=True)
