@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -190,3 +191,9 @@ def test_compiled_and_fused_functions_inside_run_eagerly() -> None:
     fused(torch.randn(2, 4)).sum().backward()
     model, x = nn.Sequential(fused, torch.compile(nn.Linear(4, 4))), torch.randn(2, 4)
     assert explain(model, x).totals["eager"].saved_bytes == saved_bytes(nn.Sequential(*[nn.Linear(4, 4)] * 2), x)
+
+
+def test_a_name_in_place_of_a_model() -> None:
+    text = "explain takes a function or a module, got str; explain(fuselayers.build('gpt_nano'), tokens)"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        explain("gpt_nano", torch.zeros(1))  # type: ignore[arg-type]
