@@ -97,6 +97,7 @@ setup(
         "omegaconf>=2.3,<2.4",
         "PyYAML>=6",
         "rich>=13",
+        "safetensors>=0.4.3",
         "argcomplete>=3",
         "matplotlib>=3.8",
         "numpy>=1.26",
@@ -104,7 +105,7 @@ setup(
     ],
     extras_require={
         # For from_pretrained.
-        "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
+        "hub": ["huggingface_hub>=0.34"],
         # For `train.log=[tensorboard]`.
         "tensorboard": ["tensorboard>=2.14"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are

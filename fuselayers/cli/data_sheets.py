@@ -1,4 +1,4 @@
-"""data_sheets -- the peaks of GPUs, from the makers' data sheets. Used by `train` and `plan`."""
+"""data_sheets -- the peaks of GPUs, from the makers' data sheets. Used by `plan`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -17,8 +17,6 @@ from typing import Final
 
 import torch
 
-from ..regular_files import open_regular
-
 
 @dataclass(frozen=True)
 class Machine:
@@ -134,8 +132,7 @@ def _key(device_type: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
     try:
-        with open_regular(path) as file:
-            return {key: Machine(**value) for key, value in json.loads(file.read()).items()}
+        return {key: Machine(**value) for key, value in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
             f"{path} is no file as fuselayers writes it ({error}); it is not used, and `fuselayers tune` replaces it",
