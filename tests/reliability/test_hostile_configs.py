@@ -41,7 +41,6 @@ _FILES = (
     "model: !!python/object/apply:os.system [touch TOUCHED]",
     "model: !!python/name:os.system x",
     "a: &a [x]\nb: [*a, *a]",
-    "<<: {model: gpt_nano}",
     "model: {_target_: os.system, _args_: [touch TOUCHED]}",
     "model: {name: '${oc.env:HOSTILE}'}",
     "defaults: [../../etc/passwd]",

@@ -152,8 +152,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     length = sequence_length(config, text)
     if len(set(processes.gathered(text.fingerprint))) > 1:
         raise ValueError(
-            f"the processes read different texts in {config.data.path}; set data.path= to a file or a folder that all "
-            "machines see"
+            "the processes read different texts; set data.path= to a file or a folder that all machines see"
         )
     torch.manual_seed(config.train.seed)
     # The engine fuses blocks and models, after it has split them.

@@ -123,7 +123,10 @@ def test_a_number_that_goes_wrong_on_one_rank_stops_all(ended: Ended, root: Path
     [
         ("no_shard", "parallel.shard=none trains one copy of the model, and there are 2 processes, 2 of them for data"),
         ("odd_batch", "train.batch_size=3 is split over parallel.dp=2 groups and must be a multiple of 2; take 4"),
-        ("other_text", "the processes read different texts in "),
+        (
+            "other_text",
+            "the processes read different texts; set data.path= to a file or a folder that all machines see",
+        ),
     ],
 )
 def test_a_world_that_does_not_fit_is_refused(ended: Ended, root: Path, name: str, text: str) -> None:
