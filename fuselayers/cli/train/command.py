@@ -10,9 +10,10 @@ from rich.console import Console
 
 from ...configs import DataConfig, ParallelConfig, TrainConfig
 from ...configs.schemas import section_options
+from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..parser import add_imports, add_overrides
-from ..text import say
+from ..text import complain, say
 from .checkpoint import Content, checkpoints_of, save
 from .engine import Processes, joined_processes
 from .finish import finish
@@ -98,7 +99,10 @@ def train(
         outcome = _train(run, console)
         if run.metrics is not None:
             title = f"{run.config.model.name}, {run.config.feedforward.name}"
-            plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)
+            try:
+                plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)
+            except MissingPackageError as error:
+                complain(f"no {FILE_NAME}: {error}")
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             command = f"{processes.command} {again}train.resume={run.folder}"

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -297,10 +298,20 @@ def test_what_cannot_be_trained_is_said_before_anything_is_written(
 
 
 def test_a_missing_tensorboard_is_named(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     text = r"^train\.log=\[tensorboard\] needs the package tensorboard, which cannot be imported: .*; pip install tenso"
     with pytest.raises(ValueError, match=text):
         run_train([*tiny, f"train.output={tmp_path / 'run'}", "train.log=[tensorboard]"])
+
+
+def test_a_run_without_matplotlib_ends_without_its_picture(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run_train([*tiny, f"train.output={tmp_path / 'run'}", "train.steps=2"])
+    said = "no loss.png: a picture needs matplotlib; install it with: pip install 'fuselayers[plots]'"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "loss.png").exists()
 
 
 def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
