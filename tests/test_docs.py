@@ -220,6 +220,8 @@ def test_the_reference_has_every_public_name_once_and_nothing_else() -> None:
         for name, value in vars(importlib.import_module(f"fuselayers.{layer}")).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
+    missing = public - set(shown)
+    assert not missing, f"no page of docs/api describes {sorted(missing)}: name them in one, and see docs/add_an_op.md"
     assert sorted(shown) == sorted({*public, "fuselayers.cli.main.main"})
 
 
@@ -239,4 +241,6 @@ def test_every_op_has_a_page_of_its_own() -> None:
     }
     assert "softmax" in takes_a_backend
     for name in takes_a_backend:
-        assert _shown(ROOT / "docs" / "api" / "ops" / f"{name}.md") == [f"fuselayers.ops.{name}"]
+        page = ROOT / "docs" / "api" / "ops" / f"{name}.md"
+        assert page.exists(), f"the op {name} has no page: add docs/api/ops/{name}.md, and see docs/add_an_op.md"
+        assert _shown(page) == [f"fuselayers.ops.{name}"]

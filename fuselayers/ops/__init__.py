@@ -1,5 +1,6 @@
 """Pure functions, one file for one op: formula, checks, reference, kernels. `implementations` dispatches the calls."""
 
+from ..other_names import missing_attribute as __getattr__  # noqa: F401
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import activate as activate
 from .activations import check_activation as check_activation

@@ -216,7 +216,7 @@ class MemoryReport:
     def _text(self, *, most: int = 40) -> str:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=120)
+        console = Console(file=io.StringIO())  # as wide as the terminal, or COLUMNS
         self.print(console, most=most)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip()

@@ -94,7 +94,10 @@ def in_chunks(
             if dlogits_CV is None:
                 continue
             if wanted[0]:
-                dx_RD[rows] = dlogits_CV @ weight
+                if kept is None:
+                    torch.mm(dlogits_CV, weight, out=dx_RD[rows])
+                else:
+                    dx_RD[rows] = dlogits_CV @ weight
             if wanted[1]:
                 dweight = _plus_product(dweight, dlogits_CV, x_CD, x.dtype if size >= count else wide)
             if wanted[2]:

@@ -1,4 +1,4 @@
-"""linear_log_prob -- log softmax(x W^T + bias)[target] and the entropy of each row, without all [R, V] logits in memory.
+"""linear_log_prob -- log softmax(x W^T + bias)[target] and the entropy of each row, without all [R, V] logits.
 
     x, weight, bias, target   as in linear_cross_entropy
     log_prob, entropy         [...]   float32 at least
@@ -123,11 +123,10 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dlog_prob: Tensor, dentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not is_compiling():
-            raise RuntimeError(
-                "linear_log_prob is differentiated once; under create_graph take log_softmax of all logits"
-            )
+            advice = "for a backward under create_graph take F.linear(x, weight, bias).log_softmax(-1)"
+            raise RuntimeError(f"linear_log_prob is differentiated once; {advice}")
         ignore_index, wanted = ctx.rest
-        run = _backward if is_compiling() else _run_backward
+        run: Any = _backward if is_compiling() else _run_backward
         found = run(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
         return *(one if want else None for one, want in zip(found, wanted, strict=True)), None, None, None
 

@@ -134,5 +134,5 @@ def test_errors() -> None:
     text = "weight must have at least one class, got [0, 5]"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         linear_log_prob(x, weight[:0], torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match="^ignore_index must be an int, got float$"):
+    with pytest.raises(TypeError, match=r"^ignore_index must be an int, got float$"):
         linear_log_prob(x, weight, torch.zeros(2, dtype=torch.int64), ignore_index=0.5)  # type: ignore[arg-type]
