@@ -136,7 +136,6 @@ setup(
             "py.typed",
             "ops/cpu/*.cpp",
             "ops/cpu/*.h",
-            "cli/lint_kernels/*.json",
             "configs/groups/*.yaml",
             "configs/groups/**/*.yaml",
         ]

@@ -167,7 +167,7 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return only_compose(argparse.Namespace(overrides=asked.overrides), console)
 
     monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
-    for command in ("train", "bench", "explain", "tune", "lint_kernels", "export"):
+    for command in ("train", "bench", "explain", "tune", "export"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 

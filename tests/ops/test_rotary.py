@@ -13,7 +13,6 @@ from fuselayers.ops.implementations.launch import INTERPRETED, launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -32,6 +31,7 @@ from tests.ops.contract import (
     on_triton,
     tensors,
 )
+from tests.testing.meter import KernelFault, Launch
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 # Of what takes seconds for each pairing.

@@ -28,7 +28,6 @@ _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
 _resident: dict[Any, int] = {}
 _recording: "Recording | None" = None
-_stub: Callable[..., None] | None = None
 
 
 class Launch(NamedTuple):
@@ -97,14 +96,11 @@ def launch(
         _recording.launches.append(started)
         return started.grid[0]
     device = arguments[0].device
-    if INTERPRETED or _stub is not None:
+    if INTERPRETED:
         if persistent_warps is not None:
             grid = _persistent_grid(grid, num_processors(device))
-        if _stub is not None:
-            _stub(*arguments, *constants)
-        else:
-            patch_interpreter()
-            function[grid](*arguments, *constants)
+        patch_interpreter()
+        function[grid](*arguments, *constants)
         return grid[0]
     if device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
@@ -195,7 +191,7 @@ def recorded_launches(
 ) -> Iterator[list[Launch]]:
     """Record the launches of ops on meta tensors, and run none of them.
 
-    The ops must be called with backend="triton". Used by `fuselayers lint-kernels`.
+    The ops must be called with backend="triton". Used by `benchmarks.lint_kernels`.
 
     Args:
         processors: of the GPU; an H200 has 132.
@@ -209,14 +205,3 @@ def recorded_launches(
             yield _recording.launches
     finally:
         _recording = before
-
-
-@contextmanager
-def stubbed_launches() -> Iterator[None]:
-    """Make every launch return at once, to measure the Python time of a call. Used by `bench op --overhead`."""
-    global _stub
-    before, _stub = _stub, lambda *_: None
-    try:
-        yield
-    finally:
-        _stub = before

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from fuselayers.cli.bench.calls import CallCost
 from fuselayers.cli.bench.suite import Measured, Suite
 from fuselayers.cli.bench.suite_report import table, write_report
 
@@ -51,34 +50,6 @@ def test_the_table_says_ratios_to_eager(suite: Suite) -> None:
     assert "- Liger: op, a, float16: output 0 is off by 1" in lines
     assert "- op, b, float16" in lines
     assert len({len(cells) for cells in rows}) == 1
-
-
-def test_the_table_says_what_was_expected(suite: Suite) -> None:
-    heading = "## Expected and measured"
-    assert heading not in table(suite, said="a machine, a day")
-    suite.rows[2].expected.update({"forward": 450e-6, "forward_backward": 1890e-6})
-    lines = table(suite, said="a machine, a day").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[lines.index(heading) :][4:7]]
-    assert rows[0] == ["op", "shape", "dtype", "expected us f", "us f", "expected us fb", "us fb"]
-    assert rows[2] == ["op, a", "2x4x8", "float16", "450.0", "500.0", "1890.0", "2000.0"]
-
-
-def test_the_table_says_what_calls_cost(suite: Suite) -> None:
-    heading = "## What a call costs the CPU"
-    assert heading not in table(suite, said="a machine, a day")
-    microseconds = {"fuselayers": (12.0, 45.0), "bare": (8.0, 30.0)}
-    seconds = {
-        name: {"forward": [forward / 1e6] * 3, "forward_backward": [both / 1e6] * 3}
-        for name, (forward, both) in microseconds.items()
-    }
-    suite.calls.append(CallCost("op, a", seconds))
-    lines = table(suite, said="a machine, a day").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[lines.index(heading) :][4:7]]
-    assert rows[0] == [
-        *("op", "bare f", "bare fb", "fuselayers f", "fuselayers fb"),
-        *("fuselayers / bare f", "fuselayers / bare fb"),
-    ]
-    assert rows[2] == ["op, a", "8.0", "30.0", "12.0", "45.0", "1.50", "1.50"]
 
 
 def test_a_folder_holds_data_table_and_pictures(suite: Suite, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
-from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.cases import CASES, NODES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
+from tests.testing.meter import KernelFault, Launch
 
 FAR_APART = (
     "dropout",
