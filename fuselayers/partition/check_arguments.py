@@ -1,5 +1,6 @@
 """check_arguments -- a module's own check of its arguments, before its forward is traced."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ def check_arguments(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     may take other arguments, so its parent's check is not called.
     """
     if isinstance(fn, nn.Module) and "forward" not in vars(fn):
-        owner = next(cls for cls in type(fn).__mro__ if "forward" in vars(cls))
+        # The class of a fused module has a forward that is no function.
+        owner = next((cls for cls in type(fn).__mro__ if inspect.isfunction(vars(cls).get("forward"))), nn.Module)
         if "check_arguments" in vars(owner):
             check: Any = fn.check_arguments
             check(*args, **kwargs)

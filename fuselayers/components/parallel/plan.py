@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from ...partition import FusedModule
+from ...partition import unfused
 from ..attention import (
     FavorAttention,
     LinearAttention,
@@ -101,11 +101,6 @@ class Plan:
         if rule is None:
             raise ValueError(_no_rule(path, module))
         rule(self, path, module)
-
-
-def unfused(module: nn.Module) -> nn.Module:
-    """Return the module whose fused view this is, or the module itself; both have the same parameters."""
-    return module.module if isinstance(module, FusedModule) else module
 
 
 def make_plan(model: nn.Module, size: int) -> Plan:
