@@ -271,7 +271,7 @@ def _sum(totals: Iterable[Totals]) -> Totals:
 
 def _options_of(fn: Any) -> Any:
     if isinstance(fn, FusedModule):
-        return _options_of(fn.forward)
+        return _options_of(type(fn)._fused)
     return fn.options if isinstance(fn, FusedFunction) else None
 
 

@@ -175,6 +175,7 @@ def function_of(module: nn.Module, kind: type["FusedFunction"], options: "FuseOp
     """Return a module's forward as a fused function of the module and its arguments."""
     module = unfused(module)
     forward: Any = getattr(type(module), "forward", None)
+    forward = forward.fn if isinstance(forward, FusedFunction) else forward
     if not inspect.isfunction(forward) or "forward" in vars(module):
         own = module.forward  # of this module alone: compiled, or set by its user
 
@@ -257,7 +258,7 @@ class FusedFunction:
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
         if self.owner is not None:
-            check_arguments(args[0], args[1:], kwargs)
+            check_arguments(args[0], args[1:], kwargs, cls=self.owner)
         compiled = self._only
         if compiled is None and self._has_static:
             compiled, args, kwargs = self._specialised(args, kwargs)

@@ -1,11 +1,12 @@
 """FusedModule -- a module whose forward runs through the fusion core."""
 
 import contextlib
+import functools
 import html
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from torch import nn
 
@@ -20,14 +21,16 @@ class FusedModule(nn.Module):
     """The base of fused modules. `fuse` and `fuse_in_place` give a module a class of its own, below its class and this.
 
     So a fused module is what it was: `isinstance`, attributes, methods, hooks and state_dict keys are those of its
-    class. Its `forward` is a fused function (`FusedFunction`): hooks of the module run around it. Copies and pickles
-    are fused, with nothing compiled yet.
+    class. Only its `forward` is fused: hooks of the module run around it. Copies and pickles are fused, with nothing
+    compiled yet.
     """
+
+    _fused: ClassVar[Any] = None  # the `FusedFunction` of a class
 
     def report(self) -> FusionReport:
         """Return which backend serves each graph of the module that was compiled so far, and why."""
-        forward: Any = self.forward
-        report: FusionReport = forward.report()
+        fused: Any = type(self)._fused
+        report: FusionReport = fused.report()
         return report
 
     def _repr_html_(self) -> str:
@@ -80,10 +83,16 @@ def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
     # Dynamo's guards compare the class, so modules that share a graph share it.
     if fused.module_class is not None:
         return fused.module_class
+
+    # A function of its own, whose code `torch.export` reads.
+    @functools.wraps(fused.fn)
+    def forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return fused(module, *args, **kwargs)
+
     own = {
         "_fused": fused,
         # A forward of the module's own would hide the class's, unless that is a property.
-        "forward": property(lambda self: fused.__get__(self)) if is_patched else fused,
+        "forward": property(lambda self: types.MethodType(forward, self)) if is_patched else forward,
         **{name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")},
     }
     fused.module_class = types.new_class(base.__name__, (base, FusedModule), {}, lambda names: names.update(own))

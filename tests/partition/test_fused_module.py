@@ -119,7 +119,7 @@ def test_modules_of_a_kind_share_their_graphs() -> None:
     plain = copy.deepcopy(layers).eval()
     fuse_in_place(layers, backend="eager", partition="min_cut")
     layers = pickle.loads(pickle.dumps(layers.eval()))
-    x = torch.randn(2, 4)
+    x = torch.randn(2, 4, requires_grad=True)  # as what a layer before it returns
     layers(x).sum().backward()
     torch.testing.assert_close(layers(x), plain(x))
     assert [len(layer.report().graphs) for layer in layers] == [1, 1, 1, 1]
