@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..partition import unfused
+from ..partition import eager_view
 
 _Lines = list[tuple[tuple[str, ...], str]]
 
@@ -149,7 +149,7 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
             apart.append(start)
             continue
         is_layer = not (list(module.children()) or list(other.children()))
-        if is_layer or type(unfused(module)) is type(unfused(other)):
+        if is_layer or type(eager_view(module)) is type(eager_view(other)):
             continue
         if {one for one in before if one.startswith(start)} != {one for one in after if one.startswith(start)}:
             apart.append(start)

@@ -14,7 +14,7 @@ from torch import nn
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
 from .backends import GraphReport, graph_name
 from .fuse import FusedFunction, FuseOptions, function_of
-from .fused_module import unfused, view_of, with_forward
+from .fused_module import eager_view, view_of, with_forward
 from .partitioners import Partitioner, default_partition, partitioner
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -124,7 +124,7 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
     if not isinstance(mod, nn.Module):
         raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
     options = aot_function(mod.forward, *args, **kwargs).options
-    return with_forward(view_of(unfused(mod)), function_of(mod, AotFunction, options))
+    return with_forward(view_of(eager_view(mod)), function_of(mod, AotFunction, options))
 
 
 @dataclass(frozen=True, kw_only=True)

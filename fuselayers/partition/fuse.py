@@ -27,7 +27,7 @@ from ..names import no_such
 from .backends import FusionReport, GraphReport, check_backends, compile_chain, graph_name
 from .check_arguments import check_arguments
 from .fused_method import FusedMethod
-from .fused_module import is_fusion_disabled, unfused, view_of, with_forward
+from .fused_module import eager_view, is_fusion_disabled, view_of, with_forward
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 
@@ -141,7 +141,7 @@ def _fuse(options: "FuseOptions", fn: Any) -> "nn.Module | FusedFunction":
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     if isinstance(fn, nn.Module):
-        return with_forward(view_of(unfused(fn)), function_of(fn, FusedFunction, options))
+        return with_forward(view_of(eager_view(fn)), function_of(fn, FusedFunction, options))
     return FusedFunction(fn, options=options)
 
 
@@ -173,7 +173,7 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
 
 def function_of(module: nn.Module, kind: type["FusedFunction"], options: "FuseOptions") -> "FusedFunction":
     """Return a module's forward as a fused function of the module and its arguments."""
-    module = unfused(module)
+    module = eager_view(module)
     forward: Any = getattr(type(module), "forward", None)
     forward = forward.fn if isinstance(forward, FusedFunction) else forward
     if not inspect.isfunction(forward) or "forward" in vars(module):

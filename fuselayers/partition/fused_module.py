@@ -62,14 +62,14 @@ def view_of(module: _Module) -> _Module:
     return view
 
 
-def unfused(module: _Module) -> _Module:
+def eager_view(module: _Module) -> _Module:
     """Return a view of a fused module that runs eagerly; a module that is not fused is returned as it is.
 
     Both have the same attributes, parameters and mode. Modules inside it stay fused, as `disable_fusion` does not.
 
     >>> from fuselayers import fuse
     >>> layer = fuse(nn.Linear(2, 2), backend="eager")
-    >>> type(unfused(layer)) is nn.Linear, unfused(layer).weight is layer.weight
+    >>> type(eager_view(layer)) is nn.Linear, eager_view(layer).weight is layer.weight
     (True, True)
     """
     if not isinstance(module, FusedModule):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from fuselayers.partition import FusedModule, disable_fusion, fuse, fuse_in_place, unfused
+from fuselayers.partition import FusedModule, disable_fusion, eager_view, fuse, fuse_in_place
 
 
 class Scaled(nn.Module):
@@ -38,7 +38,7 @@ def test_a_fused_module_is_of_its_class_and_one_with_its_module() -> None:
     fused = fuse(module, backend="eager")
     assert isinstance(fused, Scaled)
     assert isinstance(fused, FusedModule)
-    assert type(module) is type(unfused(fused)) is Scaled
+    assert type(module) is type(eager_view(fused)) is Scaled
     fused.factor = 5.0
     module.weight = nn.Parameter(torch.ones(3))
     fused.eval()
@@ -186,7 +186,7 @@ def test_a_fused_module_is_exported_for_any_size(by_name: bool) -> None:
     shapes = {"x_BD": sizes} if by_name else (sizes,)
     exported = torch.export.export(fused, (torch.randn(4, 3),), dynamic_shapes=shapes)
     x_BD = torch.randn(7, 3)
-    torch.testing.assert_close(exported.module()(x_BD), unfused(fused)(x_BD))
+    torch.testing.assert_close(exported.module()(x_BD), eager_view(fused)(x_BD))
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from ...partition import unfused
+from ...partition import eager_view
 from ..attention import (
     FavorAttention,
     LinearAttention,
@@ -96,7 +96,7 @@ class Plan:
         Raises:
             ValueError: it has none, or its sizes do not divide.
         """
-        module = unfused(module)
+        module = eager_view(module)
         rule = _RULES.get(type(module))
         if rule is None:
             raise ValueError(_no_rule(path, module))
