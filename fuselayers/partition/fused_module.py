@@ -51,7 +51,7 @@ def with_forward(module: _Module, fused: Any) -> _Module:
 
     Modules that share a fused function share its graphs.
     """
-    module.__class__ = _class_of(type(module), fused, is_patched="forward" in vars(module))
+    module.__class__ = _class_of(type(eager_view(module)), fused, is_patched="forward" in vars(module))
     return module
 
 
@@ -65,7 +65,7 @@ def view_of(module: _Module) -> _Module:
 def eager_view(module: _Module) -> _Module:
     """Return a view of a fused module that runs eagerly; a module that is not fused is returned as it is.
 
-    Both have the same attributes, parameters and mode. Modules inside it stay fused, as `disable_fusion` does not.
+    Both have the same attributes, parameters and mode. Fused modules inside it stay fused; `disable_fusion` is for all.
 
     >>> from fuselayers import fuse
     >>> layer = fuse(nn.Linear(2, 2), backend="eager")
