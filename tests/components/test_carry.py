@@ -147,7 +147,7 @@ def test_a_fused_module_is_the_module_it_shows() -> None:
     source, target = randomise(MLP(3)), fuse(MLP(3, bias=False), backend="eager")
     carried = carry_weights(fuse(source, backend="eager"), target)
     assert carried == Carried(carried=("up.weight", "down.weight"), left=("up.bias", "down.bias"))
-    assert torch.equal(target.module.up.weight, source.up.weight)
+    assert torch.equal(target.up.weight, source.up.weight)
 
 
 def test_one_tied_weight_keeps_the_first_of_two() -> None:
