@@ -1,0 +1,211 @@
+"""The loss of a causal language model of transformers, without its logits.
+
+Their forwards compute logits, then, under `if labels is not None`, a loss from them, and return both:
+
+    outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, ..., **kwargs)
+    logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states, ...)
+
+What the model inside is called, and with which of the arguments, is read from the forward; so is the class of the
+output. All else must be as above. In training with labels `ops.linear_cross_entropy` takes the place of head and loss,
+and the logits returned are None. In evaluation mode and without labels the model's own forward runs.
+"""
+
+import ast
+import importlib
+import inspect
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .... import ops
+from ..forms import Unreadable, form_of
+from ..layer import own_forward
+from ..parts import is_linear, original_type
+from ..rule import Rule
+
+__all__ = ["NAME", "RULES"]
+
+NAME: Final = "causal_lm_loss"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the forward of a causal language model calls.
+
+    Attributes:
+        head: the name of the last layer.
+        model: the path of the model inside.
+        positional: the names of the arguments that the model inside gets by position.
+        named: the names of those that it gets by name, and their names there.
+        fields: the names of what is taken from its output into the result.
+        output: the name of the result's class.
+        signature: of the forward.
+    """
+
+    head: str
+    model: str
+    positional: tuple[str, ...]
+    named: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...]
+    output: str
+    signature: inspect.Signature
+
+
+def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The output with the loss, and without logits, in training with labels."""
+    reading = _read(original_type(self))
+    assert reading is not None
+    try:
+        bound = reading.signature.bind(self, *args, **kwargs)
+    except TypeError:  # the caller's mistake: the own forward says so
+        return own_forward(self)(*args, **kwargs)
+    bound.apply_defaults()
+    arguments, options = bound.arguments, bound.arguments["kwargs"]
+    labels = arguments["labels"]
+    head = getattr(self, reading.head)
+    wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
+    if not (wanted and _is_causal(self.loss_function) and options.keys().isdisjoint(_OF_DECORATORS)):
+        return own_forward(self)(*args, **kwargs)
+    if not (getattr(self.config, "return_dict", True) and is_linear(head) and _fits(self, head)):
+        return own_forward(self)(*args, **kwargs)
+    inner = self
+    for name in reading.model.split("."):
+        inner = getattr(inner, name)
+    outputs = inner(
+        *(arguments[name] for name in reading.positional),
+        **{there: arguments[name] for there, name in reading.named},
+        **options,
+    )
+    loss = _loss(outputs.last_hidden_state, head, labels, **options)
+    fields = {name: getattr(outputs, name) for name in reading.fields}
+    return _class(reading.output)(loss=loss, logits=None, **fields)
+
+
+_OF_DECORATORS: Final = frozenset({"return_dict", "past_key_values"})
+"""Arguments that a decorator of the forward takes or renames."""
+
+
+def _keeps_all(arguments: Any) -> bool:
+    kept = arguments.get("logits_to_keep", 0)
+    return isinstance(kept, int) and kept == 0
+
+
+def _fits(model: Any, head: Any) -> bool:
+    """Whether the model's own loss takes the head's logits: it views them as [tokens, config.vocab_size]."""
+    return bool(model.config.vocab_size == head.weight.shape[0])
+
+
+def _is_causal(loss_function: Any) -> bool:
+    place = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
+    return place == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+
+
+def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
+    """The loss of transformers' `ForCausalLMLoss`."""
+    ignore_index, shift_labels = options.get("ignore_index", -100), options.get("shift_labels")
+    num_items_in_batch: Tensor | int | None = options.get("num_items_in_batch")
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    if shift_labels.numel() != hidden.shape[:-1].numel():
+        raise ValueError(
+            f"labels must have one entry per token, {list(hidden.shape[:-1])}, got {list(shift_labels.shape)}"
+        )
+    loss = ops.linear_cross_entropy(
+        hidden,
+        head.weight,
+        shift_labels.to(hidden.device).reshape(hidden.shape[:-1]),
+        bias=head.bias,
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        dtype=torch.float32,
+    )
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _class(name: str) -> Any:
+    module, _, kind = name.rpartition(".")
+    return getattr(importlib.import_module(module), kind)
+
+
+@cache
+def _read(cls: Any) -> _Reading | None:
+    """What the forward of a class calls; None for a forward of another form."""
+    try:
+        result = form_of(cls).result
+    except Unreadable:
+        return None
+    if not isinstance(result, ast.Call) or result.args:
+        return None
+    fields = {keyword.arg: keyword.value for keyword in result.keywords}
+    logits, loss = fields.pop("logits", None), fields.pop("loss", None)
+    head, inner = _head_of(logits)
+    if logits is None or loss is None or head is None or inner is None:
+        return None
+    if ast.unparse(loss) not in {written.format(logits=ast.unparse(logits)) for written in _LOSSES}:
+        return None
+    called = ast.unparse(inner)
+    if any(ast.unparse(value) != f"{called}.{name}" for name, value in fields.items()):
+        return None
+    arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
+    if not all(isinstance(argument, ast.Name) and argument.id.startswith("$") for argument in arguments):
+        return None
+    named = [keyword for keyword in inner.keywords if keyword.arg is not None]
+    if len(named) + 1 != len(inner.keywords) or not ast.unparse(inner.func).startswith("self."):
+        return None
+    return _Reading(
+        head,
+        ast.unparse(inner.func).removeprefix("self."),
+        tuple(ast.unparse(argument)[1:] for argument in inner.args),
+        tuple((str(keyword.arg), ast.unparse(keyword.value)[1:]) for keyword in named),
+        tuple(str(name) for name in fields),
+        ast.unparse(result.func),
+        inspect.signature(inspect.unwrap(cls.forward)),
+    )
+
+
+_LOSSES: Final = (
+    "self.loss_function(logits={logits}, labels=$labels, vocab_size=self.config.vocab_size, **$kwargs)"
+    " if $labels is not None else None",
+    "self.loss_function({logits}, $labels, vocab_size=self.config.vocab_size, **$kwargs)"
+    " if $labels is not None else None",
+)
+_KEPT: Final = (
+    "{hidden}[:, builtins.slice(-$logits_to_keep, None) if builtins.isinstance($logits_to_keep, builtins.int)"
+    " else $logits_to_keep, :]",
+    "transformers.modeling_utils.slice_logits_to_keep({hidden}, $logits_to_keep)",
+)
+
+
+def _head_of(logits: ast.expr | None) -> tuple[str | None, ast.Call | None]:
+    """The name of the layer that makes the logits, and the call of the model inside that makes its input."""
+    if isinstance(logits, ast.Call) and ast.unparse(logits).endswith(".contiguous()"):
+        logits = logits.func.value  # type: ignore[attr-defined]
+    match logits:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=head), args=[kept], keywords=[]):
+            inner = next((node for node in ast.walk(kept) if _is_hidden(node)), None)
+            if inner is not None:
+                forms = {form.format(hidden=ast.unparse(inner)) for form in _KEPT}
+                if ast.unparse(kept) in forms:
+                    return head, inner.value  # type: ignore[attr-defined]
+    return None, None
+
+
+def _is_hidden(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "last_hidden_state" and isinstance(node.value, ast.Call)
+
+
+def _is_causal_lm(module: Any) -> bool:
+    return _read(original_type(module)) is not None and _is_causal(getattr(module, "loss_function", None))
+
+
+RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)
