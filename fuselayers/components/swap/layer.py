@@ -31,23 +31,35 @@ def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
             return own(self, *args, **kwargs)
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
+        given = take(args, kwargs)
+        if given is None:  # the caller's mistake: the own forward says so
+            return own(self, *args, **kwargs)
         parts = {role: getattr(self, name) for role, name in place.parts}
-        return rule.forward(self, **take(args, kwargs), **parts)
+        return rule.forward(self, **given, **parts)
 
     return subclass(cls, {"forward": forward, "rule": rule.name, "__reduce_ex__": _reduce, "_place": (rule, place)})
 
 
-def _taking(forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]) -> Callable[[Any, Any], dict[str, Any]]:
-    """Return a function that takes the inputs out of the arguments of a call, by the rule's names."""
-    signature = inspect.signature(forward)
-    places = [list(signature.parameters).index(name) - 1 for _, name in inputs]
+def _taking(
+    forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]
+) -> Callable[[Any, Any], dict[str, Any] | None]:
+    """Return a function that takes the inputs out of the arguments of a call, by the rule's names.
 
-    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        if not kwargs and len(args) == len(signature.parameters) - 1:
-            return {role: args[place] for (role, _), place in zip(inputs, places, strict=True)}
-        bound = signature.bind(None, *args, **kwargs)
-        bound.apply_defaults()
-        return {role: bound.arguments[name] for role, name in inputs}
+    It returns None for arguments that the forward does not take. Dynamo cannot trace `bind` of `inspect.Signature`.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    by_position = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    names = {parameter.name for parameter in parameters}
+    defaults = {part.name: part.default for part in parameters if part.default is not part.empty}
+
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        given = dict(zip(by_position, args, strict=False))
+        if len(args) > len(by_position) or any(name in given or name not in names for name in kwargs):
+            return None
+        arguments = {**defaults, **given, **kwargs}
+        if any(name not in arguments for name in names):
+            return None
+        return {role: arguments[name] for role, name in inputs}
 
     return take
 

@@ -184,9 +184,7 @@ def _times(before: list[Any], after: list[Any]) -> str:
 
 def _seconds(seconds: float) -> str:
     """Three digits: 2.35 s, 120 ms, 45.6 us."""
-    scale, unit = next(
-        pair for pair in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if seconds >= pair[0] or pair[1] == "us"
-    )
+    scale, unit = (1.0, "s") if seconds >= 1.0 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "us")
     value = seconds / scale
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f} {unit}"

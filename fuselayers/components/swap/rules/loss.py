@@ -17,8 +17,8 @@ and the logits returned are None. In evaluation mode and without labels the mode
 import ast
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -46,8 +46,9 @@ class _Reading:
         positional: the names of the arguments that the model inside gets by position.
         named: the names of those that it gets by name, and their names there.
         fields: the names of what is taken from its output into the result.
-        output: the name of the result's class.
-        signature: of the forward.
+        output: the result's class.
+        parameters: the names of the forward's parameters.
+        defaults: their defaults, by name.
     """
 
     head: str
@@ -55,26 +56,25 @@ class _Reading:
     positional: tuple[str, ...]
     named: tuple[tuple[str, str], ...]
     fields: tuple[str, ...]
-    output: str
-    signature: inspect.Signature
+    output: Any
+    parameters: tuple[str, ...]
+    defaults: Mapping[str, Any]
 
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The output with the loss, and without logits, in training with labels."""
-    reading = _read(original_type(self))
+    cls = original_type(self)
+    reading = _readings.get(cls)
+    if reading is None:  # a copy in another process
+        reading = _readings[cls] = _read(cls)
     assert reading is not None
-    try:
-        bound = reading.signature.bind(self, *args, **kwargs)
-    except TypeError:  # the caller's mistake: the own forward says so
-        return own_forward(self)(*args, **kwargs)
-    bound.apply_defaults()
-    arguments, options = bound.arguments, bound.arguments["kwargs"]
-    labels = arguments["labels"]
-    head = getattr(self, reading.head)
+    given = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
+    arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
+    options = {name: value for name, value in given.items() if name not in reading.parameters}
+    labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
-    if not (wanted and _is_causal(self.loss_function) and options.keys().isdisjoint(_OF_DECORATORS)):
-        return own_forward(self)(*args, **kwargs)
-    if not (getattr(self.config, "return_dict", True) and is_linear(head) and _fits(self, head)):
+    plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
+    if not (wanted and plain and _fits(self, head) and options.keys().isdisjoint(_OF_DECORATORS)):
         return own_forward(self)(*args, **kwargs)
     inner = self
     for name in reading.model.split("."):
@@ -86,7 +86,7 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     )
     loss = _loss(outputs.last_hidden_state, head, labels, **options)
     fields = {name: getattr(outputs, name) for name in reading.fields}
-    return _class(reading.output)(loss=loss, logits=None, **fields)
+    return reading.output(loss=loss, logits=None, **fields)
 
 
 _OF_DECORATORS: Final = frozenset({"return_dict", "past_key_values"})
@@ -132,12 +132,10 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
-def _class(name: str) -> Any:
-    module, _, kind = name.rpartition(".")
-    return getattr(importlib.import_module(module), kind)
+_readings: dict[type, _Reading | None] = {}
+"""What was read of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
 
 
-@cache
 def _read(cls: Any) -> _Reading | None:
     """What the forward of a class calls; None for a forward of another form."""
     try:
@@ -162,14 +160,17 @@ def _read(cls: Any) -> _Reading | None:
     named = [keyword for keyword in inner.keywords if keyword.arg is not None]
     if len(named) + 1 != len(inner.keywords) or not ast.unparse(inner.func).startswith("self."):
         return None
+    module, _, name = ast.unparse(result.func).rpartition(".")
+    parameters = list(inspect.signature(inspect.unwrap(cls.forward)).parameters.values())[1:-1]  # without kwargs
     return _Reading(
         head,
         ast.unparse(inner.func).removeprefix("self."),
         tuple(ast.unparse(argument)[1:] for argument in inner.args),
         tuple((str(keyword.arg), ast.unparse(keyword.value)[1:]) for keyword in named),
         tuple(str(name) for name in fields),
-        ast.unparse(result.func),
-        inspect.signature(inspect.unwrap(cls.forward)),
+        getattr(importlib.import_module(module), name),
+        tuple(parameter.name for parameter in parameters),
+        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
     )
 
 
@@ -205,7 +206,14 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    return _read(original_type(module)) is not None and _is_causal(getattr(module, "loss_function", None))
+    cls = original_type(module)
+    if not hasattr(module, "loss_function"):  # most modules are no models: their forwards are not read
+        return False
+    reading = _readings.get(cls) or _read(cls)
+    if reading is None or not _is_causal(module.loss_function):
+        return False
+    _readings[cls] = reading
+    return True
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)
