@@ -2,14 +2,13 @@
 
 import copy
 import pickle
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fuselayers.components.swap import swap, unswap
-from fuselayers.partition import FallbackWarning, saved_bytes
+from fuselayers.partition import saved_bytes
 from tests.components.swap.levels import both_levels, bytes_of, classes, swap_at
 
 timm = pytest.importorskip("timm", exc_type=ImportError)
