@@ -35,20 +35,35 @@ def test_rules_losses_and_gradients(name: str) -> None:
     assert unswap(model) == len(report.sites)
 
 
+def share(name: str, level: str) -> float:
+    """What a training step of a swapped model saves, as a share of the plain one's."""
+    model, batch = FAMILIES[name][0]().train(), batch_for(name)
+    before = saved_bytes(model, **batch)
+    swap(model, level=level, verify=False)  # type: ignore[arg-type]
+    return saved_bytes(model, **batch) / before
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        *(("gpt2", 0.40), ("bert", 0.73), ("llama", 0.70), ("mistral", 0.70), ("qwen3", 0.67), ("gemma2", 0.70)),
+        *(("phi", 0.62), ("stablelm", 0.81), ("vit", 0.77), ("t5", 0.44), ("phi3", 0.73)),
+    ],
+)
+def test_layers_save_fewer_bytes(name: str, most: float) -> None:
+    assert share(name, "layers") <= most
+
+
+@pytest.mark.slow  # Inductor compiles each
 @pytest.mark.parametrize(
     ("name", "most"),
     [
         *(("gpt2", 0.40), ("bert", 0.55), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
         *(("opt", 0.60), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
-        *(("whisper", 0.70), ("swin", 0.85)),
     ],
 )
-def test_fewer_bytes_are_saved(name: str, most: float) -> None:
-    model, batch = FAMILIES[name][0]().train(), batch_for(name)
-    before = saved_bytes(model, **batch)
-    # Inductor cuts the same graphs, and needs a minute for each.
-    swap(model, level="blocks", backend="eager", verify=False)
-    assert saved_bytes(model, **batch) <= most * before
+def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
+    assert share(name, "blocks") <= most
 
 
 @pytest.mark.parametrize("name", ["deit", "swin", "whisper", "t5", "wav2vec2", "bert", "gpt2"])
@@ -64,8 +79,10 @@ def test_a_batch_is_made_from_the_config(name: str) -> None:
 
 
 def test_the_default_takes_the_level_that_saves_more() -> None:
-    model, batch = FAMILIES["bert"][0](), batch_for("bert")
+    # The eager backend recomputes little, so that layers save more here.
+    model, batch = FAMILIES["gpt2"][0](), batch_for("gpt2")
     report = swap(model, backend="eager", batch=batch)
-    assert report.level == "blocks"
+    assert report.level == "layers"
     (note,) = report.notes
-    assert note.startswith("level layers would keep ")
+    assert note.startswith("level blocks would keep ")
+    report.require("mlp", at_least=2)
