@@ -25,7 +25,7 @@ from .bias_activation_dropout import activation_gradients, gradients_formula
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
 from .elementwise import launch_elementwise
-from .implementations import CPU_KERNELS_FROM, Op, define, differentiable
+from .implementations import Op, define, differentiable
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -75,7 +75,7 @@ def bias_dropout_residual(
         backend,
         (x, residual, bias, seed, row_R),
         (column, p),
-        cpu_from=0 if seed is not None else None if bias is None else CPU_KERNELS_FROM,
+        torch_is_as_fast=bias is None,
         unsupported_reason=reason,
     )
     return y

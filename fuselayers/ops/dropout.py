@@ -71,7 +71,7 @@ def dropout(
     row_R, column, reason = (None, 0, None) if shard is None else locate(shard, x, dropping=seed is not None)
     if seed is None:
         return x
-    y: Tensor = _op(backend, (x, seed, row_R), (column, p), cpu_from=0, unsupported_reason=reason)
+    y: Tensor = _op(backend, (x, seed, row_R), (column, p), unsupported_reason=reason)
     return y
 
 

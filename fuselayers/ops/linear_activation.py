@@ -141,4 +141,4 @@ class _Activation(torch.autograd.Function):
         return dz if wants_z else None, dbias if wants_bias else None, None
 
 
-_op = Op("linear_activation", _formula, _fused, cpp=False)
+_op = Op("linear_activation", _formula, _fused, cpu_from=None)

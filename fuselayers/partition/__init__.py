@@ -2,6 +2,7 @@
 
 from ..errors import BackendUnavailableError as BackendUnavailableError
 from ..errors import FallbackWarning as FallbackWarning
+from ..hardware import Machine as Machine
 from . import vector_math as vector_math  # importing it calls MKL's vector functions once
 from .aot import AotFunction as AotFunction
 from .aot import aot_function as aot_function
@@ -27,7 +28,6 @@ from .fused_module import is_fusion_disabled as is_fusion_disabled
 from .graph_compilers import print_compile as print_compile
 from .graph_compilers import ts_compile as ts_compile
 from .joint_graph import PartitionError as PartitionError
-from .machine import Machine as Machine
 from .machine import machine_of as machine_of
 from .memory_report import MemoryReport as MemoryReport
 from .memory_report import RecomputedValue as RecomputedValue

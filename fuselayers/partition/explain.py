@@ -68,6 +68,9 @@ def explain(
     >>> report.totals["eager"].saved_bytes
     1024
     """
+    if not callable(fn):
+        advice = f"; explain(fuselayers.build({fn!r}), tokens)" if isinstance(fn, str) else ""
+        raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}{advice}")
     options = _options_of(fn)
     if options is not None:
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name

@@ -1,7 +1,9 @@
+import re
+
 import pytest
 import torch
 
-from fuselayers.ops import ACTIVATIONS, activate, bias_activation_dropout
+from fuselayers.ops import ACTIVATIONS, activate, bias_activation_dropout, check_activation
 from tests.ops import truth
 
 POINTS = [-3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0]
@@ -43,6 +45,9 @@ def test_unknown_name_lists_the_choices() -> None:
 
 
 def test_what_is_no_name_is_refused() -> None:
+    advice = re.escape("got a Mish; register its class with components.register('activation', NAME) and pass the name")
+    with pytest.raises(TypeError, match=f"^activation must be a name or None, {advice}$"):
+        check_activation(torch.nn.Mish())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^activation must be a name or None, got a list$"):
         activate(torch.ones(1), ["relu"])
     with pytest.raises(TypeError, match=r"^z must be a floating-point tensor, got torch.int64; convert it"):

@@ -13,7 +13,6 @@ from fuselayers.ops.implementations.launch import INTERPRETED, launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -32,6 +31,7 @@ from tests.ops.contract import (
     on_triton,
     tensors,
 )
+from tests.testing.meter import KernelFault, Launch
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 # Of what takes seconds for each pairing.
@@ -112,6 +112,18 @@ def test_matches_reference(dtype: torch.dtype, size: dict[str, Any], interleaved
     assert_as_good_as(rotary, rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
+# The kernel in C++ takes heads in groups of four, and tokens in blocks of 64.
+@pytest.mark.parametrize("backend", [on_cpp])
+@both_pairings
+@pytest.mark.parametrize("size", [*SIZES.values(), {"tokens": 70, "channels": 6, "heads": 6}], ids=[*SIZES, "groups"])
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_cpp_matches_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool, backend: str) -> None:
+    q, k, cos, sin = inputs_of(dtype=dtype, **size)
+    assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin], interleaved=interleaved)
+    by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+    assert_as_good_as(form(backend), rotary_reference, [*by_token, cos, sin], interleaved=interleaved)
+
+
 # One dtype for all sizes, and all dtypes for some.
 @on_kernels
 @both_pairings
@@ -131,7 +143,7 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
     assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
-@both_backends
+@every_backend
 @pytest.mark.parametrize(
     ("check", "interleaved"),
     [

@@ -8,7 +8,7 @@ from fuselayers import ops
 from fuselayers.ops import rows as module
 from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
-from fuselayers.ops.rows import as_rows, elementwise_plan, persistent_programs, tile_of_rows, vector_of
+from fuselayers.ops.rows import as_rows, elementwise_plan, tile_of_rows, vector_of
 from tests.ops.contract import DEVICE, tensors
 
 
@@ -144,10 +144,3 @@ def test_a_row_is_one_programs_as_long_as_it_fits(
     shape: tuple[int, int], split: bool, tile: tuple[int, int], num_warps: int
 ) -> None:
     assert tile_of_rows(*shape) == (split, *tile, num_warps)
-
-
-def test_persistent_programs_are_those_that_run_at_a_time_and_no_more_than_the_tiles() -> None:
-    assert persistent_programs(10_000, at_a_time=264) == 264
-    assert persistent_programs(10_000, at_a_time=264, side_by_side=4) == 66
-    assert persistent_programs(7, at_a_time=264) == 7
-    assert persistent_programs(7, at_a_time=2, side_by_side=100) == 1

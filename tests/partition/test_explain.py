@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -265,3 +266,9 @@ def test_what_dynamo_does_not_compile_is_not_explained() -> None:
     for function in (in_a_loop, torch.compiler.disable(lambda x: x.sin())):
         with pytest.raises(ValueError, match=r"^Dynamo leaves \S+ to Python \(torch.compiler.disable, or a graph"):
             explain(function, torch.randn(3, requires_grad=True))
+
+
+def test_a_name_in_place_of_a_model() -> None:
+    text = "explain takes a function or a module, got str; explain(fuselayers.build('gpt_nano'), tokens)"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        explain("gpt_nano", torch.zeros(1))  # type: ignore[arg-type]

@@ -118,7 +118,8 @@ class TestJointGraph:
 
     def test_the_listing(self) -> None:
         exported = joint_graph(lambda x: (x * 2).sin(), torch.randn(4, requires_grad=True, dtype=torch.bfloat16))
-        lines = [line for line in str(exported).splitlines() if "# File" not in line]
+        # Between the lines stand comments, which differ from version to version of torch.
+        lines = [line for line in str(exported).splitlines() if line and line.lstrip()[0] != "#"]
         assert lines == [
             "inputs:",
             "  primals_1: argument x",

@@ -170,7 +170,7 @@ def test_a_budget_by_name() -> None:
     for name in ("budget:", "budget:half", "budget:0", "budget:-5", "budget:1.5", "budget:nan", "budget:5 MB"):
         with pytest.raises(
             ValueError,
-            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what eager saves, or budget:1000000 for",
+            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what 'default' saves, or budget:",
         ):
             partitioner(name)
 

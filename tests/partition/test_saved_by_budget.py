@@ -149,9 +149,13 @@ def test_nothing_to_save() -> None:
         (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
         (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
         (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
-        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got True$"),
-        ("1 GB", TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got '1 GB'$"),
-        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got None$"),
+        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"),
+        (
+            "1 GB",
+            TypeError,
+            r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got '1 GB'$",
+        ),
+        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got None$"),
     ],
 )
 def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:

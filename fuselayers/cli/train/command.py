@@ -29,6 +29,7 @@ from ...configs import (
 from ...configs.schemas import section_options
 from ...configs.sources import parse_overrides, split_source
 from ...configs.values import parse_yaml
+from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..files import write_text
 from ..machine import describe_machine
@@ -235,7 +236,10 @@ def _train(
         )
         if metrics is not None:
             title = f"{config.model.name}, {config.feedforward.name}"
-            plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title)
+            try:
+                plot.plot_loss(folder / plot.FILE_NAME, metrics.rows, title=title)
+            except MissingPackageError as error:
+                complain(f"no {plot.FILE_NAME}: {error}")
         if outcome.signal_number is not None:
             again = "".join(f"--import {module} " for module in imports)
             command = f"{processes.launcher} -m fuselayers train" if processes.launched else "fuselayers train"

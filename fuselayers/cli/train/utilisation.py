@@ -6,7 +6,6 @@
 checkpointing spends on recomputing do not count.
 """
 
-import re
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +14,7 @@ from typing import Final
 import torch
 
 from ...configs import Config, model_costs
-from ..data_sheets import PEAKS
+from ...hardware import gpu_named
 
 _MATMUL_SIZE: Final = 512
 _MATMUL_SECONDS: Final = 0.1
@@ -85,14 +84,12 @@ def data_sheet_peak(device_name: str, dtype: torch.dtype) -> float | None:
     >>> data_sheet_peak("NVIDIA H100 80GB HBM3", torch.bfloat16)
     989000000000000.0
     """
-    words = set(re.split(r"[^A-Za-z0-9]+", device_name))
-    fitting = [name for name in PEAKS if set(name.split()) <= words]
-    if not fitting:
+    gpu = gpu_named(device_name)
+    if gpu is None:
         return None
-    low, tf32, full = PEAKS[max(fitting, key=len)]
     if dtype != torch.float32:
-        return low * 1e12
-    return (full if torch.get_float32_matmul_precision() == "highest" else tf32) * 1e12
+        return gpu.low_precision_flop_rate
+    return gpu.flop_rate if torch.get_float32_matmul_precision() == "highest" else gpu.tf32_flop_rate
 
 
 @cache  # it takes a tenth of a second, and a process may train often, as tests do

@@ -119,7 +119,7 @@ has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     name = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
-    missing = "no library was built"
+    missing = None
     for path in (*_FOLDER.glob(f"_{name}.*so"), *_FOLDER.glob("_plain.*so")):
         try:
             library = ctypes.CDLL(str(path))
@@ -130,12 +130,16 @@ def _library() -> ctypes.CDLL | None:
             for function, kinds in _ARGUMENTS.items():
                 getattr(library, function).argtypes = (*(_KINDS[kind] for kind in kinds), ctypes.c_int)
                 getattr(library, function).restype = None
+            if missing:
+                _warn(f"the ops run without {name.upper()} on this CPU, slower: {missing}")
             return library
         missing = f"{path.name} was built from other sources"
-    warnings.warn(
-        f"the ops run in plain torch on this CPU, slower: {missing}; {_REBUILD}", FallbackWarning, stacklevel=2
-    )
+    _warn(f"the ops run in plain torch on this CPU, slower: {missing or 'no library was built'}")
     return None
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"{message}; {_REBUILD}", FallbackWarning, stacklevel=4)
 
 
 def sources_hash() -> str:

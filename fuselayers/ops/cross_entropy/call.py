@@ -30,7 +30,7 @@ Label smoothing: Szegedy et al., "Rethinking the Inception architecture", 2015. 
 section 5. The running maximum: Milakov, Gimelshein, "Online normalizer calculation for softmax", 2018.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,9 +42,6 @@ from .formula import loss_by_formula
 from .kernels import fused_loss, fused_loss_gradients
 
 __all__ = ["cross_entropy"]
-
-# Elements from which the kernels of a CPU win: torch has one kernel for all but the mean.
-_CPU_KERNELS_FROM: Final = 1 << 20
 
 
 def cross_entropy(
@@ -87,7 +84,7 @@ def cross_entropy(
         raise ValueError(f"logits must have at least one class, got {list(logits.shape)}")
     check_target(target, "logits", logits)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    loss: Tensor = _op(backend, (logits, target), options, cpu_from=_CPU_KERNELS_FROM)
+    loss: Tensor = _op(backend, (logits, target), options)
     return loss
 
 
@@ -129,4 +126,4 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, None, *(None for _ in ctx.options)
 
 
-_op = Op("cross_entropy", _formula, _fused)
+_op = Op("cross_entropy", _formula, _fused, cpu_from=1 << 20)  # torch has one kernel for all but the mean

@@ -6,9 +6,8 @@
 The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
-                tensor subclasses and in float64; else the kernels, on a CPU from a number of elements on that each op
-                states (`cpu_from`). `fuse(backend="triton")` takes those of a GPU inside
-                a compiled function too (`Op`)
+                tensor subclasses and in float64; else the kernels, on a CPU where they win (`Op`).
+                `fuse(backend="triton")` takes those of a GPU inside a compiled function too
     "eager"     the formula
     "cpp"       the kernels of a CPU, inside a compiled function too
     "triton"    the kernels of a GPU, inside a compiled function too
@@ -17,6 +16,7 @@ All implementations agree to rounding and draw the same mask. The choice depends
 settings, never on a measurement, so numerics do not depend on the clock.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -41,7 +41,7 @@ from .own_kernels import takes_own_kernels
 
 BACKENDS: Final = ("auto", "eager", "cpp", "triton")
 CPU_KERNELS_FROM: Final = 1 << 16
-"""Elements from which the kernels in C++ win without dropout. With it they win for any number, by torch's generator."""
+"""Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
@@ -61,11 +61,21 @@ class Op:
         name: of the node.
         formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op and its gradients through the ops that `define` returned.
-        cpp: False for an op without kernels in C++.
+        cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++; None for an
+            op without any. With a seed it takes them for any number: the formula's mask costs more than a call.
     """
 
-    def __init__(self, name: str, formula: Callable[..., Any], fused: Callable[..., Any], *, cpp: bool = True) -> None:
-        self._formula, self._fused, self._cpp = formula, fused, cpp
+    def __init__(
+        self,
+        name: str,
+        formula: Callable[..., Any],
+        fused: Callable[..., Any],
+        *,
+        cpu_from: int | None = CPU_KERNELS_FROM,
+    ) -> None:
+        self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
+        parameters = list(inspect.signature(formula).parameters)
+        self._seed = parameters.index("seed") if "seed" in parameters else None
         # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
         schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
         assert "[" not in schema, "a list has commas of its own"
@@ -82,7 +92,7 @@ class Op:
         tensors: Sequence[Tensor | None],
         options: tuple[Any, ...] = (),
         *,
-        cpu_from: int | None = CPU_KERNELS_FROM,
+        torch_is_as_fast: bool = False,
         unsupported_reason: str | None = None,
     ) -> Any:
         """Call one of the implementations with the tensors and the options.
@@ -91,8 +101,7 @@ class Op:
             backend: one of BACKENDS.
             tensors: the first arguments. The first tensor determines the device.
             options: the other arguments.
-            cpu_from: the number of elements of the first tensor from which "auto" takes the kernels of a CPU; None
-                where torch's own are as fast for any number.
+            torch_is_as_fast: True where plain torch needs no longer on a CPU, whatever the size, if nothing is dropped.
             unsupported_reason: why the Triton kernels cannot take this call, or None if they can.
 
         Raises:
@@ -108,21 +117,25 @@ class Op:
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
-                self._cpp
-                and cpu_from is not None
+                self._cpu_from is not None
                 and not INTERPRETED
                 and not is_compiling()
-                and first.numel() >= cpu_from
+                and (self._drops(tensors) or (first.numel() >= self._cpu_from and not torch_is_as_fast))
                 and _unsupported_reason(tensors) is None
                 and has_kernels()
             )
         else:
             if backend == "cpp":
-                unsupported_reason = None if self._cpp else "this op has none, since torch's own are as fast"
+                unsupported_reason = (
+                    None if self._cpu_from is not None else "this op has none, since torch's own are as fast"
+                )
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
         if not use_fused:
             return self._formula(*tensors, *options)
         return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+
+    def _drops(self, tensors: Sequence[Tensor | None]) -> bool:
+        return self._seed is not None and tensors[self._seed] is not None
 
     def _inside_the_node(self, *arguments: Any) -> Any:
         if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
@@ -282,7 +295,6 @@ def define(
     fake: Callable[..., Any],
     *,
     formula: Callable[..., Any] | None = None,
-    cpp: bool = True,
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return a function that calls it.
 
@@ -294,11 +306,10 @@ def define(
         launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
         formula: the same in plain torch, for an op of a backward.
-        cpp: False for an op without kernels in C++.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
-    for device in ("CUDA", "CPU") if cpp or INTERPRETED else ("CUDA",):
+    for device in ("CUDA", "CPU"):
         _library.impl(name, outside_dynamo(launch), device)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
     op = getattr(torch.ops.fuselayers, name).default

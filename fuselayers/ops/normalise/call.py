@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..dropout import dropout_formula
-from ..implementations import CPU_KERNELS_FROM, Op, differentiable_gradients, needs_grad
+from ..implementations import Op, differentiable_gradients, needs_grad
 from ..shards import Shard, check_shard, row_indices
 from .backward import normalise_backward
 from .formula import check_eps, norm_formula, s_is_x
@@ -42,8 +42,7 @@ def normalise(
         backend,
         (x, residual, bias, weight, norm_bias, seed, row_R),
         (p, eps, pre, rms),
-        # torch has one kernel for a layer norm, and none for an RMS norm.
-        cpu_from=0 if seed is not None else CPU_KERNELS_FROM if rms else None,
+        torch_is_as_fast=not rms,  # it has one kernel for a layer norm, and none for an RMS norm
     )
     return results
 

@@ -130,5 +130,4 @@ softmax_backward = define(
     _launch_backward,
     _empty_gradient,
     formula=gradient_formula,
-    cpp=False,
 )

@@ -139,4 +139,4 @@ class _Softmax(torch.autograd.Function):
         return dz * scale if ctx.needs_input_grad[0] else None, dz.to(dtype).sum_to_size(shape), None, None, None
 
 
-_op = Op("softmax", softmax_formula, differentiable(_Softmax, softmax_forward), cpp=False)
+_op = Op("softmax", softmax_formula, differentiable(_Softmax, softmax_forward), cpu_from=None)

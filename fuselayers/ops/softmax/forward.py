@@ -241,5 +241,4 @@ softmax_forward = define(
     _launch_forward,
     _empty_result,
     formula=softmax_formula,
-    cpp=False,
 )

@@ -1,8 +1,13 @@
+import io
+import sys
 from pathlib import Path
 
 import matplotlib
 import matplotlib.image
+import pytest
+from rich.console import Console
 
+from fuselayers.cli.train import train
 from fuselayers.cli.train.metrics import Metrics
 from fuselayers.cli.train.plot import plot_loss
 
@@ -29,3 +34,15 @@ def test_one_row_and_no_row_can_be_drawn(tmp_path: Path) -> None:
     for rows in (_rows([5.0], validation=False), []):
         plot_loss(tmp_path / "loss.png", rows, title="short")
         assert matplotlib.image.imread(tmp_path / "loss.png").shape[:2] == (450, 800)
+
+
+def test_a_run_without_matplotlib_ends_without_its_picture(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    overrides = [*tiny, f"train.output={tmp_path / 'run'}", "train.steps=2"]
+    assert train(overrides, console=Console(file=io.StringIO())) == 0
+    said = "no loss.png: a picture needs matplotlib; install it with: pip install 'fuselayers[plots]'"
+    assert said in capsys.readouterr().err
+    assert (tmp_path / "run" / "metrics.csv").exists()
+    assert not (tmp_path / "run" / "loss.png").exists()

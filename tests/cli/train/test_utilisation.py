@@ -18,9 +18,8 @@ from fuselayers.configs.costs import model_costs
         ("NVIDIA H100 80GB HBM3", 989e12, 67e12),
         ("NVIDIA H100 PCIe", 756e12, 51e12),
         ("NVIDIA H200", 989e12, 67e12),
-        ("NVIDIA H200 NVL", 835e12, 60e12),
         ("NVIDIA GH200 480GB", 989e12, 67e12),
-        ("NVIDIA B200", 2250e12, 75e12),
+        ("NVIDIA B200", 2250e12, 80e12),
         ("NVIDIA L4", 121e12, 30.3e12),
         ("NVIDIA L40S", 362e12, 91.6e12),
         ("AMD Instinct MI300X", 1307e12, 163.4e12),
@@ -38,6 +37,7 @@ def test_tensor_float_32_has_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_unknown_gpu_has_none_and_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert data_sheet_peak("NVIDIA RTX 12345", torch.bfloat16) is None
+    assert data_sheet_peak("NVIDIA H200 NVL", torch.bfloat16) is None  # not an H200, which is faster
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA RTX 12345")
     found = utilisation_of(compose("gpt_nano"), length=128, device=torch.device("cuda", 0))
     assert found.of(1000.0) is None

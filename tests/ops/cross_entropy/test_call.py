@@ -12,7 +12,6 @@ from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from fuselayers.testing.meter import Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
@@ -32,6 +31,7 @@ from tests.ops.contract import (
     tensors,
 )
 from tests.selection import every_value
+from tests.testing.meter import Launch
 
 reductions = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}

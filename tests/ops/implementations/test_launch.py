@@ -1,5 +1,5 @@
 import importlib
-from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from fuselayers.ops.implementations.launch import (
     INTERPRETED,
     kernel,
     launch,
+    most_programs,
     num_processors,
-    programs_at_a_time,
     recorded_launches,
     why_no_kernels,
 )
@@ -27,19 +27,18 @@ class Function:
     """Stands for a Triton kernel: counts how often it is compiled, and keeps what it was run with."""
 
     def __init__(self) -> None:
-        self.compiled: list[dict[str, Any]] = []
+        self.compiled: list[int] = []  # warps
         self.runs: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile_and_run(*arguments: Any, **options: Any) -> "Compiled":
-            self.compiled.append(options)
-            self.runs.append((grid, arguments))
-            return Compiled(self)
-
-        return compile_and_run
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], num_warps: int) -> "Compiled":
+        self.compiled.append(num_warps)
+        return Compiled(self)
 
 
 class Compiled:
+    n_regs = 164
+    metadata = SimpleNamespace(shared=16 << 10)
+
     def __init__(self, function: Function) -> None:
         self.function = function
 
@@ -60,8 +59,8 @@ class TestLaunch:
         function, x = Function(), torch.zeros(64)
         for rows in (1, 16, 17):  # none of which Triton may compile anew for
             launch_module.launch(function, (rows, 2), (x, None, rows, 0.5), (8, "gelu"), num_warps=8)
-        assert function.compiled == [{"num_warps": 8}]
-        assert [grid for grid, _ in function.runs] == [(1, 2), (16, 2, 1), (17, 2, 1)]
+        assert function.compiled == [8]
+        assert [grid for grid, _ in function.runs] == [(1, 2, 1), (16, 2, 1), (17, 2, 1)]
         assert [arguments[2] for _, arguments in function.runs] == [1, 16, 17]
         assert all(arguments[3:] == (0.5, 8, "gelu") for _, arguments in function.runs)
 
@@ -98,7 +97,7 @@ class TestLaunch:
             def __enter__(self) -> None: ...
             def __exit__(self, *error: object) -> None: ...
 
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: entered[-1].index if entered else 3)
         monkeypatch.setattr(torch.cuda, "device", Device)
         function = Function()
 
@@ -171,50 +170,42 @@ def test_a_recording_stands_for_a_gpu_and_sees_torchs_own_ops() -> None:
     x = torch.empty(4, dtype=torch.bfloat16, device="meta")
     with recorded_launches(
         processors=7, resident=lambda one: one.num_warps, see=lambda func, *_: seen.append(func.name())
-    ):
+    ) as launches:
         assert num_processors(x.device) == 7
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=4) == 28
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=16) == 14
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=4) == 7
+        for warps, most in ((4, 64), (8, 16), (8, 4)):
+            launch(Function(), (100, 2), (x,), (), num_warps=warps, persistent_warps=most)
         x.float()
     assert "aten::_to_copy" in seen
+    assert [one.grid for one in launches] == [(14, 2), (7, 2), (3, 2)]
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
-def test_programs_at_a_time_follow_registers_and_the_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        multi_processor_count = 132
-        max_threads_per_multi_processor = 2048
-        shared_memory_per_multiprocessor = 228 << 10
-        warp_size = 32
-
-    class Metadata:
-        shared = 16 << 10
-
-    class Known(Compiled):
-        n_regs, metadata = 164, Metadata
-
-    class Warm(Function):
-        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Known:
-            self.compiled.append(options)
-            return Known(self)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+def test_persistent_programs_follow_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(
+        multi_processor_count=132,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_multiprocessor=228 << 10,
+        warp_size=32,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     launch_module._count_processors.cache_clear()
-    function, x = Warm(), torch.zeros(64)
+    function, x = Function(), torch.zeros(64)
     try:
         # 256 threads of 168 registers fit once on a processor, 128 threads three times.
-        for _ in range(2):
-            assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=8) == 132
-        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4) == 3 * 132
-        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4, most_warps=8) == 2 * 132
-        # The tensor that stands for the dtype runs the same code.
-        launch_module.launch(function, (5,), (x, torch.zeros(8), 3), (8,), num_warps=8)
+        for grid, warps, most, programs in (
+            ((10_000,), 8, 64, 132),
+            ((10_000,), 4, 64, 3 * 132),
+            ((10_000,), 4, 8, 2 * 132),
+            ((10_000, 4), 8, 64, 33),
+            ((7,), 8, 64, 7),
+            ((7, 500), 8, 64, 1),
+        ):
+            launched = launch(function, grid, (x, 3), (8,), num_warps=warps, persistent_warps=most)
+            assert launched == programs <= most_programs(grid, x.device, num_warps=warps, persistent_warps=most)
+            assert function.runs[-1][0][:2] == (programs, *grid[1:], 1)[:2]
     finally:
         launch_module._count_processors.cache_clear()
-    assert function.compiled == [{"num_warps": 8}, {"num_warps": 4}]
-    assert [grid for grid, _ in function.runs] == [(5, 1, 1)]
+    assert function.compiled == [8, 4]
 
 
 @needs_triton

@@ -19,7 +19,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 from fuselayers import ops
-from fuselayers.testing.meter import metered
+from tests.testing.meter import metered
 x = torch.tensor([[-1.0, 2.0]])
 assert ops.bias_activation_dropout(x, activation="relu").tolist() == [[0.0, 2.0]]
 for call in lambda: ops.bias_activation_dropout(x, activation="relu", backend="triton"), metered().__enter__:

@@ -28,7 +28,6 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "logsumexp": lambda x: (x * 2).logsumexp(-1) * 2,
     "layer_norm": lambda x: F.layer_norm(x * 2, (8,)) * 2,
     "rms_norm": lambda x: F.rms_norm(x * 2, (8,)) * 2,
-    "group_norm": lambda x: F.group_norm((x * 2).view(2, 4, 8), 2) * 2,
     "mean": lambda x: (x * 2).mean((0, 1), keepdim=True) * x,
     "masked_fill": lambda x: (x * 2).masked_fill(x > 0, float("-inf")).exp() * 2,
     "rsub": lambda x: (1 - x * 2) * 2,
