@@ -9,7 +9,7 @@ product: three tensors of [..., T, S]. Here q, k, v and a seed are saved, and ba
 It is one registered op under a compiler too, which would merge the weights of forward and backward, and save them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,36 +20,17 @@ from torch.overrides import TorchFunctionMode
 from ... import ops
 from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
-__all__ = ["Attention", "attention_function", "seeded_attention"]
+__all__ = ["Attention", "SeededDropout", "seeded_attention"]
 
 
-def attention_function(functions: Any, name: Any, default: Any) -> Any:
-    """Return functions.get_interface(name, default), as transformers' models choose their attention."""
-    chosen = functions.get_interface(name, default)
-    place = getattr(chosen, "__module__", None), getattr(chosen, "__name__", None)
-    known = place == ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
-    # Without gradients too: reentrant checkpointing runs forward so, and backward must drop the same weights.
-    return _in_mode(chosen) if known else chosen
-
-
-def _in_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("dropout") or jit_is_tracing() or transforms_are_active():
-            return function(*args, **kwargs)
-        with _SeededDropout():
-            return function(*args, **kwargs)
-
-    return call
-
-
-class _SeededDropout(TorchFunctionMode):
+class SeededDropout(TorchFunctionMode):
     """Computes `F.scaled_dot_product_attention` as this file does, where it drops weights on a CPU."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention:
+        if func is F.scaled_dot_product_attention and not (jit_is_tracing() or transforms_are_active()):
             call = Attention(*args, **kwargs)
             if call.drops_here():
                 return seeded_attention(call)
@@ -137,8 +118,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     wants_mask = ctx.needs_input_grad[3]
-    *found, dmask = _backward(dy, *ctx.saved_tensors, *ctx.options, wants_mask)
-    return *found, dmask if wants_mask else None, None, None, None, None
+    *gradients, dmask = _backward(dy, *ctx.saved_tensors, *ctx.options, wants_mask)
+    return *gradients, dmask if wants_mask else None, None, None, None, None
 
 
 _attention.register_autograd(_gradients, setup_context=_keep)

@@ -1,4 +1,4 @@
-"""The tests of the attributes that a rule's slots ask for."""
+"""The tests of a rule's parts: what a call of the module bypasses."""
 
 import numbers
 from collections.abc import Hashable
@@ -12,19 +12,17 @@ from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
-    "drops",
     "is_activation",
     "is_dropout",
-    "is_false",
     "is_flag",
-    "is_last",
+    "is_identity",
     "is_layer_norm",
-    "is_layer_norm_or_nothing",
     "is_linear",
     "is_number",
     "is_parameter",
     "is_plain",
     "original_type",
+    "why_not",
 ]
 
 
@@ -83,11 +81,6 @@ def is_layer_norm(value: Any) -> bool:
     )
 
 
-def is_layer_norm_or_nothing(value: Any) -> bool:
-    """The same, or `nn.Identity`."""
-    return is_layer_norm(value) or (original_type(value) is nn.Identity and is_plain(value))
-
-
 _ACTIVATIONS: Final = frozenset(
     {
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus),
@@ -128,23 +121,35 @@ def is_number(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
-def is_false(value: Any) -> bool:
-    """False."""
-    return value is False
-
-
-def is_last(value: Any) -> bool:
-    """-1, the last dimension."""
-    return is_number(value) and value == -1
-
-
 def is_flag(value: Any) -> bool:
     """True or False."""
     return isinstance(value, bool)
 
 
-def drops(module: nn.Module) -> bool:
-    """Whether a module has a dropout of its own that drops something, as a layer or as a number."""
-    own = {**vars(module), **dict(module.named_children())}
-    values = [getattr(one, "p", one) for name, one in own.items() if "drop" in name]
-    return any(is_number(value) and value > 0 for value in values)
+def is_identity(value: Any) -> bool:
+    """`nn.Identity`."""
+    return original_type(value) is nn.Identity and is_plain(value)
+
+
+def why_not(module: nn.Module, name: str) -> str:
+    """Return why a call of the module may not bypass an attribute of it, which fails a test."""
+    try:
+        value: Any = getattr(module, name)
+    except AttributeError:
+        return f"there is no {name}"
+    if not isinstance(value, nn.Module):
+        return f"{name} is a {_name(value)}"
+    if "forward" in value.__dict__:
+        return f"{name} has a forward of its own"
+    if has_hooks(value):
+        return f"{name} has a hook"
+    if hooks_of_all_modules():
+        return "there is a hook of all modules"
+    parts = {f"{name}.{key}": part for key, part in value.named_parameters(recurse=False)}
+    strange = next((key for key, part in parts.items() if type(part) is not nn.Parameter), None)
+    return f"{name} is a {_name(value)}" if strange is None else f"{strange} is a {_name(parts[strange])}"
+
+
+def _name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
