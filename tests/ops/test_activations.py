@@ -33,12 +33,6 @@ def test_none_is_the_identity() -> None:
     assert activate(z, None) is z
 
 
-def test_star_relu_has_zero_mean_and_unit_variance() -> None:
-    y = activate(torch.randn(1_000_000, dtype=torch.float64), "star_relu")
-    assert abs(y.mean().item()) < 0.01
-    assert abs(y.var().item() - 1) < 0.02
-
-
 def test_unknown_name_lists_the_choices() -> None:
     with pytest.raises(ValueError, match=r"^no activation 'gellu'; did you mean 'gelu'\? there are: gelu, gelu_tanh, "):
         activate(torch.ones(1), "gellu")
@@ -69,12 +63,3 @@ def test_gelu_of_the_kernels(dtype: torch.dtype) -> None:
     for got, expected, slack in ((y.cpu(), exact, 1e-7), (slope, exact_slope, 1e-5)):
         error = (got.double() - expected).abs()
         assert bool((error <= 1.02 * half * expected.abs() + slack).all()), error.max()
-
-
-@pytest.mark.kernels
-def test_gelu_of_the_kernels_at_the_ends() -> None:
-    z = torch.tensor([0.0, 1e4, -1e4, torch.inf, torch.nan, -torch.inf], dtype=torch.bfloat16)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    y = bias_activation_dropout(z.to(device), activation="gelu", backend="triton").cpu()
-    # torch's own kernel for 32 bits makes NaN of infinity, that for 64 bits does not.
-    torch.testing.assert_close(y.double(), activate(z.double(), "gelu"), equal_nan=True, rtol=2**-8, atol=0)

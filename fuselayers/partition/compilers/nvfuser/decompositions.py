@@ -16,9 +16,9 @@ from ...._torch.tracing import decompositions_of
 _NAMES: Final = (
     *("_fused_rms_norm", "_fused_rms_norm_backward", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax"),
     *("_softmax", "_softmax_backward_data", "gelu", "gelu_backward", "leaky_relu", "leaky_relu_backward", "logsumexp"),
-    *("masked_fill", "native_layer_norm", "native_layer_norm_backward", "new_full", "new_zeros", "ones", "ones_like"),
-    *("rsub", "sigmoid_backward", "silu_backward", "softplus", "softplus_backward", "t", "tanh_backward", "threshold"),
-    *("threshold_backward", "zeros", "zeros_like"),
+    *("masked_fill", "mean", "native_layer_norm", "native_layer_norm_backward", "new_full", "new_zeros", "ones"),
+    *("ones_like", "rsub", "sigmoid_backward", "silu_backward", "softplus", "softplus_backward", "t", "tanh_backward"),
+    *("threshold", "threshold_backward", "zeros", "zeros_like"),
 )
 
 
