@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from .._version import __version__
-from ..errors import BackendUnavailableError, FallbackWarning
+from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
 from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all is well, and when SIGTERM stopped a training; 1 when a bench refused to time wrong
         numbers or a kernel has a fault; 2 for bad input (with one line on stderr that says what to change); 128 + the
-        number of another signal that stopped a training, SIGPIPE's (141) where stdout could no longer be written.
+        number of another signal that stopped a training.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...
@@ -160,7 +160,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError))
+    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:

@@ -8,9 +8,9 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout, also for shards), and at most one tensor of x's size. The kernels save
-x. The eager formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and
-star_relu, the result for sigmoid, two tensors and a mask for smelu. The identity saves none.
+Saved for backward: a seed and no mask of dropout (see dropout, also for shards). The kernels save x besides. The eager
+formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and star_relu, the
+result for sigmoid, two tensors and a bool mask for smelu. The identity saves nothing more.
 
 Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
 1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel

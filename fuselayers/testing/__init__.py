@@ -28,5 +28,6 @@ from .layouts import check_layouts as check_layouts
 from .matrix import CHECKS as CHECKS
 from .matrix import check as check
 from .matrix import check_module as check_module
+from .recompute import check_recompute as check_recompute
 from .report import Cell as Cell
 from .report import Report as Report

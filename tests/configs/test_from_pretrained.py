@@ -136,7 +136,7 @@ def test_text_in_five_lines(tmp_path: Path) -> None:
     prompt = torch.tensor([tokenizer.encode("the moon").ids])
     text = tokenizer.decode(model.generate(prompt, 8, temperature=0.0)[0].tolist())
 
-    assert isinstance(model, FusedModule)
+    assert isinstance(model.blocks[0], FusedModule)
     expected = other.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert text == tokenizer.decode(expected[0].tolist())
 
@@ -350,3 +350,15 @@ def test_packed_layers_take_the_same_weights(tmp_path: Path) -> None:
     with torch.no_grad():
         packed, plain = (model(tokens_BT) for model in models)
     torch.testing.assert_close(packed, plain)
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def snapshot_download(name: str, **_: Any) -> str:
+        raise OSError("no such repository")
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    with pytest.raises(OSError, match=r"^no such repository") as caught:
+        from_pretrained("nosuchdir")
+    assert caught.value.__notes__ == ["there is no folder 'nosuchdir' here, so it was looked up at Hugging Face"]

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
+from ...errors import MissingPackageError
+from ...figure import new_figure
 from ..files import write_text, write_whole
+from ..text import complain
 from .measure import EAGER, OURS
 from .suite import Measured, Suite
 from .suite_models import models_table
@@ -33,9 +33,13 @@ def write_data(folder: Path, suite: Suite, *, machine: str, date: str, repeats: 
 
 
 def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
-    """Write the data and the pictures; returns the files."""
+    """Write the data, and the pictures where matplotlib is installed; returns the files."""
     files = write_data(folder, suite, machine=machine, date=date, repeats=repeats)
-    return files + draw_all(folder, suite.rows, machine=machine, date=date, repeats=repeats)
+    try:
+        return files + draw_all(folder, suite.rows, machine=machine, date=date, repeats=repeats)
+    except MissingPackageError as error:
+        complain(f"no pictures: {error}")
+        return files
 
 
 def draw_all(folder: Path, rows: Sequence[Measured], *, machine: str, date: str, repeats: int) -> list[Path]:
@@ -145,9 +149,10 @@ def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: s
     names = sorted({name for of_op in means.values() for name in of_op}, key=lambda name: (name != OURS, name))
     # Readable in a light and a dark page: no ground, and a grey that contrasts with both.
     grey = "#808080"
-    style = {"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}
-    with rc_context(style):
-        figure = Figure(figsize=(4.5, 0.43 * len(ops) + 1.2), layout="constrained", facecolor="none")
+    figure = new_figure(figsize=(4.5, 0.43 * len(ops) + 1.2), facecolor="none")
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}):
         axes = figure.add_subplot(facecolor="none")
         height = 0.55 / max(1, len(names))
         for place, name in enumerate(names):

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..._torch.dispatch import TorchDispatchMode, pytree
 from ...configs import Config, build, model_costs
 from ...configs.build import blocks_of
-from ...configs.costs import balance_experts
 from ...configs.create import check_described
 from ...partition import MemoryReport, explain
 from ..train.engine.checkpointing import checkpoint_blocks, selective_policy
@@ -145,7 +144,6 @@ def _meta_model(config: Config, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(dtype)
     check_described(config, model)
-    balance_experts(model)
     return model
 
 

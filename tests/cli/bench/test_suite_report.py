@@ -1,5 +1,6 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,15 @@ def test_a_folder_holds_data_table_and_pictures(suite: Suite, tmp_path: Path) ->
         2e9,
     )
     assert content["rows"][2]["seconds"]["forward"] == [0.0005, 0.0005, 9.0]
+
+
+def test_without_matplotlib_the_data_is_written_all_the_same(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = write_report(tmp_path, suite, machine="a machine", date="a day", repeats=3)
+    assert [path.name for path in files] == ["results.json", "results.md"]
+    assert "no pictures: a picture needs matplotlib; install it with: pip install" in capsys.readouterr().err
 
 
 def test_a_picture_has_the_ops_in_the_order_of_their_gain(suite: Suite, tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -6,19 +5,14 @@ import pytest
 import torch
 
 from fuselayers import ops
-from fuselayers.ops import elementwise
 from fuselayers.ops.implementations import launch as launch_module
 from fuselayers.ops.implementations.launch import (
-    INTERPRETED,
     kernel,
     launch,
     most_programs,
-    num_processors,
     recorded_launches,
-    why_no_kernels,
 )
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.ops.normalise import forward as normalise_forward
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 
@@ -81,33 +75,6 @@ class TestLaunch:
             launch_module.launch(function, (1,), each, (8,))
         assert len(function.compiled) == 2
 
-    def test_compiles_again_for_other_constants_and_another_kernel(self) -> None:
-        function, other, x = Function(), Function(), torch.zeros(64)
-        for one, constants, warps in ((function, (8,), 4), (function, (16,), 4), (function, (8,), 8), (other, (8,), 4)):
-            launch_module.launch(one, (1,), (x,), constants, num_warps=warps)
-        assert (len(function.compiled), len(other.compiled)) == (3, 1)
-
-    def test_runs_on_the_device_of_its_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        entered = []
-
-        class Device:
-            def __init__(self, device: torch.device) -> None:
-                entered.append(device)
-
-            def __enter__(self) -> None: ...
-            def __exit__(self, *error: object) -> None: ...
-
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: entered[-1].index if entered else 3)
-        monkeypatch.setattr(torch.cuda, "device", Device)
-        function = Function()
-
-        class OnAnother(torch.Tensor):
-            device = torch.device("cuda:2")
-
-        launch_module.launch(function, (1,), (torch.zeros(64).as_subclass(OnAnother),), ())
-        assert entered == [torch.device("cuda:2")]
-        assert len(function.runs) == 1
-
 
 def test_a_kernels_numbers_are_not_specialised_on() -> None:
     @kernel
@@ -117,20 +84,6 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
     if hasattr(my_kernel, "params"):  # the interpreter specialises on nothing
         assert [one.name for one in my_kernel.params if one.do_not_specialize] == ["size", "stride", "scale"]
         assert [one.name for one in my_kernel.params if one.is_constexpr] == ["BLOCK"]
-
-
-@needs_triton
-@pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
-def test_a_kernel_has_its_ops_name_for_profilers() -> None:
-    softmax = importlib.import_module("fuselayers.ops.softmax.forward")
-    kernels = [softmax._forward_kernel, elementwise._elementwise_kernel, normalise_forward._forward_split_kernel]
-    names = ["softmax_forward_kernel", "elementwise_kernel", "normalise_forward_split_kernel"]
-    assert [one.repr(None) for one in kernels] == names
-
-
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "HAS_TRITON", False)
-    assert why_no_kernels(torch.device("cuda")) == "Triton is not installed; on Linux: pip install triton"
 
 
 @needs_triton
@@ -151,32 +104,6 @@ def test_launches_are_recorded_instead_of_made() -> None:
     assert forward.num_warps == 4
     assert x.grad is not None
     assert x.grad.shape == x.shape
-
-
-def test_recordings_may_be_nested_and_end() -> None:
-    function = Function()
-    with recorded_launches() as outer:
-        launch(function, (1,), (1,), ())
-        with recorded_launches() as inner:
-            launch(function, (2,), (), (8,), num_warps=2)
-        launch(function, (3,), (), ())
-    assert [one.grid for one in outer] == [(1,), (3,)]
-    assert inner == [(function, (2,), (), (8,), 2)]
-    assert function.runs == []
-
-
-def test_a_recording_stands_for_a_gpu_and_sees_torchs_own_ops() -> None:
-    seen = []
-    x = torch.empty(4, dtype=torch.bfloat16, device="meta")
-    with recorded_launches(
-        processors=7, resident=lambda one: one.num_warps, see=lambda func, *_: seen.append(func.name())
-    ) as launches:
-        assert num_processors(x.device) == 7
-        for warps, most in ((4, 64), (8, 16), (8, 4)):
-            launch(Function(), (100, 2), (x,), (), num_warps=warps, persistent_warps=most)
-        x.float()
-    assert "aten::_to_copy" in seen
-    assert [one.grid for one in launches] == [(14, 2), (7, 2), (3, 2)]
 
 
 @pytest.mark.usefixtures("_on_a_gpu")
@@ -206,14 +133,3 @@ def test_persistent_programs_follow_registers(monkeypatch: pytest.MonkeyPatch) -
     finally:
         launch_module._count_processors.cache_clear()
     assert function.compiled == [8, 4]
-
-
-@needs_triton
-def test_meta_tensors_have_kernels_while_launches_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "INTERPRETED", False)
-    meta = torch.device("meta")
-    assert "Triton has no compiler for meta" in str(why_no_kernels(meta))
-    with recorded_launches():
-        assert why_no_kernels(meta) is None
-        assert num_processors(meta) == 132  # an H200's
-    assert why_no_kernels(meta) is not None
