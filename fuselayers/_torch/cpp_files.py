@@ -37,7 +37,7 @@ def cpp_files() -> Iterator[None]:
     Raises:
         RuntimeError: at the end, if the compiler fails.
     """
-    from torch._inductor.async_compile import AsyncCompile
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
     from torch._inductor.cpu_vec_isa import VecISA
 
     waiting: list[tuple[dict[str, Any], str, _Kernel]] = []
@@ -50,7 +50,8 @@ def cpp_files() -> Iterator[None]:
     def wait(self: Any, scope: dict[str, Any]) -> None:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
         if kernels:
-            _compile(list(kernels.values()), self.submit)
+            # With one thread `submit` runs the task, which waits for a lock that its caller holds.
+            _compile(list(kernels.values()), self.submit if get_compile_threads() > 1 else None)
         waiting.extend((scope, name, kernel) for name, kernel in kernels.items())
         wait_for_others(self, scope)
 
@@ -67,7 +68,7 @@ def cpp_files() -> Iterator[None]:
         scope[name] = kernel.loaded()
 
 
-def _compile(kernels: list[_Kernel], submit: Callable[..., Any]) -> None:
+def _compile(kernels: list[_Kernel], submit: Callable[..., Any] | None) -> None:
     """Start to compile the kernels of a graph: a function that takes a kernel's number before its arguments."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
