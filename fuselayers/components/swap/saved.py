@@ -40,7 +40,7 @@ def saved_by(call: Callable[[], Any], model: nn.Module) -> Saved:
     kept: list[StorageWeakRef] = []  # so that no address stands for two storages
 
     def pack(tensor: Tensor) -> None:
-        kept.append(StorageWeakRef(tensor.untyped_storage()))
+        kept.append(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
         packed[_key(tensor)] = tensor.untyped_storage().nbytes()
 
     with torch.autograd.graph.saved_tensors_hooks(pack, _no_backward):

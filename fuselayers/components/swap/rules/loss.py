@@ -84,6 +84,7 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         **{there: arguments[name] for there, name in reading.named},
         **options,
     )
+    assert labels is not None
     loss = _loss(outputs.last_hidden_state, head, labels, **options)
     fields = {name: getattr(outputs, name) for name in reading.fields}
     return reading.output(loss=loss, logits=None, **fields)

@@ -60,7 +60,7 @@ def _t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _normalised(x.to(wide), weight, eps).to(dtype)
 
 
-def _saving_x(norm: Callable[[Tensor, Tensor, float], Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _saving_x(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
     # Below this size the op is its formula on a CPU, and saves more than x.
     if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
         return made_again(functools.partial(norm, eps=eps), x, weight)
