@@ -56,8 +56,8 @@ def _tokens(config: Any) -> Tensor:
     text = config.get_text_config()
     # Small numbers are often special: padding, for one, would be masked.
     lowest = min(4, text.vocab_size - 1)
-    tokens: Tensor = lowest + torch.arange(_ROWS * _TOKENS).reshape(_ROWS, _TOKENS) % (text.vocab_size - lowest)
-    return tokens
+    tokens = torch.arange(_ROWS * _TOKENS).reshape(_ROWS, _TOKENS)
+    return tokens % int(text.vocab_size - lowest) + int(lowest)
 
 
 def _pixels(config: Any) -> Tensor:

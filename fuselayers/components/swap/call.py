@@ -149,8 +149,10 @@ class _Search:
 
     def plan(self, level: str) -> _Plan:
         blocks = dict(self._blocks()) if level == "blocks" else {}
-        classes: dict[str, Any] = {name: type(block) for name, block in blocks.items()}
-        kinds: dict[str, Any] = {name: block_class(cls, self.backend) for name, cls in classes.items()}
+        kinds: dict[str, Any] = {
+            name: block_class(type(block), self.backend)  # type: ignore[arg-type]
+            for name, block in blocks.items()
+        }
         skipped: list[Skipped] = []
         for name, module in self._modules(as_in_forward(self.model)):
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
@@ -210,13 +212,12 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -
     except Exception as problem:
         if not own:
             raise
-        note = f"not verified: the model does not run on a batch made from its config ({problem:.100}); give batch="
+        note = f"not verified: the model does not run on a batch made from its config ({problem!s:.100}); give batch="
         return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
     before = saved_by_model(model, batch)
+    saved_before = None if before is None else before.total
     results = [_verified(model, plan, calls, batch, timed) for plan in plans]
-    results = [
-        (plan, replace(report, saved_before=None if before is None else before.total)) for plan, report in results
-    ]
+    results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
     # Of equal ones the first. What a model without a training call saves is not known.
     best = min(results, key=lambda result: (not result[1].sites, result[1].saved_after or 0))
     others = [report for _, report in results if report is not best[1] and report.sites and report.saved_after]

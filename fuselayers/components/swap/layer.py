@@ -16,8 +16,7 @@ __all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass"
 
 def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
     """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    cls: Any = type(module)
-    return _layer_class(cls, rule, place)
+    return _layer_class(type(module), rule, place)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -143,7 +142,6 @@ def subclass(cls: type, members: dict[str, Any]) -> type:
 
 def _unswapped(module: nn.Module) -> nn.Module:
     """What `torch.jit.script` compiles in place of a swapped module: the same with its own class."""
-    cls: Any = type(module)
-    twin: nn.Module = object.__new__(_original(cls))
+    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__)
     return twin

@@ -94,7 +94,7 @@ class Rule:
             return [Place(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
         names = tuple(module._modules) if type(module).forward is nn.Sequential.forward else ()
         try:
-            form = form_of_sequence(names) if names else _form_of(module)
+            form = form_of_sequence(names) if names else _form_of(type(module))  # type: ignore[arg-type]
         except Unreadable:
             return []
         return [
@@ -127,13 +127,8 @@ class Rule:
         return None
 
 
-def _form_of(module: nn.Module) -> Form:
-    cls: Any = type(module)  # mypy takes no class of modules for a key of a cache
-    return _form_of_class(cls)
-
-
 @cache
-def _form_of_class(cls: Any) -> Form:
+def _form_of(cls: Any) -> Form:
     return form_of(cls)
 
 
@@ -149,7 +144,7 @@ def unread(module: nn.Module) -> str:
     if not is_plain(module):
         return "it has a hook or a forward of its own"
     try:
-        _form_of(module)
+        _form_of(type(module))  # type: ignore[arg-type]
     except Unreadable as problem:
         return str(problem)
     return "its forward is none of those that the rules name"

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -252,6 +253,17 @@ def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
     report = swap(Feedforward(), level="layers")
     assert [site.error for site in report.sites] == [None]
     assert report.notes == ("not verified: there is no batch, and none could be made; give batch=",)
+
+
+def test_a_made_batch_that_does_not_run_verifies_nothing() -> None:
+    class Model(Feedforward):
+        main_input_name = "pixel_values"
+        config = SimpleNamespace(image_size=16)
+
+    report = swap(Model(), level="layers")
+    (note,) = report.notes
+    assert note.startswith("not verified: the model does not run on a batch made from its config (")
+    report.require("mlp")
 
 
 def test_a_batch_of_ones_own_that_does_not_run_raises() -> None:

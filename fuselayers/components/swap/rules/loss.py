@@ -72,11 +72,9 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
     options = {name: value for name, value in given.items() if name not in reading.parameters}
     labels, head = arguments.get("labels"), getattr(self, reading.head)
-    wanted = self.training and torch.is_grad_enabled() and _keeps_all(arguments)
+    wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
-    if labels is None or not (
-        wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)
-    ):
+    if not (wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)):
         return own_forward(self)(*args, **kwargs)
     inner = self
     for name in reading.model.split("."):
@@ -86,6 +84,7 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
         **{there: arguments[name] for there, name in reading.named},
         **options,
     )
+    assert labels is not None
     loss = _loss(outputs.last_hidden_state, head, labels, **options)
     fields = {name: getattr(outputs, name) for name in reading.fields}
     return reading.output(loss=loss, logits=None, **fields)
