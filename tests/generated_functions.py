@@ -1,4 +1,4 @@
-"""Random compositions of ops, for the tests of the nvFuser backend and of `fuse` as a whole."""
+"""Random compositions of ops, for the tests of `fuse` as a whole."""
 
 from __future__ import annotations
 

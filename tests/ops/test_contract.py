@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuselayers import testing
-from fuselayers.testing import check_mixed_dtypes, check_transforms
+from fuselayers.testing import check_layouts, check_poisoned, check_single_gradients, check_transforms
 from tests.ops.cases import CASES, EVERY_DAY, Case
 from tests.ops.contract import (
     CHECKS,
@@ -30,8 +30,8 @@ OWN_FORMULAS = (*(name for name in EVERY_DAY if "norm" in name), *(name for name
 COMMON = (2, 3, 129), torch.bfloat16
 # Twice the number, so that float16 meets (1, 1025).
 IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, shape in enumerate(SHAPES)}
-# These checks trace and interpret for seconds per kernel.
-SLOW_CHECKS = {check_mixed_dtypes: (PRENORM, "gated_activation, packed")}
+# What the interpreter runs every day. The other checks are about what stands around a kernel, which is the same in C++.
+INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, testing.check_not_finite)
 
 
 # softmax and linear_activation have no kernels in C++. A call takes a millisecond, so every case runs in every shape.
@@ -95,7 +95,7 @@ def test_kernels_over_several_tiles(case: Case, backend: str) -> None:
 @pytest.mark.parametrize(
     ("case", "width"),
     [
-        named(name, width, marks=slow_unless(name in EVERY_DAY and width == 9001))
+        named(name, width, marks=slow_unless(name == PRENORM and width == 9001))
         for width in (8192, 9001, 12288)
         for name in CASES
         if "norm" in name
@@ -108,7 +108,11 @@ def test_norms_of_long_rows(case: Case, width: int) -> None:
 
 @pytest.mark.parametrize(
     ("case", "check", "backend"),
-    [one for check in CHECKS for one in with_backends(check, every_day=SLOW_CHECKS.get(check, EVERY_DAY))],
+    [
+        param
+        for check in CHECKS
+        for param in with_backends(check, every_day=EVERY_DAY if check in INTERPRETED_CHECKS else ())
+    ],
 )
 def test_contract(case: Case, check: Any, backend: str) -> None:
     form = partial(case.op, backend=backend)
@@ -119,7 +123,7 @@ def test_contract(case: Case, check: Any, backend: str) -> None:
         assert error is None
 
 
-@pytest.mark.parametrize(("case", "backend"), with_backends())
+@pytest.mark.parametrize(("case", "backend"), with_backends(every_day=(PRENORM,)))
 def test_dynamic_shapes(case: Case, backend: str) -> None:
     form = partial(case.op, backend=backend)
     check_dynamic(form, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)
@@ -129,7 +133,7 @@ def test_dynamic_shapes(case: Case, backend: str) -> None:
 @pytest.mark.parametrize(
     ("case", "compiler", "backend"),
     [
-        *with_backends("eager"),
+        *with_backends("eager", every_day=(PRENORM,)),
         *(named(name, "inductor", "eager", marks=slow_unless(name == PRENORM)) for name in EVERY_DAY),
         *(named(name, "inductor", "triton", marks=(on_kernels, *slow_unless(name == PRENORM))) for name in CASES),
     ],

@@ -144,8 +144,7 @@ def extract(
         for node in group:
             # By the names of their ops, so that equal groups are equal text.
             arguments = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
-            assert callable(node.target)
-            copies[node] = own.call_function(node.target, *arguments)
+            copies[node] = own.create_node("call_function", node.target, *arguments)
             copies[node].meta = {"val": node.meta["val"]}
         results = [node for node in group if any(user not in inside for user in node.users)]
         own.output(tuple(copies[node] for node in results))
