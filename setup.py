@@ -97,12 +97,13 @@ setup(
         "hydra-core>=1.3,<1.4",
         "numpy>=1.26",
         "rich>=13",
+        "safetensors>=0.4.3",
     ],
     extras_require={
         # For the picture of a run, of `bench suite`, and of a memory report's curve.
         "plots": ["matplotlib>=3.8"],
         # For from_pretrained.
-        "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
+        "hub": ["huggingface_hub>=0.34"],
         # For `train.log=[tensorboard]`.
         "tensorboard": ["tensorboard>=2.14"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are

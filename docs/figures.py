@@ -153,6 +153,12 @@ def _fine_tune_gpt2() -> list[str]:
     for dropout, sizes in content["saved_bytes"].items():
         shares = (f"{sizes[level] / 1e3:,.0f} ({sizes[level] / sizes['plain']:.2f})" for level in ("layers", "blocks"))
         rows.append([dropout, f"{sizes['plain'] / 1e3:,.0f}", *shares])
+    losses = content["losses"]
+    differences = (
+        max(abs(ours / plain - 1) for ours, plain in zip(losses[level], losses["plain"], strict=True))
+        for level in ("layers", "blocks")
+    )
+    rows.append(["largest difference of a loss", "", *(f"{100 * difference:.2f} %" for difference in differences)])
     return _table(["saved kB", "plain", "`layers`", "`blocks`"], rows) + _said(content)
 
 

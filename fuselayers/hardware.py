@@ -13,7 +13,6 @@ state "with sparsity"; links and networks count one direction.
     kernels              launches of Triton kernels from Python, measured without a GPU; assumed equal for all
 """
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -26,14 +25,13 @@ class Machine:
     """The speeds of a machine, of a data sheet or measured by `fuselayers tune`.
 
     Args:
-        name: the source of the figures; for a GPU of the table the words that are in torch's name of the device.
+        name: the source of the figures, or that of a GPU.
         bandwidth: bytes per second to and from memory, streaming.
         flop_rate: floating point operations per second of a float32 matmul.
         low_precision_flop_rate: the same in bfloat16 or float16.
         vector_flop_rate: the same for elementwise ops, which never see a matrix unit.
         kernel_seconds: the least time of one more kernel.
-        tf32_flop_rate: FLOP/s of a matmul in TF32; as the next three 0 for a measured machine.
-        memory: bytes.
+        memory: bytes; as the next two 0 for a measured machine.
         link: bytes/s of one direction between a GPU and all others of its node.
         network: bytes/s of one direction between a GPU and other nodes.
         mesh: whether the link is divided among the other GPUs of a node, as xGMI is, so that a small group gets less.
@@ -48,7 +46,6 @@ class Machine:
     low_precision_flop_rate: float
     vector_flop_rate: float
     kernel_seconds: float
-    tf32_flop_rate: float = 0.0
     memory: float = 0.0
     link: float = 0.0
     network: float = 0.0
@@ -72,18 +69,18 @@ class Machine:
         return self.kernel_seconds * self.bandwidth
 
 
-# name, GB of memory, TB/s, TFLOP/s in bfloat16, TF32 and float32, GB/s of a link and of the network
+# name, GB of memory, TB/s, TFLOP/s in bfloat16 and float32, GB/s of a link and of the network
 _ROWS: Final = (
-    ("A100", 80, 2.039, 312, 156, 19.5, 300, 25),
-    ("L4", 24, 0.3, 121, 60, 30.3, 31, 50),
-    ("L40S", 48, 0.864, 362, 183, 91.6, 31, 50),
-    ("H100", 80, 3.35, 989, 494.5, 67, 450, 50),
-    ("H100 PCIe", 80, 2.0, 756, 378, 51, 63, 50),
-    ("GH200", 96, 4.0, 989, 494.5, 67, 450, 50),
-    ("H200", 141, 4.8, 989, 494.5, 67, 450, 50),
-    ("B200", 180, 8.0, 2250, 1125, 80, 900, 50),
-    ("MI300X", 192, 5.3, 1307, 653.7, 163.4, 448, 50),
-    ("MI325X", 256, 6.0, 1307, 653.7, 163.4, 448, 50),
+    ("A100", 80, 2.039, 312, 19.5, 300, 25),
+    ("L4", 24, 0.3, 121, 30.3, 31, 50),
+    ("L40S", 48, 0.864, 362, 91.6, 31, 50),
+    ("H100", 80, 3.35, 989, 67, 450, 50),
+    ("H100 PCIe", 80, 2.0, 756, 51, 63, 50),
+    ("GH200", 96, 4.0, 989, 67, 450, 50),
+    ("H200", 141, 4.8, 989, 67, 450, 50),
+    ("B200", 180, 8.0, 2250, 80, 900, 50),
+    ("MI300X", 192, 5.3, 1307, 163.4, 448, 50),
+    ("MI325X", 256, 6.0, 1307, 163.4, 448, 50),
 )
 _KERNEL_SECONDS: Final = 4e-6
 GPUS: Final[Mapping[str, Machine]] = MappingProxyType(
@@ -95,26 +92,11 @@ GPUS: Final[Mapping[str, Machine]] = MappingProxyType(
             low_precision_flop_rate=low * 1e12,
             vector_flop_rate=full * 1e12,
             kernel_seconds=_KERNEL_SECONDS,
-            tf32_flop_rate=tf32 * 1e12,
             memory=memory * 1e9,
             link=link * 1e9,
             network=network * 1e9,
             mesh=name.startswith("MI"),
         )
-        for name, memory, bandwidth, low, tf32, full, link, network in _ROWS
+        for name, memory, bandwidth, low, full, link, network in _ROWS
     }
 )
-
-
-def gpu_named(device_name: str) -> Machine | None:
-    """Return the GPU whose name has the most words of a device's name; None for one that is not in the table.
-
-    Other forms of a GPU in the table, as "H100 NVL", are not in it.
-
-    >>> gpu = gpu_named("NVIDIA H100 80GB HBM3")
-    >>> gpu.name, gpu.memory
-    ('H100', 80000000000.0)
-    """
-    words = set(re.split(r"[^A-Za-z0-9]+", device_name))
-    fitting = [name for name in GPUS if set(name.split()) <= words]
-    return GPUS[max(fitting, key=len)] if fitting and "NVL" not in words else None

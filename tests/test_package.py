@@ -27,7 +27,6 @@ LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing
 IMPORTS_BY_NAME = {
     "fuselayers": "the lazy table",
     "fuselayers.cli.main": "the command that is called, and the modules of --import",
-    "fuselayers.cli.train.sinks": "a package that need not be installed",
     "fuselayers.partition.compilers.nvfuser.availability": "a package that need not be installed",
 }
 # Import names that differ from the name of the package that brings them.

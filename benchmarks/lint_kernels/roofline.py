@@ -57,14 +57,18 @@ class Chip:
     start: float
 
 
+def _copy_rate(gpu: str, share: float) -> float:
+    return round(share * GPUS[gpu].bandwidth, -11)  # the share is known to two digits
+
+
 _A100: Final = NVIDIA._replace(shared=164 << 10)
 CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
     {
         # A100 of 80 GB, H200 (its code is the H100's too), B200, MI300X.
-        "sm_80": Chip(("cuda", 80, 32), 108, _A100, 0.9 * GPUS["A100"].bandwidth, 0.6e-6, 1.41e9, 128, 25, 1e-6),
-        "sm_90": Chip(("cuda", 90, 32), 132, NVIDIA, 0.9 * GPUS["H200"].bandwidth, 0.8e-6, 1.76e9, 128, 25, 1e-6),
-        "sm_100": Chip(("cuda", 100, 32), 148, NVIDIA, 0.9 * GPUS["B200"].bandwidth, 0.8e-6, 1.85e9, 128, 25, 1e-6),
-        "gfx942": Chip(("hip", "gfx942", 64), 304, AMD, 0.8 * GPUS["MI300X"].bandwidth, 0.8e-6, 2.1e9, 64, 16, 2e-6),
+        "sm_80": Chip(("cuda", 80, 32), 108, _A100, _copy_rate("A100", 0.9), 0.6e-6, 1.41e9, 128, 25, 1e-6),
+        "sm_90": Chip(("cuda", 90, 32), 132, NVIDIA, _copy_rate("H200", 0.9), 0.8e-6, 1.76e9, 128, 25, 1e-6),
+        "sm_100": Chip(("cuda", 100, 32), 148, NVIDIA, _copy_rate("B200", 0.9), 0.8e-6, 1.85e9, 128, 25, 1e-6),
+        "gfx942": Chip(("hip", "gfx942", 64), 304, AMD, _copy_rate("MI300X", 0.8), 0.8e-6, 2.1e9, 64, 16, 2e-6),
     }
 )
 

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all is well, and when SIGTERM stopped a training; 1 when a bench refused to time wrong
         numbers or a kernel has a fault; 2 for bad input (with one line on stderr that says what to change); 128 + the
-        number of another signal that stopped a training, SIGPIPE's (141) where stdout could no longer be written.
+        number of another signal that stopped a training.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...

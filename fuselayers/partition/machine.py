@@ -14,7 +14,6 @@ from typing import Final
 import torch
 
 from ..hardware import GPUS, Machine
-from ..regular_files import open_regular
 
 # CPU: 2 cores of an AMD EPYC with AVX-512, as `fuselayers tune` measured it. CUDA: the decisions depend on ratios,
 # which differ little between the GPUs of a generation.
@@ -93,8 +92,7 @@ def _key(device_type: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
     try:
-        with open_regular(path) as file:
-            return {key: Machine(**value) for key, value in json.loads(file.read()).items()}
+        return {key: Machine(**value) for key, value in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
             f"{path} is no file as fuselayers writes it ({error}); it is not used, and `fuselayers tune` replaces it",

@@ -67,22 +67,6 @@ def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
     assert bench.budget_note(rows) == f"No point of fuse lies above torch's curve; {below} of {len(rows)} lie below."
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "lower"),
-    [
-        ((50.0, 900_000), (60.0, 800_000), "fuse"),
-        ((60.0, 800_000), (50.0, 900_000), "torch"),
-        ((50.0, 800_000), (50.0, 900_000), "fuse"),
-        ((50.0, 900_000), (50.0, 800_000), "torch"),
-        ((50.0, 800_000), (50.0, 800_016), "same"),
-    ],
-)
-def test_fewer_flops_are_lower_and_then_fewer_bytes(
-    ours: tuple[float, float], theirs: tuple[float, float], lower: str
-) -> None:
-    assert bench._lower(ours, theirs) == lower
-
-
 def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.9, 0.3))
     monkeypatch.setattr(bench, "budget", lambda limit: budget(2048 if limit < 4 * UNIT * 2 else limit))
@@ -154,12 +138,6 @@ def record_sizes(symbolic: dict[tuple[int, ...], bool]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OutputGraph, "call_user_compiler", recorded)
         yield
-
-
-def test_the_ratio_is_the_median_of_neighbours_and_not_the_ratio_of_medians() -> None:
-    steps = {"mine": Timing(both=[1.0, 20.0, 3.0]), "other": Timing(both=[2.0, 40.0, 12.0])}
-    assert bench._ratio(steps, "mine", "other") == 0.5
-    assert bench._ratio({"other": steps["other"]}, "mine", "other") == "-"
 
 
 def measured(section: str) -> Any:

@@ -174,8 +174,8 @@ def test_overrides_as_a_mapping() -> None:
 def test_the_class_of_a_built_model() -> None:
     small = ["model.num_layers=1", "model.hidden_dim=8", "attention.num_heads=2"]
     fused = build("gpt_nano", small)
-    assert isinstance(fused, FusedModule)
-    assert isinstance(fused.module, components.Decoder)
+    assert isinstance(fused, components.Decoder)
+    assert isinstance(fused.blocks[0], FusedModule)
     assert isinstance(build("gpt_nano", [*small, "fusion=off"]), components.Decoder)
 
 

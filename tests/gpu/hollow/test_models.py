@@ -12,7 +12,7 @@ from torch import nn
 import fuselayers
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.cli.train.data import read_text
-from fuselayers.cli.train.loop import Trainer
+from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.optimizer import build_optimizer
 from fuselayers.configs import choices, compose
 from tests.gpu.hollow.driver import counted
@@ -69,8 +69,8 @@ def test_a_steady_step_of_training_does_not_wait(name: str) -> None:
     check_steady(training_step(model, model.example_inputs(4, device="cuda")))
 
 
-def test_a_step_of_the_trainer_waits_once(tmp_path: Path) -> None:
-    """For loss and norm together; batches come from page-locked memory."""
+def test_a_step_of_the_trainer_does_not_wait_nor_does_the_reading_of_the_one_before(tmp_path: Path) -> None:
+    """Loss and norm are copied together while the step runs; batches come from page-locked memory."""
     (tmp_path / "text").write_text("hollow " * 1000)
     trainer = Trainer(
         built("gpt_nano", "fusion=off"),
@@ -79,8 +79,11 @@ def test_a_step_of_the_trainer_waits_once(tmp_path: Path) -> None:
         sequence_length=16,
         device=torch.device("cuda:0"),
     )
-    trainer.step(1)
-    assert counted(lambda: trainer.step(2)).waits == [1, 0]
+    before = trainer.step(1)
+    updates: list[Update] = []
+    assert counted(lambda: updates.append(trainer.step(2))).waits == [0, 0]
+    assert counted(before.read).lines == []
+    assert len(updates[0].read()) == 2
 
 
 @pytest.mark.parametrize("name", FUSED)
