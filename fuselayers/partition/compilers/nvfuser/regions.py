@@ -97,11 +97,15 @@ def _runs(graph: fx.Graph, device: torch.device) -> list[list[fx.Node]]:
             inside, behind = {*runs[-1]}, set()
         elif runs[-1]:
             reads = any(source in inside or source in behind for source in node.all_input_nodes)
-            if reads or (draws(node) and any(map(draws, behind))):
+            if reads or (_has_effect(node) and any(map(_has_effect, behind))):
                 behind.add(node)
             else:
                 runs[-1][0].prepend(node)
     return runs
+
+
+def _has_effect(node: fx.Node) -> bool:
+    return draws(node) or node.is_impure()
 
 
 def _without_views_at_front(run: list[fx.Node]) -> list[fx.Node]:
