@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..configs import compose
-from ..configs.exported import CONFIG
+from ..configs.from_pretrained import CONFIG
 from ..configs.values import parse_yaml
 from .files import whole_folder, write_text
 from .text import say

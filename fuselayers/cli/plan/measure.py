@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from ... import ops
 from ..._torch.dispatch import FakeTensorMode, TorchDispatchMode
 from ...configs import Config, build, compose
-from ...configs.memory import device_memory
+from ...configs.create import device_memory
 from ...partition.machine import processor_name
 from .hardware import Hardware
 from .op_work import ATTENTION, fake_step, op_work
