@@ -78,7 +78,9 @@ def changed(
         if inner is not None:
             path = f"{where}.{key}"
             before = _as_section(result.get(key, known[key].default) or {}, path)
-            value = changed(inner, before, _as_section(value, path), where=path, notes=notes, merged=merged)
+            # A default that nobody wrote is replaced without a note.
+            noted = notes if key in result else None
+            value = changed(inner, before, _as_section(value, path), where=path, notes=noted, merged=merged)
         result[key] = value
     return result
 

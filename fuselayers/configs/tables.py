@@ -63,8 +63,8 @@ def option_rows(kind: str) -> list[OptionRow]:
 def type_name(annotation: Any) -> str:
     """A type as one writes it.
 
-    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...]), type_name(Literal["pre", "post"])
-    ('float', 'int | None', 'tuple[int, ...]', "Literal['pre', 'post']")
+    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...])
+    ('float', 'int | None', 'tuple[int, ...]')
     """
     text = re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(annotation))
     return re.sub(r"Optional\[(.*)\]", r"\1 | None", text)
