@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from .._torch.dispatch import FakeTensor
-from ..components import accepted, create
+from ..components import create
 from .group_files import COMPONENT_GROUPS
 from .schemas import Config
 from .sections import with_layer_changes
@@ -20,20 +20,13 @@ _MOST_MODULES: Final = 100_000
 
 
 def create_model(config: Config) -> nn.Module:
-    """Return the model of a config; its layers are fused where the scope of the fusion is "layer".
+    """Return the model of a config, without fusion.
 
     Raises:
         TypeError, ValueError: a component refuses an option's value.
     """
-    fusion = config.fusion
-    layers = (
-        accepted("model", config.model, backend=fusion.backend, partition=fusion.partition)
-        if fusion.scope == "layer"
-        else {}
-    )
-    model: nn.Module = create(
-        "model", with_layer_changes(config), **{group: getattr(config, group) for group in COMPONENT_GROUPS}, **layers
-    )
+    components = {group: getattr(config, group) for group in COMPONENT_GROUPS}
+    model: nn.Module = create("model", with_layer_changes(config), **components)
     return model
 
 

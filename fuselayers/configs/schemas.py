@@ -135,8 +135,8 @@ class FusionConfig:
         "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
         default="min_cut",
     )
-    scope: Literal["none", "layer", "block", "model"] = setting(
-        "what is fused as one function: none, each feedforward's op, each block, or the whole model", default="model"
+    scope: Literal["none", "block", "model"] = setting(
+        "what is fused as one function: none, each block, or the whole model", default="model"
     )
 
     def __post_init__(self) -> None:
