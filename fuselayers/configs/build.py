@@ -149,6 +149,8 @@ def _applied(
     changes = request.settings.get(group, [])
     if group in COMPONENT_GROUPS and group in request.choices:
         changes = [component_file(group, request.choices[group], folders), *changes]
+    if not changes:
+        return section
     change = together(group, changes)
     name = change.get("name")
     if group == "model" and isinstance(name, str) and name not in names("model") and name in names_in(folders, "model"):

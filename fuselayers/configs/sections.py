@@ -93,13 +93,19 @@ def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     >>> together("model", [{"block": {"prenorm": True}, "dropout": 0.1}, {"block": "transformer"}, {"dropout": 0.2}])
     {'block': {'prenorm': True, 'name': 'transformer'}, 'dropout': 0.2}
     """
-    holders = {option.name for name in names(kind) for option in options(kind, name) if _kind_within(option, "")}
     sections = [
-        {key: {"name": value} if key in holders and isinstance(value, str) else value for key, value in change.items()}
+        {key: {"name": value} if isinstance(value, str) and _holds_component(kind, key) else value}
         for change in changes
+        for key, value in change.items()
     ]
     merged: dict[str, Any] = OmegaConf.to_container(OmegaConf.merge({}, *sections), resolve=False)  # type: ignore
     return merged
+
+
+def _holds_component(kind: str, key: str) -> bool:
+    return any(
+        key == option.name and _kind_within(option, "") for name in names(kind) for option in options(kind, name)
+    )
 
 
 def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where: str) -> list[str]:

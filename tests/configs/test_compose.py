@@ -220,7 +220,7 @@ class TestSources:
         (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0.0"),
         (["data.held_out=1.5"], "data.held_out must be above 0 and below 1, got 1.5"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
-        (["fusion.scope=blok"], "no fusion.scope 'blok'; did you mean 'block'? there are: block, layer, model, none"),
+        (["fusion.scope=blok"], "no fusion.scope 'blok'; did you mean 'block'? there are: block, model, none"),
         (["fusion.backend=nvfuse"], "no backend 'nvfuse'; did you mean 'nvfuser'?"),
         (
             ["fusion.backend=null"],

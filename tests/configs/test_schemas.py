@@ -49,7 +49,7 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
         ("train", {"compare": "yes"}, "train.compare must be true or false, got 'yes'"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
         ("train", {"device": 3}, "train.device must be text, got 3; quote it to make it text"),
-        ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
+        ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, model"),
         ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
         (
             "fusion",
