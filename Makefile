@@ -1,9 +1,11 @@
-# make train   sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
-# make test    sets up .venv and runs lint, types and tests
-# make gpu     on a machine with a GPU: checks, kernel tests and measurements in eight minutes; uses PYTHON as it is
-# Other targets: test-all (slow tests too), test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry
-# (make gpu without a GPU, small), gpu-hollow (all but kernels, on a driver without a GPU), lint, docs (the site, into
-# site/), clean.
+# make train      sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
+# make test       sets up .venv and runs tests, lint and types
+# make test-file  runs some tests and nothing else        make test-file ARGS=tests/ops/test_dropout.py
+# make format     formats the code and mends what ruff can mend
+# make gpu        on a machine with a GPU: checks, kernel tests and measurements in eight minutes; uses PYTHON as it is
+# Other targets: test-all (slow tests too), test-versions (the oldest and the newest torch and transformers),
+# test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry (make gpu without a GPU, small), gpu-hollow
+# (all but kernels, on a driver without a GPU), lint, docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,10 +18,10 @@ WORKERS ?= 2
 # pip 25.3 the latter have a variable of their own.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all test-nvfuser gpu gpu-dry gpu-hollow lint docs clean
+.PHONY: train test test-all test-file test-versions test-nvfuser gpu gpu-dry gpu-hollow lint format docs clean
 .DELETE_ON_ERROR:
 
-train: $(VENV)/.installed-test
+train: $(VENV)/.installed-plots
 	$(RUN) -m fuselayers train $(ARGS)
 
 # The tests run twice: as they are, and with Triton's interpreter, which a process can only turn on at its start. pytest
@@ -30,13 +32,44 @@ PYTEST := $(RUN) -m pytest -n $(WORKERS) --max-worker-restart 0
 COMPILED := $(PYTEST) --dist loadfile
 INTERPRETED := TRITON_INTERPRET=1 $(PYTEST) --dist worksteal
 
-test: lint
-	$(COMPILED) -m "not slow" $(ARGS)
-	$(INTERPRETED) -m "kernels and not slow" $(ARGS) || [ $$? -eq 5 ]
+LINT := $(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
 
-test-all: lint
-	$(COMPILED) $(ARGS)
-	$(INTERPRETED) -m kernels $(ARGS) || [ $$? -eq 5 ]
+# Lint and types run beside the tests; what they say comes last.
+define run_tests
+	@mkdir -p build
+	( $(LINT) ) >build/lint.txt 2>&1 & lint=$$!; failed=0; \
+	$(COMPILED) $(1) $(ARGS) || failed=1; \
+	$(INTERPRETED) $(2) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	wait $$lint || failed=1; cat build/lint.txt; exit $$failed
+endef
+
+test: $(VENV)/.installed-test
+	$(call run_tests,-m "not slow",-m "kernels and not slow")
+
+test-all: $(VENV)/.installed-test
+	$(call run_tests,,-m kernels)
+
+test-file: $(VENV)/.installed-test
+	$(RUN) -m pytest $(ARGS)
+
+# In environments of their own. torch 2.14 brings CUDA packages, some gigabytes. NEWEST="torch transformers" takes those
+# that pip takes today.
+OLDEST := torch==2.12.0 transformers==5.20.0
+NEWEST := torch==2.14.1 transformers==5.24.0
+VERSIONS ?= oldest newest
+VERSIONS_TESTS ?= tests/ops tests/partition tests/components tests/configs
+
+test-versions: $(VERSIONS:%=$(VENV)-%/.installed)
+	failed=0; for name in $(VERSIONS); do \
+		"$(VENV)-$$name/bin/python" -m pytest -n $(WORKERS) --max-worker-restart 0 --dist loadfile -m "not slow" $(VERSIONS_TESTS) $(ARGS) || failed=1; \
+	done; exit $$failed
+
+$(VENV)-oldest/.installed: PACKAGES = $(OLDEST)
+$(VENV)-newest/.installed: PACKAGES = $(NEWEST)
+$(VENV)-oldest/.installed $(VENV)-newest/.installed: setup.py Makefile
+	[ -d "$(@D)" ] || "$(PYTHON)" -m venv "$(@D)"
+	"$(@D)/bin/python" -m pip install -e '.[test]' $(PACKAGES:%='%')
+	@touch $@
 
 # No virtual environment: such a machine has its own torch, and often no network. Every part runs, whatever fails before
 # it, and none longer than its share of eight minutes; the suite compiles for half of its time at most.
@@ -88,15 +121,17 @@ $(VENV)-nvfuser/.installed-$(NVFUSER):
 	@touch $@
 
 lint: $(VENV)/.installed-test
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy
+	$(LINT)
+
+format: $(VENV)/.installed-test
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
 
 docs: $(VENV)/.installed-docs
 	$(RUN) -m sphinx -W --keep-going -q -d build/doctrees docs site
 
 clean:
-	rm -rf $(VENV) $(VENV)-hollow $(VENV)-nvfuser build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-hollow $(VENV)-nvfuser $(VENV)-oldest $(VENV)-newest build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 # One stamp per extra: nothing is installed again until a dependency of the stamp changes.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)

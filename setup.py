@@ -89,30 +89,31 @@ setup(
     ],
     python_requires=">=3.11,<3.14",
     # Lower bounds, not pins: a torch that is already installed stays. The pins we develop with are in constraints.txt.
+    # Hydra brings OmegaConf and PyYAML, in versions that it can use, and torch brings typing-extensions.
     install_requires=[
-        "torch>=2.11",
+        "torch>=2.12",
         'triton>=3.6; platform_system == "Linux"',
         "networkx>=3.2",
         "hydra-core>=1.3,<1.4",
-        "omegaconf>=2.3,<2.4",
-        "PyYAML>=6",
-        "rich>=13",
-        "argcomplete>=3",
-        "matplotlib>=3.8",
         "numpy>=1.26",
-        "typing-extensions>=4.10",
+        "rich>=13",
+        "safetensors>=0.4.3",
     ],
     extras_require={
+        # For the picture of a run, of `bench suite`, and of a memory report's curve.
+        "plots": ["matplotlib>=3.8"],
         # For from_pretrained.
-        "hub": ["huggingface_hub>=0.34", "safetensors>=0.4.3"],
+        "hub": ["huggingface_hub>=0.34"],
         # For `train.log=[tensorboard]`.
         "tensorboard": ["tensorboard>=2.14"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of
-        # ops and modules import it. accelerate, peft: what swapped models are used with.
+        # ops and modules import it. accelerate, peft: what swapped models are used with. argcomplete: the Tab key.
         "test": [
             "accelerate>=1.10",
+            "argcomplete>=3",
             "expecttest",
+            "matplotlib>=3.8",
             "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",
@@ -136,7 +137,6 @@ setup(
             "py.typed",
             "ops/cpu/*.cpp",
             "ops/cpu/*.h",
-            "cli/lint_kernels/*.json",
             "configs/groups/*.yaml",
             "configs/groups/**/*.yaml",
         ]

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__ as __version__
+from .other_names import missing_attribute as _missing_attribute
 
 # Note: [imported when used] Torch takes two seconds to import. `fuselayers --version`, a typo on the command line and
 # the Tab key do without it, so a package is imported when one of its names is first looked up.
@@ -53,7 +54,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        _missing_attribute(name)
     module = importlib.import_module(f".{_HOMES.get(name, name)}", __name__)
     value = globals()[name] = getattr(module, name) if name in _HOMES else module
     return value

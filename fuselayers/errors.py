@@ -14,6 +14,10 @@ class FallbackWarning(UserWarning):
     """
 
 
+class MissingPackageError(ImportError):
+    """A package that need not be installed, and that this call needs."""
+
+
 _said: set[str] = set()
 
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NoReturn
 
 # Our name -> theirs, in lower case, without hyphens and underscores. Theirs may have several meanings: an error text
 # takes the first of ours that is valid in its place. Words after our name go into the hint.
@@ -83,6 +83,8 @@ _THEIRS: Final = {
     "silu": "swish swiglu",
     "gelu": "geglu",
     "relu": "reglu",
+    "model with block=reversible": "reversible",
+    "position with name=rotary": "userotaryembeddings",
     "gelu_tanh": "gelunew gelupytorchtanh gelufast",
     "squared_relu": "relu2 reglu2 relusquared",
     # shipped configs
@@ -131,3 +133,25 @@ def plain(name: str) -> str:
     True
     """
     return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+_OF_XFORMERS: Final = {
+    "NVFusedBiasActivationDropout": "fuselayers.components.FusedBiasActivationDropout",
+    "NVFusedBiasDropoutRes": "fuselayers.components.FusedBiasDropoutResidual",
+    "NVFusedBiasDropoutResLayerNorm": "fuselayers.components.FusedBiasDropoutResidualLayerNorm",
+    "build_attention": "fuselayers.components.create('attention', Choice(NAME, OPTIONS), WIDTH)",
+    "build_feedforward": "fuselayers.components.create('feedforward', Choice(NAME, OPTIONS), WIDTH)",
+    "memory_efficient_attention": "torch.nn.functional.scaled_dot_product_attention, which multi_head calls",
+    "xFormer": "fuselayers.build",
+    "xFormerConfig": "fuselayers.build, with a mapping",
+}
+
+
+def missing_attribute(name: str) -> NoReturn:
+    """Raise, as a module's `__getattr__`. For a name of xFormers the error says what replaces it.
+
+    That is an ImportError: `from MODULE import NAME` would lose the text of an AttributeError.
+    """
+    if name in _OF_XFORMERS:
+        raise ImportError(f"{name} of xFormers is {_OF_XFORMERS[name]} here")
+    raise AttributeError(f"module 'fuselayers' has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""Draws what `fuselayers bench partition --json FILE` measured: pictures beside FILE, from nothing but that file.
+"""Draws what `python -m benchmarks.partition --json FILE` measured: pictures beside FILE, from nothing but that file.
 
-fuselayers bench partition --json plots/cpu/intel_xeon_avx512/partition.json
+python -m benchmarks.partition --json plots/cpu/intel_xeon_avx512/partition.json
 python plots/partition.py plots/cpu/intel_xeon_avx512/partition.json
 """
 
@@ -21,7 +21,7 @@ def draw(path: Path) -> list[Path]:
     """Draw the sections of one measurement that have a picture: `saved` as bars, `budget` as a curve.
 
     Args:
-        path: a file that `fuselayers bench partition --json` wrote.
+        path: a file that `python -m benchmarks.partition --json` wrote.
 
     Returns:
         The pictures' paths: NAME_saved.png and NAME_budget.png beside NAME.json.
@@ -32,7 +32,7 @@ def draw(path: Path) -> list[Path]:
     content = json.loads(path.read_text())
     if not isinstance(content, dict) or not {"machine", "date", "sections"} <= content.keys():
         raise ValueError(
-            f"{path} was not written by `fuselayers bench partition --json`: it lacks machine, date or sections"
+            f"{path} was not written by `python -m benchmarks.partition --json`: it lacks machine, date or sections"
         )
     drawers = {"saved": _draw_saved, "budget": _draw_budget}
     chosen = [name for name in drawers if name in content["sections"]]

@@ -5,6 +5,7 @@ python plots/suite.py plots/cpu/amd_epyc_avx512/suite
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 from fuselayers.cli.bench.suite import Measured
@@ -16,7 +17,11 @@ __all__ = ["draw_again"]
 def draw_again(folder: Path) -> list[Path]:
     """Draw a picture for each dtype and span; returns the files."""
     content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    rows = [Measured(**{**row, "shape": tuple(row["shape"])}) for row in content["rows"]]
+    known = {field.name for field in fields(Measured)}  # older files have more
+    rows = [
+        Measured(**{name: value for name, value in row.items() if name in known} | {"shape": tuple(row["shape"])})
+        for row in content["rows"]
+    ]
     return draw_all(folder, rows, machine=content["machine"], date=content["date"], repeats=content["repeats"])
 
 

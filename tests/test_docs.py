@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ from tests.processes import run
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Commands of a shell block that belong to the reader's machine.
-FOREIGN = {"apt", "cd", "eval", "git", "pip", "source"}
+FOREIGN = {"apt", "cd", "eval", "git", "pip", "pre-commit", "source"}
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)")
 
@@ -89,21 +90,23 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# They compile, or start processes, for ten to twenty seconds each.
-_LONG = {
-    *("docs/aot_autograd.md", "docs/add_an_op.md", "docs/fusion_core.md", "docs/api/testing.md"),
-    *("docs/fine_tune_gpt2.md", "docs/tensor_parallel.md"),
+# The pages that a new user meets first run every day; all others are slow.
+_DAILY = {
+    *("README.md", "docs/first_steps.md", "docs/build_from_config.md", "docs/import_layers.md", "docs/swap.md"),
+    "docs/coming_from_xformers.md",
 }
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, marks=pytest.mark.slow if _name(page) in _LONG else (), id=_name(page))
+def _with(*languages: str) -> list[Any]:
+    """The pages with blocks of these languages, as parameters of a test."""
+    return [
+        pytest.param(page, marks=() if _name(page) in _DAILY else pytest.mark.slow, id=_name(page))
         for page in PAGES
-        if _has(page, "python")
-    ],
-)
+        if _has(page, *languages)
+    ]
+
+
+@pytest.mark.parametrize("page", _with("python"))
 def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     failure = _failure(page, tmp_path)
     if failure is not None:
@@ -164,11 +167,11 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return only_compose(argparse.Namespace(overrides=asked.overrides), console)
 
     monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
-    for command in ("train", "bench", "explain", "tune", "lint_kernels", "export"):
+    for command in ("train", "bench", "explain", "tune", "export"):
         monkeypatch.setattr(importlib.import_module(f"fuselayers.cli.{command}"), "run", only_compose)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if _has(page, "bash", "sh", "shell", "console")], ids=_name)
+@pytest.mark.parametrize("page", _with("bash", "sh", "shell", "console"))
 def test_shell_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     found = ((line, _check_command(words, monkeypatch, capsys)) for line, words in _commands(page))
     assert [f"{_name(page)}:{line}: {problem}" for line, problem in found if problem is not None] == []
@@ -217,6 +220,8 @@ def test_the_reference_has_every_public_name_once_and_nothing_else() -> None:
         for name, value in vars(importlib.import_module(f"fuselayers.{layer}")).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
+    missing = public - set(shown)
+    assert not missing, f"no page of docs/api describes {sorted(missing)}: name them in one, and see docs/add_an_op.md"
     assert sorted(shown) == sorted({*public, "fuselayers.cli.main.main"})
 
 
@@ -236,4 +241,6 @@ def test_every_op_has_a_page_of_its_own() -> None:
     }
     assert "softmax" in takes_a_backend
     for name in takes_a_backend:
-        assert _shown(ROOT / "docs" / "api" / "ops" / f"{name}.md") == [f"fuselayers.ops.{name}"]
+        page = ROOT / "docs" / "api" / "ops" / f"{name}.md"
+        assert page.exists(), f"the op {name} has no page: add docs/api/ops/{name}.md, and see docs/add_an_op.md"
+        assert _shown(page) == [f"fuselayers.ops.{name}"]

@@ -1,4 +1,9 @@
-from fuselayers.components import registry
+import re
+
+import pytest
+
+import fuselayers
+from fuselayers.components import create, registry
 from fuselayers.configs import GROUPS, choices
 from fuselayers.configs.tables import TABLES, option_rows
 from fuselayers.other_names import _THEIRS, ours_for, plain
@@ -23,3 +28,49 @@ def test_their_names_are_written_plainly_and_are_no_other_spelling_of_ours() -> 
 def test_a_name_may_have_several_meanings() -> None:
     assert ours_for("Sliding-Window") == ("window", "local")
     assert ours_for("nothing_of_the_kind") == ()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [
+        (
+            "components.nvfuser",
+            "NVFusedBiasActivationDropout",
+            "NVFusedBiasActivationDropout of xFormers is fuselayers.components.FusedBiasActivationDropout here",
+        ),
+        (
+            "components",
+            "build_feedforward",
+            "build_feedforward of xFormers is "
+            "fuselayers.components.create('feedforward', Choice(NAME, OPTIONS), WIDTH) here",
+        ),
+        (
+            "ops",
+            "memory_efficient_attention",
+            "memory_efficient_attention of xFormers is "
+            "torch.nn.functional.scaled_dot_product_attention, which multi_head calls here",
+        ),
+    ],
+)
+def test_an_import_of_xformers(module: str, name: str, text: str) -> None:
+    with pytest.raises(ImportError, match=f"^{re.escape(text)}$"):
+        exec(f"from fuselayers.{module} import {name}")
+
+
+def test_an_attribute_that_nobody_has() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'fuselayers' has no attribute 'nosuch'$"):
+        _ = fuselayers.ops.nosuch
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("reversible", "'model' with block=reversible"), ("use_rotary_embeddings", "'position' with name=rotary")],
+)
+def test_an_option_of_xformers_at_the_top_of_a_config(name: str, hint: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean {hint}"):
+        fuselayers.build({"model": {"name": "decoder"}, name: True})
+
+
+def test_a_width_by_the_name_of_xformers() -> None:
+    with pytest.raises(ValueError, match=r"does not take the argument 'dim_model'; here it is hidden_dim$"):
+        create("feedforward", "mlp", dim_model=64)

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.fake_impl import allocate_size
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
@@ -22,19 +21,6 @@ from torch.utils._python_dispatch import (
 pytree = _pytree
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
-
-
-def sizes_from_data(tensor: torch.Tensor) -> list[Any]:
-    """Return what `tensor.tolist()` of a fake tensor of sizes stands for: symbols of at least 0.
-
-    Without `fullgraph=True` or `capture_scalar_outputs` Dynamo would break the graph at `tolist`. Used by ops whose
-    results are sizes.
-    """
-    assert isinstance(tensor, FakeTensor)
-    shapes = tensor.fake_mode.shape_env
-    if shapes is None:
-        return list(tensor.tolist())  # raises
-    return [allocate_size(shapes) for _ in range(len(tensor))]  # type: ignore[no-untyped-call]
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from rich.console import Console
 from ..configs import build, compose
 from ..configs.sources import split_source
 from ..names import shown
-from ..partition import PARTITIONERS, FusedModule, explain, partitioner
+from ..partition import PARTITIONERS, eager_view, explain, partitioner
 from ..partition.draw import check_suffix
 from .example import example_batch
 from .files import write_text
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     # On the meta device a model has shapes and no memory.
     with torch.device("meta"):
         model = build(config)
-        plain = model.module if isinstance(model, FusedModule) else model
+        plain = eager_view(model)
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device="meta")
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):

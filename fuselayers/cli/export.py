@@ -6,13 +6,16 @@ import shutil
 from pathlib import Path
 
 from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from ..configs import compose
 from ..configs.from_pretrained import CONFIG
 from ..configs.values import parse_yaml
 from .files import whole_folder, write_text
 from .text import say
-from .train.checkpoint import MODEL, find_checkpoint, read_checkpoint, whole_tensors
+from .train.checkpoint import find_checkpoint, whole_tensors
+from .train.state import MODEL
 
 DESCRIPTION = """\
 Writes the model of a run's newest checkpoint, or of one checkpoint, as a folder with config.yaml and model.safetensors,
@@ -32,52 +35,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Export as the command line says; see `export`."""
-    path = find_checkpoint(arguments.checkpoint)
     folder = Path(arguments.out).expanduser()
-    count = export(path, folder)
+    path, count = export(arguments.checkpoint, folder)
     say(console, f"the model of {path}, {count:,} numbers, is in {folder}")
     return 0
 
 
-def export(path: Path, folder: Path) -> int:
+def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
     """Write the model of a checkpoint into a new folder, which is there whole or not at all.
 
     Args:
-        path: of the checkpoint.
+        checkpoint: its path, or that of a run.
         folder: to write.
 
     Returns:
-        How many numbers the model has.
+        The checkpoint, and how many numbers the model has.
 
     Raises:
         FileNotFoundError, ValueError: there is no such checkpoint, or it is damaged.
         FileExistsError: the folder is there.
         OSError: it could not be written.
-        ValueError: `safetensors` is not installed, or the config of the checkpoint does not compose.
+        ValueError: the config of the checkpoint does not compose.
     """
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise ValueError("export needs safetensors; install it with: pip install 'fuselayers[hub]'") from error
     if folder.exists():
         raise FileExistsError(f"{folder} is there already; choose another --out")
-    checkpoint = read_checkpoint(path)
-    config_yaml = checkpoint.texts.config_yaml
+    path, content = find_checkpoint(checkpoint)
     try:
-        compose(parse_yaml(config_yaml.encode(errors="replace"), "config_yaml"))
+        compose(parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml"))
     except (ValueError, TypeError) as error:
         raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
-    tensors = whole_tensors(path, checkpoint, prefix=MODEL)
+    tensors = whole_tensors(path, prefix=MODEL)
     with whole_folder(folder) as written:
-        write_text(written / CONFIG, config_yaml)
+        write_text(written / CONFIG, content.config_yaml)
         weights = written / "model.safetensors"
         try:
-            save_file(tensors, weights, metadata={"format": "pt", "step": str(checkpoint.step)})
+            save_file(tensors, weights, metadata={"format": "pt", "step": str(content.step)})
         except SafetensorError as error:  # of the disk
             raise OSError(str(error)) from error
         # safetensors lets nobody else read its file.
         shutil.copymode(written / CONFIG, weights)
         with open(weights, "rb") as file:
             os.fsync(file.fileno())
-    return sum(tensor.numel() for tensor in tensors.values())
+    return path, sum(tensor.numel() for tensor in tensors.values())

@@ -14,7 +14,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from .._version import __version__
-from ..errors import BackendUnavailableError, FallbackWarning
+from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
 from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
@@ -24,13 +24,12 @@ _COMMANDS: Final = {
     "train": "train a language model on text, or continue a run",
     "export": "write a run's model as a folder with a safetensors file",
     "list": "show components with their options, or a composed config",
-    "bench": "time an op, a model, or the fusion core, against eager PyTorch",
+    "bench": "time an op, a model, or all ops, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",
     "plan": "say what training on so many GPUs costs: memory, communication, time",
     "tune": "measure this machine, or which backend serves a model best",
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
-    "lint-kernels": "compile every kernel for several GPUs, and check its figures",
 }
 _BAD_INPUT: Final = 2
 _LONG: Final = re.compile(r"(\S{300})\S+")
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 when all is well, and when SIGTERM stopped a training; 1 when a bench refused to time wrong
         numbers or a kernel has a fault; 2 for bad input (with one line on stderr that says what to change); 128 + the
-        number of another signal that stopped a training, SIGPIPE's (141) where stdout could no longer be written.
+        number of another signal that stopped a training.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...
@@ -161,7 +160,7 @@ def _fallbacks_in_one_line() -> Iterator[None]:
 
 def _is_the_users(error: Exception) -> bool:
     """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError))
+    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:

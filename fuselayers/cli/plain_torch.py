@@ -24,7 +24,7 @@ from ..components.model import Decoder, Encoder, VisionTransformer
 from ..components.norm import LayerNorm, RMSNorm
 from ..components.position import LearnedPosition, RotaryPosition
 from ..components.residual import PostResidual, PreResidual
-from ..partition import FusedModule
+from ..partition import eager_view
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {
@@ -42,7 +42,7 @@ def plain_twin(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: no twin is known for one of its components.
     """
-    model = model.module if isinstance(model, FusedModule) else model
+    model = eager_view(model)
     twins: dict[type[nn.Module], type[nn.Module]] = {Decoder: _GPT, Encoder: _BERT, VisionTransformer: _ViT}
     if type(model) not in twins:
         raise _no_twin(model)

@@ -1,5 +1,6 @@
 """The nn.Modules that hold weights and call the ops, and the registry that finds them by name."""
 
+from ..other_names import missing_attribute as __getattr__  # noqa: F401
 from .activation import GELU as GELU
 from .activation import Activation as Activation
 from .activation import GELUTanh as GELUTanh

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from ..partition import FusedModule
+from ..partition import eager_view
 
 _Lines = list[tuple[tuple[str, ...], str]]
 
@@ -149,7 +149,7 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
             apart.append(start)
             continue
         is_layer = not (list(module.children()) or list(other.children()))
-        if is_layer or type(_shown(module)) is type(_shown(other)):
+        if is_layer or type(eager_view(module)) is type(eager_view(other)):
             continue
         if {one for one in before if one.startswith(start)} != {one for one in after if one.startswith(start)}:
             apart.append(start)
@@ -157,12 +157,8 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
 
 
 def _meaning_of(module: nn.Module) -> str | None:
-    meaning: str | None = getattr(_shown(module), "weights_mean", None)
+    meaning: str | None = getattr(module, "weights_mean", None)
     return meaning
-
-
-def _shown(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, FusedModule) else module
 
 
 def _grouped(lines: _Lines) -> _Lines:

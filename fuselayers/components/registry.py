@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 from torch import nn
 
 from ..names import no_such
+from ..other_names import ours_for
 from .ranges import Range, range_of
 
 KINDS: Final = (
@@ -303,7 +304,9 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
     parameters = _signature(component).parameters
     for name in built_in:
         if name not in parameters:
-            raise ValueError(f"{kind} {choice.name!r} ({_path(component)}) does not take the argument {name!r}")
+            meant = [ours for ours in ours_for(name) if ours in parameters]
+            advice = f"; here it is {meant[0]}" if meant else ""
+            raise ValueError(f"{kind} {choice.name!r} ({_path(component)}) does not take the argument {name!r}{advice}")
     for name, option in known.items():
         if option.default is REQUIRED and name not in choice.options and name not in built_in:
             meaning = f" ({option.doc})" if option.doc else ""

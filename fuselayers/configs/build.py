@@ -9,7 +9,7 @@ from torch import nn
 
 from ..components import get, names
 from ..names import no_such
-from ..partition import FusedModule, fuse
+from ..partition import fuse_in_place
 from .create import check_memory, create_model
 from .group_files import (
     COMPONENT_GROUPS,
@@ -32,11 +32,9 @@ _log = logging.getLogger("fuselayers")
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    At the scope "model", the default, the result is a `FusedModule` around the model, whose `module` is the model:
-    `isinstance(build().module, Decoder)`. At other scopes it is the model itself.
-
-    The keys of the state_dict are the plain model's at every scope. The attribute `built_from` holds the `Config`,
-    which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
+    It is the model itself at every scope: its class, attributes and keys of the state_dict are the plain model's. At
+    the scopes "block" and "model" the blocks or the model are `FusedModule` too. The attribute `built_from` holds the
+    `Config`, which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.
@@ -55,27 +53,20 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     model = create_model(config)
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
-    return fuse_as(model, config.fusion)
-
-
-def fuse_as(model: nn.Module, fusion: FusionConfig) -> nn.Module:
-    """Return a model with its blocks fused in place, or a fused view of it, as a scope of "block" or "model" says."""
-    if fusion.scope == "block":
-        blocks = {id(block) for block in blocks_of(model)}
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if id(child) in blocks:
-                    parent.add_module(name, fuse(child, backend=fusion.backend, partition=fusion.partition))
-    if fusion.scope == "model":
-        return fuse(model, backend=fusion.backend, partition=fusion.partition)
+    fuse_as(model, config.fusion)
     return model
 
 
+def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
+    """Fuse a model, or its blocks, in place, as a scope of "model" or "block" says."""
+    fused = {"block": blocks_of(model), "model": [model]}.get(fusion.scope, [])
+    fuse_in_place(fused, backend=fusion.backend, partition=fusion.partition)
+
+
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model, fused or not: those that the registry knows."""
+    """Return the blocks of a model: those that the registry knows."""
     blocks = tuple(get("block", name) for name in names("block"))
-    inner = ((part, part.module if isinstance(part, FusedModule) else part) for part in model.modules())
-    return [part for part, one in inner if isinstance(one, blocks)]
+    return [module for module in model.modules() if isinstance(module, blocks)]
 
 
 def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:

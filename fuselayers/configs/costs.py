@@ -14,7 +14,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from ..components import MixtureOfExperts
 from ..partition.saved_bytes import saved_by_call
 from .build import build, compose
 from .create import check_described
@@ -31,8 +30,7 @@ class ModelCosts:
 
     FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
     multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
-    its backward without the work that some kernels do twice. The experts of a mixture get as many tokens each, which is
-    what balancing them is for.
+    its backward without the work that some kernels do twice.
 
     Attributes:
         parameters: their number, tied ones once.
@@ -103,7 +101,6 @@ def _counted(config: Config) -> ModelCosts:
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
     check_described(config, model, "context_length")
-    balance_experts(model)
     parameters, embedding_parameters = parameter_counts(model)
     try:
         forward_flops, all_flops = _flops(model)
@@ -133,16 +130,6 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     return sum(one.numel() for one in model.parameters()), sum(table.numel() for table in tables)
 
 
-def balance_experts(model: nn.Module) -> None:
-    """Give each expert of a mixture as many tokens: which ones it gets depends on values, which fake tensors lack.
-
-    Used here and by `fuselayers plan`, as is `fake_weights`.
-    """
-    for module in model.modules():
-        if isinstance(module, MixtureOfExperts) and module.capacity_factor is None:
-            module.capacity_factor = 1.0
-
-
 def _flops(model: Any) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
     # As matrix products, attention has the same FLOPs on every device.
@@ -165,6 +152,8 @@ def _saved_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 def fake_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Parameters and buffers as fake tensors on a CPU, which chooses kernels for them as for real ones.
+
+    Used here and by `fuselayers plan`.
 
     Args:
         model: on any device.

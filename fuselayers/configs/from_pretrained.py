@@ -120,7 +120,11 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and to download it")) from error
-    return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
+    except Exception as error:
+        error.add_note(f"there is no folder {name!r} here, so it was looked up at Hugging Face")
+        raise
 
 
 def _missing(library: str, wish: str) -> str:

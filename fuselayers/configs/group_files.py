@@ -231,6 +231,8 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
         )
     if not (real := path.resolve()).is_relative_to(path.parents[1]):
         raise ValueError(f"{path} leads out of its folder, to {real}; copy the file, or name its folder too")
+    if not real.is_file():
+        raise ValueError(f"{path} is no file")
     content = plain_copy(read_yaml(path))
     if not isinstance(content, dict):
         raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from ..components import Carried, carry_weights, compare_weights
-from ..partition import FusedModule
 from .build import build, compose
 from .sources import Source
 
@@ -96,7 +95,7 @@ def rebuild(
 
 
 def _config_of(model: nn.Module) -> Source:
-    known = vars(model.module if isinstance(model, FusedModule) else model).get("built_from")
+    known = vars(model).get("built_from")
     if known is None:
         raise ValueError(
             f"this {type(model).__name__} does not know its config, since build did not return it; "

@@ -136,7 +136,7 @@ class FusionConfig:
         default="min_cut",
     )
     scope: Literal["none", "block", "model"] = setting(
-        "what is fused as one function: none, each block, or the whole model", default="model"
+        "what is fused as one function: none, each block, or the whole model", default="block"
     )
 
     def __post_init__(self) -> None:

@@ -15,7 +15,6 @@ from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from ..components import Choice
 from ..names import shown
-from ..regular_files import open_regular
 
 # One whole value that names another option: no text around it, no resolver, no nesting.
 _REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
@@ -38,7 +37,7 @@ def read_yaml(path: Path) -> Any:
         ValueError: the file is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             content = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise type(error)(f"cannot read the config file {path}: {error.strerror}") from error

@@ -1,5 +1,6 @@
 """Pure functions, one file for one op: formula, checks, reference, kernels. `implementations` dispatches the calls."""
 
+from ..other_names import missing_attribute as __getattr__  # noqa: F401
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import activate as activate
 from .activations import check_activation as check_activation
@@ -9,11 +10,13 @@ from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm a
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
 from .cross_entropy import cross_entropy as cross_entropy
 from .draw import draw_seed as draw_seed
+from .draw import seeds as seeds
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
 from .linear_activation import linear_activation as linear_activation
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+from .linear_cross_entropy import linear_log_prob as linear_log_prob
 from .normalise import NormStyle as NormStyle
 from .normalise import check_style as check_style
 from .philox import check_probability as check_probability

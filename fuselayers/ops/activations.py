@@ -73,7 +73,9 @@ ACTIVATIONS: Final[MappingProxyType[str, Callable[[Tensor], Tensor]]] = MappingP
 def check_activation(activation: str | None) -> None:
     """Raise unless `activation` is None or one of ACTIVATIONS: TypeError or ValueError for another value."""
     if activation is not None and not isinstance(activation, str):
-        raise TypeError(f"activation must be a name or None, got a {type(activation).__name__}")
+        advice = "; register its class with components.register('activation', NAME) and pass the name"
+        module = isinstance(activation, torch.nn.Module)
+        raise TypeError(f"activation must be a name or None, got a {type(activation).__name__}{advice * module}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(no_such("activation", activation, ACTIVATIONS))
 

@@ -8,16 +8,15 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed, no mask (see dropout, also for shards), and at most one tensor of x's size. The kernels save
-x. The eager formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and
-star_relu, the result for sigmoid, two tensors and a mask for smelu. The identity saves none.
+Saved for backward: a seed and no mask of dropout (see dropout, also for shards). The kernels save x besides. The eager
+formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and star_relu, the
+result for sigmoid, two tensors and a bool mask for smelu. The identity saves nothing more.
 
 Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
 1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel
 reads the bias and writes one float32 row for its gradient.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -29,10 +28,10 @@ from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .elementwise import launch_elementwise, mask_arguments
 from .implementations import Op, define, differentiable, differentiable_gradients, in_cpp
-from .implementations.launch import kernel, launch, programs_at_a_time
+from .implementations.launch import kernel, launch, most_programs
 from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
-from .rows import WARPS_WITH_SUMS, as_rows, column_tile, elementwise_plan, persistent_programs
+from .rows import WARPS_WITH_SUMS, as_rows, column_tile, elementwise_plan
 from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows, sum_partials
@@ -235,21 +234,18 @@ def _launch_backward(
     dy_RN = as_rows(dy)
     x_RN = dy_RN if x is None else as_rows(x)
     plan = elementwise_plan(dy.element_size(), *dy_RN.shape, dy_RN.stride(0), x_RN.stride(0))
-    num_tiles, *column_grid = plan.grid
-    partial_PN = None
     tensors = dy_RN, x_RN, None if bias is None else bias.contiguous(), seed, row_R, first_column // 8, dx
     numbers = *plan.sizes, *mask_numbers(p)
     constants = activation, dy.dtype == torch.float32, *plan.constants
-    if bias_dtype is not None:
-        # Each program sums its rows and writes one row: without atomics the sums are deterministic.
-        at_a_time = programs_at_a_time(
-            _backward_kernel, (*tensors, torch.float32, *numbers), constants, most_warps=WARPS_WITH_SUMS
-        )
-        side_by_side = math.prod(column_grid)
-        num_tiles = persistent_programs(num_tiles, at_a_time=at_a_time, side_by_side=side_by_side)
-        partial_PN = torch.empty(num_tiles, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
-    launch(_backward_kernel, (num_tiles, *column_grid), (*tensors, partial_PN, *numbers), constants)
-    return dx, dbias if partial_PN is None else sum_partials(partial_PN, dbias.dtype)
+    if bias_dtype is None:
+        launch(_backward_kernel, plan.grid, (*tensors, None, *numbers), constants)
+        return dx, dbias
+    # Each program sums its rows and writes one row: without atomics the sums are deterministic.
+    num_programs = most_programs(plan.grid, dy.device, persistent_warps=WARPS_WITH_SUMS)
+    partial_PN = torch.empty(num_programs, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
+    arguments = *tensors, partial_PN, *numbers
+    started = launch(_backward_kernel, plan.grid, arguments, constants, persistent_warps=WARPS_WITH_SUMS)
+    return dx, sum_partials(partial_PN[:started], dbias.dtype)
 
 
 def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

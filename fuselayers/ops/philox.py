@@ -236,7 +236,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an AMD EPYC,
 # times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
 # On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
-# model of `fuselayers lint-kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
+# model of `benchmarks.lint_kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     if not has_kernels():

@@ -20,7 +20,6 @@ __all__ = [
     "column_tile",
     "elementwise_plan",
     "next_power_of_2",
-    "persistent_programs",
     "tile_of_rows",
     "vector_of",
 ]
@@ -110,20 +109,6 @@ def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
         return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
     rows = max(1, min(_ELEMENTS // columns, next_power_of_2(num_rows)))
     return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
-
-
-def persistent_programs(num_tiles: int, *, at_a_time: int, side_by_side: int = 1) -> int:
-    """Return how many persistent programs share `num_tiles` tiles, if `side_by_side` such groups run at a time.
-
-    Args:
-        num_tiles: of one group.
-        at_a_time: programs that the device runs at a time. More would run alone after the others.
-        side_by_side: groups.
-
-    >>> persistent_programs(10_000, at_a_time=264, side_by_side=2), persistent_programs(7, at_a_time=264)
-    (132, 7)
-    """
-    return max(1, min(num_tiles, at_a_time // side_by_side))
 
 
 def next_power_of_2(number: int) -> int:

@@ -2,6 +2,7 @@
 
 from ..errors import BackendUnavailableError as BackendUnavailableError
 from ..errors import FallbackWarning as FallbackWarning
+from ..hardware import Machine as Machine
 from . import vector_math as vector_math  # importing it calls MKL's vector functions once
 from .aot import AotFunction as AotFunction
 from .aot import aot_function as aot_function
@@ -20,14 +21,15 @@ from .export import JointGraphExport as JointGraphExport
 from .export import joint_graph as joint_graph
 from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
+from .fuse import fuse_in_place as fuse_in_place
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
 from .fused_module import FusedModule as FusedModule
 from .fused_module import disable_fusion as disable_fusion
+from .fused_module import eager_view as eager_view
 from .fused_module import is_fusion_disabled as is_fusion_disabled
 from .graph_compilers import print_compile as print_compile
 from .graph_compilers import ts_compile as ts_compile
 from .joint_graph import PartitionError as PartitionError
-from .machine import Machine as Machine
 from .machine import machine_of as machine_of
 from .memory_report import MemoryReport as MemoryReport
 from .memory_report import RecomputedValue as RecomputedValue

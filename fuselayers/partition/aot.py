@@ -6,16 +6,18 @@ mode and Python value. Behind the guards AOTAutograd calls the partitioner and t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import torch.fx as fx
 from torch import nn
 
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
 from .backends import GraphReport, graph_name
-from .fuse import FusedFunction, FuseOptions
-from .fused_module import FusedModule
+from .fuse import FusedFunction, FuseOptions, function_of
+from .fused_module import eager_view, view_of, with_forward
 from .partitioners import Partitioner, default_partition, partitioner
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
@@ -101,7 +103,7 @@ def aot_function(
     return AotFunction(fn, options=options)
 
 
-def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
+def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
     """Return a view of a module that runs through `aot_function`; the module itself stays as it is.
 
     Args:
@@ -121,10 +123,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> FusedModule:
     """
     if not isinstance(mod, nn.Module):
         raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
-    return FusedModule(mod, aot_function(mod, *args, **kwargs))
+    options = aot_function(mod.forward, *args, **kwargs).options
+    return with_forward(view_of(eager_view(mod)), function_of(mod, AotFunction, options))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AotOptions(FuseOptions):
     """The arguments of `aot_function`, checked."""
 

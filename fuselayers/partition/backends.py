@@ -23,6 +23,7 @@ from .compilers import (
 )
 from .joint_graph import PartitionError
 from .partitioners import Partitioner
+from .slow_compile import told_when_slow
 
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
@@ -153,7 +154,8 @@ def compile_chain(
         if reason is None:
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
-                compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
+                with told_when_slow(name, len(graph_module.graph.nodes)):
+                    compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
             except Exception as error:
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):

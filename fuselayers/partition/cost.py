@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from .._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
+from ..hardware import Machine
 from .joint_graph import JointGraph
-from .machine import Machine
 from .node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 
 _SYMBOL_BYTES: Final = 8.0
@@ -48,11 +48,9 @@ _ATTENTION_BACKWARD: Final = (
 )
 # They read only the rows that they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
-# Ops that no compiler fuses and whose price is known: those with a formula for their FLOPs, and those that read their
-# input once or twice.
+# Beside those with a formula for their FLOPs, ops that no compiler fuses and that read their input once or twice.
 _PRICED: Final = frozenset(
     {
-        *flop_registry,
         *_ATTENTION,
         torch.ops.aten.native_layer_norm,
         torch.ops.aten._fused_rms_norm,
@@ -143,7 +141,9 @@ class CostModel:
             itemsize = max(int(size) // max(num_elements(node), 1), 1)
             arithmetic = self.machine.bytes_of_flops(flops_of(node), itemsize=itemsize)
             moved = reads + 2.0 * size + self._arithmetic(node) + self.machine.bytes_of_kernel
-        reluctant = prefers_save(node) or not (is_fusible(node) or only_moves(node) or overload_packet(node) in _PRICED)
+        packet = overload_packet(node)
+        priced = packet in _PRICED or packet in flop_registry
+        reluctant = prefers_save(node) or not (is_fusible(node) or only_moves(node) or priced)
         return NodePrice(moved=moved, arithmetic=arithmetic, reluctance=_RELUCTANCE if reluctant else 1.0)
 
     def _arithmetic(self, node: fx.Node) -> float:

@@ -68,6 +68,9 @@ def explain(
     >>> report.totals["eager"].saved_bytes
     1024
     """
+    if not callable(fn):
+        advice = f"; explain(fuselayers.build({fn!r}), tokens)" if isinstance(fn, str) else ""
+        raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}{advice}")
     options = _options_of(fn)
     if options is not None:
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
@@ -271,7 +274,7 @@ def _sum(totals: Iterable[Totals]) -> Totals:
 
 def _options_of(fn: Any) -> Any:
     if isinstance(fn, FusedModule):
-        return _options_of(fn.fused)
+        return _options_of(type(fn)._fused)
     return fn.options if isinstance(fn, FusedFunction) else None
 
 
@@ -282,5 +285,4 @@ def _text(cut: Partitioner) -> str:
 
 
 def _name(fn: Any) -> str:
-    inner = fn.module if isinstance(fn, FusedModule) else fn
-    return type(inner).__name__ if isinstance(inner, nn.Module) else str(getattr(fn, "__name__", type(fn).__name__))
+    return type(fn).__name__ if isinstance(fn, nn.Module) else str(getattr(fn, "__name__", type(fn).__name__))

@@ -13,7 +13,7 @@ from torch import nn
 
 from .._torch.dispatch import FakeCopyMode, FakeTensor, FakeTensorMode, disable_current_modes
 from .fuse import FusedFunction
-from .fused_module import FusedModule
+from .fused_module import FusedModule, eager_view
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ class _Copier:
 
     def copy(self, value: Any) -> Any:
         if isinstance(value, FusedModule):
-            return self.copy(value.module)
+            return self.copy(eager_view(value))
         if isinstance(value, FusedFunction):
             return self.copy(value.fn)
         if isinstance(value, types.FunctionType):

@@ -12,10 +12,10 @@ import inspect
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar, overload
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from ..names import no_such
 from .backends import FusionReport, GraphReport, check_backends, compile_chain, graph_name
 from .check_arguments import check_arguments
 from .fused_method import FusedMethod
-from .fused_module import FusedModule, is_fusion_disabled
+from .fused_module import eager_view, is_fusion_disabled, view_of, with_forward
 from .joint_graph import PartitionError
 from .partitioners import Partitioner, partitioner
 
@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
 
+_FALLBACK: Final = ("inductor", "eager")
 _numbers: Final = itertools.count()
+
+_Module = TypeVar("_Module", bound=nn.Module)
 
 
 class _Options(TypedDict, total=False):
@@ -54,7 +57,7 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def fuse(fn: nn.Module, /, **options: "Unpack[_Options]") -> FusedModule: ...  # type: ignore[overload-overlap]
+def fuse(fn: _Module, /, **options: "Unpack[_Options]") -> _Module: ...  # type: ignore[overload-overlap]
 @overload
 def fuse(fn: Callable[..., Any], /, **options: "Unpack[_Options]") -> "FusedFunction": ...
 @overload
@@ -65,13 +68,13 @@ def fuse(
     *,
     backend: str = "auto",
     partition: str | Partitioner = "min_cut",
-    fallback: Sequence[str] = ("inductor", "eager"),
+    fallback: Sequence[str] = _FALLBACK,
     static_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Sequence[str] | None = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     torch_random: bool = False,
-) -> "FusedModule | FusedFunction | Callable[[Callable[..., Any]], FusedFunction]":
+) -> "nn.Module | FusedFunction | Callable[[Callable[..., Any]], FusedFunction]":
     """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes saved for backward.
 
     Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
@@ -80,9 +83,10 @@ def fuse(
     arguments. Further calls run eagerly, and torch logs a warning; with `fullgraph` they raise.
 
     Args:
-        fn: a function of tensors, or a module. A module comes back as a `FusedModule`, which shares its parameters,
-            buffers, mode and state_dict keys; the module itself stays as it is. If its class has a method
-            `check_arguments` beside `forward`, each call calls that first, outside of the trace.
+        fn: a function of tensors, or a module. A module comes back as a `FusedModule` of its own class, which shares
+            all of its attributes: parameters, buffers, submodules, mode and hooks. The module itself still runs
+            eagerly. If its class has a method `check_arguments` beside `forward`, each call calls that first, outside
+            of the trace.
         backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
             "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
@@ -129,22 +133,65 @@ def fuse(
     return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
 
 
-def _fuse(options: "FuseOptions", fn: Any) -> "FusedModule | FusedFunction":
+def _fuse(options: "FuseOptions", fn: Any) -> "nn.Module | FusedFunction":
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if isinstance(fn, type):
         raise TypeError(f"fuse takes a function or a module, got the class {fn.__name__}; fuse an instance of it")
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
-    fused = FusedFunction(fn, options=options)
-    return FusedModule(fn, fused) if isinstance(fn, nn.Module) else fused
+    if isinstance(fn, nn.Module):
+        return with_forward(view_of(eager_view(fn)), function_of(fn, FusedFunction, options))
+    return FusedFunction(fn, options=options)
+
+
+def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partition: str | Partitioner) -> None:
+    """Fuse modules themselves. Those of one class, with parameters of the same sizes, share their graphs.
+
+    Twelve equal blocks are compiled once: their parameters are inputs of the graph. Other values that forward reads
+    from a module are compared at each call, and one more graph is compiled where they differ.
+
+    Args:
+        modules: each becomes a `FusedModule` of its own class.
+        backend, partition: as in `fuse`.
+
+    >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> fuse_in_place(layers, backend="eager", partition="min_cut")
+    >>> _ = layers(torch.ones(1, 2))
+    >>> print(layers[1].report())
+    Linear(float32[2, 2], float32[2], float32[1, 2]) training: eager, as asked
+    """
+    options = FuseOptions(backend=backend, chain=check_backends(backend, _FALLBACK), partition=partition)
+    functions: dict[Hashable, FusedFunction] = {}
+    for module in modules:
+        sizes = tuple((name, tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items())
+        kind = type(module), sizes, id(module) if "forward" in vars(module) else None
+        if kind not in functions:
+            functions[kind] = function_of(module, FusedFunction, options)
+        with_forward(module, functions[kind])
+
+
+def function_of(module: nn.Module, kind: type["FusedFunction"], options: "FuseOptions") -> "FusedFunction":
+    """Return a module's forward as a fused function of the module and its arguments."""
+    module = eager_view(module)
+    forward: Any = getattr(type(module), "forward", None)
+    forward = forward.fn if isinstance(forward, FusedFunction) else forward
+    if not inspect.isfunction(forward) or "forward" in vars(module):
+        own = module.forward  # of this module alone: compiled, or set by its user
+
+        @functools.wraps(own)
+        def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            return own(*args, **kwargs)
+
+    places = tuple(place + 1 if place >= 0 else place for place in options.static_argnums)
+    return kind(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))
 
 
 memory_efficient_fusion = fuse
 """functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FuseOptions:
     """How a function is fused: the arguments of `fuse`, checked.
 
@@ -156,11 +203,11 @@ class FuseOptions:
     backend: str
     chain: tuple[str, ...]
     partition: str | Partitioner
-    static_argnums: tuple[int, ...]
-    static_argnames: tuple[str, ...]
-    dynamic: bool | None
-    fullgraph: bool
-    torch_random: bool
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    dynamic: bool | None = None
+    fullgraph: bool = False
+    torch_random: bool = False
 
     def __post_init__(self) -> None:
         partitioner(self.partition)  # an unknown name is refused here, not at the first call
@@ -180,20 +227,24 @@ class FusedFunction:
     Attributes:
         fn: the function as it was given; of one that is fused already, the function in it.
         options: how it is fused.
-        name: of the function, for people.
+        owner: the class of the modules whose forward `fn` is, or None.
+        module_class: the class that they have once they are fused.
+        name: of the function or the class, for people.
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
     # Dynamo wraps a backend's error in advice about its own settings. These errors come out as they were raised.
     _own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
-    def __init__(self, fn: Callable[..., Any], *, options: FuseOptions) -> None:
+    def __init__(self, fn: Callable[..., Any], *, options: FuseOptions, owner: type[nn.Module] | None = None) -> None:
         while isinstance(fn, FusedFunction):
             fn = fn.fn
         # First: functools.wraps copies the attributes of a fused function to the function around it.
-        if not isinstance(fn, nn.Module):
+        if not isinstance(fn, nn.Module):  # of `aot_function`
             functools.update_wrapper(self, fn)
         self.fn: Callable[..., Any] = fn
+        self.owner = owner
+        self.module_class: type[nn.Module] | None = None
         self.options = options
         self._graphs: list[GraphReport] = []
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
@@ -206,7 +257,8 @@ class FusedFunction:
         # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
-        check_arguments(self.fn, args, kwargs)
+        if self.owner is not None:
+            check_arguments(args[0], args[1:], kwargs, cls=self.owner)
         compiled = self._only
         if compiled is None and self._has_static:
             compiled, args, kwargs = self._specialised(args, kwargs)
@@ -250,7 +302,7 @@ class FusedFunction:
             method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
-                name=_name_in_dynamo(self.fn, has_values=bool(static or named)),
+                name=_name_in_dynamo(self, has_values=bool(static or named)),
                 backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
                 recompile_limit=_RECOMPILE_LIMIT,
                 dynamic=self.options.dynamic,
@@ -287,7 +339,7 @@ class FusedFunction:
 
     @property
     def name(self) -> str:
-        return getattr(self.fn, "__name__", type(self.fn).__name__)
+        return getattr(self.owner or self.fn, "__name__", type(self.fn).__name__)
 
     @property
     def served_by(self) -> tuple[str, ...]:
@@ -295,7 +347,7 @@ class FusedFunction:
 
     def over(self, fn: Callable[..., Any]) -> "FusedFunction":
         """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return type(self)(fn, options=self.options)
+        return type(self)(fn, options=self.options, owner=self.owner)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return self.over(copy.deepcopy(self.fn, memo))
@@ -306,7 +358,14 @@ class FusedFunction:
         found: Any = sys.modules.get(getattr(self, "__module__", ""))
         for attribute in name.split("."):
             found = getattr(found, attribute, None)
-        return name if found is self else (functools.partial(type(self), options=self.options), (self.fn,))
+        return (
+            name
+            if found is self
+            else (
+                functools.partial(type(self), options=self.options, owner=self.owner),
+                (self.fn,),
+            )
+        )
 
 
 def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
@@ -381,12 +440,11 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
     return entry
 
 
-def _name_in_dynamo(fn: Callable[..., Any], *, has_values: bool) -> str:
-    """Return a name by which Dynamo remembers sizes and numbers of `fn` alone.
+def _name_in_dynamo(fused: FusedFunction, *, has_values: bool) -> str:
+    """Return a name by which Dynamo remembers sizes and numbers of one function alone.
 
     Each set of static arguments has its own: Dynamo would make a symbol of a static argument's second value.
     """
-    name = getattr(fn, "__name__", type(fn).__name__)
-    own_code = getattr(inspect.unwrap(fn), "__code__", None)
+    own_code = getattr(inspect.unwrap(fused.fn), "__code__", None)
     line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
-    return f"fused_{name}{line}" + (f"_with_values_{next(_numbers)}" if has_values else "")
+    return f"fused_{fused.name}{line}" + (f"_with_values_{next(_numbers)}" if has_values else "")

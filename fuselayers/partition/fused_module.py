@@ -1,225 +1,107 @@
-"""FusedModule -- a module's fused twin: its own forward, the same weights."""
+"""FusedModule -- a module whose forward runs through the fusion core."""
 
 import contextlib
 import functools
 import html
-import inspect
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Iterator
 from contextvars import ContextVar
-from types import MethodType
-from typing import Any, Final
+from typing import Any, ClassVar, Final, TypeVar
 
-import torch
 from torch import nn
 
-from .._torch.dispatch import is_compiling
-from ..errors import say_once
 from .backends import FusionReport
 
-_SHARED: Final = (
-    "_parameters",
-    "_buffers",
-    "_non_persistent_buffers_set",
-    "_modules",
-    "_load_state_dict_post_hooks",
-    # The module saves and loads, not the view.
-    "_load_state_dict_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-)
+_Module = TypeVar("_Module", bound=nn.Module)
 
-
-_OF_CONTAINERS: Final = ("__len__", "__getitem__", "__setitem__", "__delitem__", "__iter__", "__contains__")
-
-_DISABLED: ContextVar[bool] = ContextVar("_DISABLED", default=False)
-
-
-class _Forward(property):
-    """A view's forward, which can be called through its type too."""
-
-    def __call__(self, view: "FusedModule", /, *args: Any, **kwargs: Any) -> Any:
-        return view.forward(*args, **kwargs)
+_DISABLED: Final = ContextVar("_DISABLED", default=False)
 
 
 class FusedModule(nn.Module):
-    """A fused view of a module. Made by `fuse`.
+    """The base of fused modules. `fuse` and `fuse_in_place` give a module a class of its own, below its class and this.
 
-    It shares the module's parameters, buffers, submodules and train/eval mode, so `parameters()`, `state_dict()`,
-    `load_state_dict()`, `to()`, `train()` and hooks of an optimizer see one and the same thing from either side, under
-    the module's own names. Other attributes and methods are the module's too, to read and to set, and so are the
-    special methods of containers (`len(fused)`, `fused[0]`); only calling it is different. A method that calls `self`
-    calls the module, unfused; `generate` of transformers warns of it. Its class is not the module's, so ask
-    `isinstance(fused.module, ...)`.
-
-    Attributes:
-        module: the module as it was given, which still runs eagerly.
-        fused: the fused function that a call goes through.
+    So a fused module is what it was: `isinstance`, attributes, methods, hooks and state_dict keys are those of its
+    class. Only its `forward` is fused: hooks of the module run around it. Copies and pickles are fused, with nothing
+    compiled yet.
     """
 
-    module: nn.Module
-    fused: Callable[..., Any]
-
-    def __new__(cls, module: nn.Module, fused: Callable[..., Any]) -> "FusedModule":
-        # Python looks special methods up in the type, so a view of a container has a type of its own.
-        own: dict[str, Any] = {name: _delegated(name) for name in _OF_CONTAINERS if hasattr(type(module), name)}
-        # Trainers look up the forward's signature in the type.
-        own["forward"] = _Forward(FusedModule.forward.fget)  # type: ignore[attr-defined]
-        own["forward"].__signature__ = inspect.signature(_forward_like(module))
-        return super().__new__(type(cls.__name__, (cls,), {"__module__": cls.__module__, **own}))
-
-    def __init__(self, module: nn.Module, fused: Callable[..., Any]) -> None:
-        self.__dict__["module"] = module  # not registered: it is this module, not a child of it
-        super().__init__()
-        self.__dict__["fused"] = fused
-        # Note: [shared registries] The dictionaries themselves are shared, not copied, so that a parameter that is
-        # replaced on one side (tied weights, sharding, a meta tensor materialised) is replaced on the other.
-        for registry in _SHARED:
-            self.__dict__[registry] = module.__dict__[registry]
-        self.__dict__["_forward_of_view"] = _forward_like(module)
-
-    @property
-    def training(self) -> bool:
-        return bool(self.__dict__["module"].training)
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        # nn.Module's own constructor sets the mode of a new module; the module that is shared has one already.
-        if "fused" in self.__dict__:
-            self.__dict__["module"].training = mode
-
-    @property
-    def forward(self) -> Callable[..., Any]:  # type: ignore[override]
-        # Dynamo cannot make a method here, and Dynamo 2.11 cannot look the fused function up: it takes any attribute
-        # that could be a descriptor for one.
-        if torch.compiler.is_dynamo_compiling():
-            return self.module
-        return MethodType(self.__dict__["_forward_of_view"], self)
+    _fused: ClassVar[Any] = None  # the `FusedFunction` of a class
 
     def report(self) -> FusionReport:
         """Return which backend serves each graph of the module that was compiled so far, and why."""
-        report: FusionReport = self.__dict__["fused"].report()
+        fused: Any = type(self)._fused
+        report: FusionReport = fused.report()
         return report
-
-    # Note: [methods that a module may override] nn.Module has these, so that `__getattr__` never sees them; but a
-    # module that freezes its batch norm in `train`, or saves more than its parameters, has its own.
-    def train(self, mode: bool = True) -> "FusedModule":
-        self.module.train(mode)
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(*args, **kwargs)
-
-    def get_extra_state(self) -> Any:
-        return self.module.get_extra_state()
-
-    def set_extra_state(self, state: Any) -> None:
-        self.module.set_extra_state(state)
-
-    # A module that holds this one saves and loads it by these.
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.module._save_to_state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        self.module._load_from_state_dict(*args, **kwargs)
-
-    # Functions that initialise weights look at the type of each submodule, which must not be the view's.
-    def apply(self, fn: Any) -> "FusedModule":
-        self.module.apply(fn)
-        return self
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "FusedModule":
-        self.module._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            value = getattr(self.__dict__["module"], name)
-        # Models of transformers have `can_generate`; this library's own run unfused on purpose, see `disable_fusion`.
-        if name == "generate" and hasattr(self.__dict__["module"], "can_generate"):
-            return _unfused_generate(value)
-        return value
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # The view owns what nn.Module's constructor gave it, as hooks. The rest belongs to the module, which is what
-        # runs: an option that is set on the view must reach it.
-        if name == "parametrizations":
-            raise ValueError(
-                f"a parametrization must be on the module that runs, got the fused view of it; make "
-                f"{type(self.__dict__['module']).__name__} anew and parametrize it before it is fused"
-            )
-        if name == "__class__":
-            # FSDP2 gives a module a class of its own; it must wrap the calls of the view, not those of the module.
-            object.__setattr__(self, name, value)
-        elif name in self.__dict__ or name == "training":
-            super().__setattr__(name, value)
-        else:
-            setattr(self.__dict__["module"], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self.__dict__["module"], name)
-
-    def extra_repr(self) -> str:
-        return f"fused {type(self.__dict__['module']).__name__}"
 
     def _repr_html_(self) -> str:
         """Return what serves the module and its parts, for a notebook."""
-        name = type(self.__dict__["module"]).__name__
         return (
-            f"<p><b>fused {html.escape(name)}</b></p><pre>{html.escape(str(self.report()))}</pre>"
+            f"<p><b>fused {html.escape(type(self).__name__)}</b></p><pre>{html.escape(str(self.report()))}</pre>"
             f"<details><summary>parts</summary><pre>{html.escape(repr(self))}</pre></details>"
         )
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # Hooks, above all. nn.Module does not pickle what its `compile` made either.
-        not_own = {*_SHARED, "module", "fused", "_forward_of_view", "_compiled_call_impl"}
-        own = {name: value for name, value in self.__dict__.items() if name not in not_own}
-        return _rewrap, (self.__dict__["module"], self.__dict__["fused"]), own
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        reduced: Any = super().__reduce_ex__(protocol)
+        fused = vars(type(self)).get("_fused")  # None in a class that FSDP or a parametrization made of this one
+        return reduced if fused is None else (_blank, (type(self).__bases__[0], fused), *reduced[2:])
 
 
-def _unfused_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
-    # A method of the module calls the module itself, not its view.
-    @functools.wraps(generate)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        say_once(
-            "generate runs unfused: it calls the module that was given to fuse; to fuse its steps, set "
-            "model.forward = fuse(model.forward) and call model.generate"
-        )
-        return generate(*args, **kwargs)
+def with_forward(module: _Module, fused: Any) -> _Module:
+    """Give a module a class whose forward is a fused function of the module and its arguments.
 
-    return call
+    Modules that share a fused function share its graphs.
+    """
+    module.__class__ = _class_of(type(eager_view(module)), fused, is_patched="forward" in vars(module))
+    return module
 
 
-def _delegated(name: str) -> Callable[..., Any]:
-    def special(view: FusedModule, /, *args: Any) -> Any:
-        return getattr(view.__dict__["module"], name)(*args)
-
-    return special
-
-
-def _forward_like(module: nn.Module) -> Callable[..., Any]:
-    """Return a view's forward, with the signature of the module's: torch.export takes the arguments' names from it."""
-
-    def forward(view: FusedModule, /, *args: Any, **kwargs: Any) -> Any:
-        # Transparent inside another compiler, as the fused function is.
-        return view.module(*args, **kwargs) if is_compiling() else view.fused(*args, **kwargs)
-
-    named: Any = forward
-    try:
-        signature = inspect.signature(module.forward)
-        view = inspect.Parameter("_view", inspect.Parameter.POSITIONAL_ONLY)
-        named.__signature__ = signature.replace(parameters=[view, *signature.parameters.values()])
-    except (TypeError, ValueError):  # compiled code has no signature
-        pass
-    return forward
+def view_of(module: _Module) -> _Module:
+    """Return another object with the same attributes, which remain the same: they share one dictionary."""
+    view = object.__new__(type(module))
+    view.__dict__ = module.__dict__
+    return view
 
 
-def _rewrap(module: nn.Module, fused: Any) -> FusedModule:
-    return FusedModule(module, fused.over(module))
+def eager_view(module: _Module) -> _Module:
+    """Return a view of a fused module that runs eagerly; a module that is not fused is returned as it is.
+
+    Both have the same attributes, parameters and mode. Fused modules inside it stay fused; `disable_fusion` is for all.
+
+    >>> from fuselayers import fuse
+    >>> layer = fuse(nn.Linear(2, 2), backend="eager")
+    >>> type(eager_view(layer)) is nn.Linear, eager_view(layer).weight is layer.weight
+    (True, True)
+    """
+    if not isinstance(module, FusedModule):
+        return module
+    plain: Any = view_of(module)
+    plain.__class__ = next(cls for cls in type(module).__mro__ if not issubclass(cls, FusedModule))
+    return plain  # type: ignore[no-any-return]
+
+
+def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
+    # Dynamo's guards compare the class, so modules that share a graph share it.
+    if fused.module_class is not None:
+        return fused.module_class
+
+    # A function of its own, whose code `torch.export` reads.
+    @functools.wraps(fused.fn)
+    def forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return fused(module, *args, **kwargs)
+
+    own = {
+        "_fused": fused,
+        # A forward of the module's own would hide the class's, unless that is a property.
+        "forward": property(lambda self: types.MethodType(forward, self)) if is_patched else forward,
+        **{name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")},
+    }
+    fused.module_class = types.new_class(base.__name__, (base, FusedModule), {}, lambda names: names.update(own))
+    return fused.module_class
+
+
+def _blank(base: type, fused: Any) -> Any:
+    cls = _class_of(base, fused)
+    return cls.__new__(cls)
 
 
 @contextlib.contextmanager

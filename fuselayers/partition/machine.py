@@ -1,68 +1,26 @@
-"""Machine -- how fast memory, arithmetic and launches are, so that costs can be compared in bytes moved.
-
-A machine that `fuselayers tune` has measured is read from one JSON file; the default is the figures below.
-"""
+"""machine -- the machine whose speeds decide what is saved: what `fuselayers tune` measured, or the figures below."""
 
 import functools
 import json
 import os
 import platform
-import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 import torch
 
-from ..regular_files import open_regular
+from ..hardware import GPUS, Machine
 
-
-@dataclass(frozen=True)
-class Machine:
-    """The speeds of a machine.
-
-    Args:
-        name: the source of the figures.
-        bandwidth: bytes per second to and from memory, streaming.
-        flop_rate: floating point operations per second of a float32 matmul.
-        low_precision_flop_rate: the same in bfloat16 or float16.
-        vector_flop_rate: the same for elementwise ops, which never see a matrix unit.
-        kernel_seconds: the least time of one more kernel.
-    """
-
-    name: str
-    bandwidth: float
-    flop_rate: float
-    low_precision_flop_rate: float
-    vector_flop_rate: float
-    kernel_seconds: float
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "name" and (isinstance(value, bool) or not 0 < value <= sys.float_info.max):
-                raise ValueError(f"{field.name} of a machine must be a finite number above 0, got {value}")
-
-    def bytes_of_flops(self, flops: float, *, itemsize: int) -> float:
-        """The bytes that could be moved while a matmul does so many FLOPs on elements of `itemsize` bytes."""
-        rate = self.flop_rate if itemsize >= 4 else self.low_precision_flop_rate
-        return flops * self.bandwidth / rate
-
-    @property
-    def bytes_of_kernel(self) -> float:
-        """The bytes that could be moved while one more kernel is launched."""
-        return self.kernel_seconds * self.bandwidth
-
-
-# CPU: 2 cores of an AMD EPYC with AVX-512, as `fuselayers tune` measured it. CUDA: the H200's data sheet, launches as
-# measured for Triton kernels; the decisions depend on ratios, which differ little between the GPUs of a generation.
+# CPU: 2 cores of an AMD EPYC with AVX-512, as `fuselayers tune` measured it. CUDA: the decisions depend on ratios,
+# which differ little between the GPUs of a generation.
 _STATED: Final[Mapping[str, Machine]] = MappingProxyType(
     {
         "cpu": Machine("stated: two cores with AVX-512", 2.0e10, 2.0e11, 2.0e11, 1.0e11, 2e-6),
-        "cuda": Machine("stated: NVIDIA H200", 4.8e12, 6.7e13, 9.9e14, 6.7e13, 4e-6),
+        "cuda": replace(GPUS["H200"], name="stated: NVIDIA H200"),
     }
 )
 
@@ -134,8 +92,7 @@ def _key(device_type: str) -> str:
 @functools.lru_cache(maxsize=4)
 def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
     try:
-        with open_regular(path) as file:
-            return {key: Machine(**value) for key, value in json.loads(file.read()).items()}
+        return {key: Machine(**value) for key, value in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
             f"{path} is no file as fuselayers writes it ({error}); it is not used, and `fuselayers tune` replaces it",

@@ -1,5 +1,7 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
+from __future__ import annotations
+
 import html
 import io
 import itertools
@@ -7,17 +9,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
+from ..figure import new_figure
 from .cost import CostModel, flops_of
 from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
+
+if TYPE_CHECKING:  # rich is only imported by what prints
+    from rich.console import Console
+    from rich.table import Table
 
 _IN_A_NOTEBOOK: Final = 10
 
@@ -179,16 +182,12 @@ class MemoryReport:
 
         Raises:
             ValueError: another kind of file, or several graphs.
+            MissingPackageError: matplotlib is not installed.
         """
         path = Path(path)
         check_suffix(path, ".svg", ".png")
         curve = self.pareto(points=points)
-        # matplotlib takes half a second to import.
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(figsize=(7, 4.5))
         axis = figure.add_subplot()
         sizes = [point.saved_bytes / 1e6 for point in curve]
         share = 100 / (self.forward_flops or 1.0)
@@ -215,7 +214,9 @@ class MemoryReport:
         return f"<pre>{html.escape(self._text(most=_IN_A_NOTEBOOK))}</pre>"
 
     def _text(self, *, most: int = 40) -> str:
-        console = Console(file=io.StringIO(), width=120)
+        from rich.console import Console
+
+        console = Console(file=io.StringIO())  # as wide as the terminal, or COLUMNS
         self.print(console, most=most)
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue().rstrip()
@@ -227,6 +228,8 @@ class MemoryReport:
             console: where to.
             most: how many values each table lists; one row has the sum of the rest.
         """
+        from rich.console import Console
+
         console = console or Console()
         console.print(
             f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
@@ -261,6 +264,8 @@ def readable_bytes(size: float) -> str:
 
 
 def _totals_table(report: MemoryReport) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     table.add_column("partition")
     for heading in ("saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed"):
@@ -275,6 +280,9 @@ def _totals_table(report: MemoryReport) -> Table:
 
 
 def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
     table.add_column("value", overflow="fold")
     table.add_column("shape", min_width=9)
@@ -296,6 +304,9 @@ def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table
 
 
 def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table(title="recomputed", title_justify="left", box=None, pad_edge=False)
     table.add_column("value", overflow="fold")
     for heading in ("not saved", "moved", "FLOPs"):

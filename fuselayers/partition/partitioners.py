@@ -160,7 +160,7 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     SavePolicy(name='budget', cost=None, limit=1000000)
     """
     if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise TypeError(f"a budget is an int (bytes) or a float (a share of what eager saves), got {limit!r}")
+        raise TypeError(f"a budget is an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
     if isinstance(limit, float) and not 0 < limit <= 1:
         raise ValueError(f"a budget given as a float is a share, 0 < share <= 1, got {limit}; give bytes as an int")
     if limit <= 0:
@@ -225,5 +225,5 @@ def _budget_called(name: str) -> SavePolicy:
         return budget(int(number) if number.isdecimal() else float(number))
     except ValueError as error:
         raise ValueError(
-            f"{name!r} is no budget: write budget:0.5 for a share of what eager saves, or budget:1000000 for bytes"
+            f"{name!r} is no budget: write budget:0.5 for a share of what 'default' saves, or budget:1000000 for bytes"
         ) from error

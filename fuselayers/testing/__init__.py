@@ -11,7 +11,6 @@ from .checks import check_double_backward as check_double_backward
 from .checks import check_dynamic as check_dynamic
 from .checks import check_fused as check_fused
 from .checks import check_gradients_of_reference as check_gradients_of_reference
-from .checks import check_kernels as check_kernels
 from .checks import check_mixed_dtypes as check_mixed_dtypes
 from .checks import check_not_finite as check_not_finite
 from .checks import check_poisoned as check_poisoned
@@ -29,5 +28,6 @@ from .layouts import check_layouts as check_layouts
 from .matrix import CHECKS as CHECKS
 from .matrix import check as check
 from .matrix import check_module as check_module
+from .recompute import check_recompute as check_recompute
 from .report import Cell as Cell
 from .report import Report as Report

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from .._torch.guards import torch_compile
-from ..ops.implementations.launch import INTERPRETED
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
     Op,
@@ -31,7 +30,6 @@ from .comparison import (
     results,
     untouched,
 )
-from .meter import KernelFault, metered
 
 __all__ = [
     "NotApplicable",
@@ -42,7 +40,6 @@ __all__ = [
     "check_dynamic",
     "check_fused",
     "check_gradients_of_reference",
-    "check_kernels",
     "check_mixed_dtypes",
     "check_not_finite",
     "check_poisoned",
@@ -322,19 +319,6 @@ def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **option
         torch.library.opcheck(op, leaves, options)
     except Exception as error:
         raise AssertionError(one_line(error)) from error
-
-
-def check_kernels(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Triton kernels access only elements of their arguments, and store once to each."""
-    if not INTERPRETED:
-        raise NotApplicable("kernels are metered in Triton's interpreter; start Python with TRITON_INTERPRET=1")
-    try:
-        with metered() as launches:
-            results(op, inputs, **options)
-    except KernelFault as error:
-        raise AssertionError(str(error)) from error
-    if not launches:
-        raise NotApplicable("launches no Triton kernel")
 
 
 def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:

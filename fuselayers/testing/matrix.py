@@ -32,7 +32,6 @@ CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     "dynamic sizes": contract.check_dynamic,
     "opcheck": contract.check_registration,
     "CUDA graph": contract.check_cuda_graph,
-    "kernels": contract.check_kernels,
 }
 """Every check by its name in the report; "fused, <backend>" is added for each backend."""
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import fuselayers
 from fuselayers.cli.export import export
 from fuselayers.cli.main import main
 from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import newest, read_checkpoint, save, whole_tensors
-from tests.cli.train.checkpoint.test_save import files_of_at_most
+from fuselayers.cli.train.checkpoint import read_checkpoint, save, whole_tensors
+from tests.cli.train.conftest import newest
+from tests.cli.train.test_checkpoint import files_of_at_most
 
 safetensors = pytest.importorskip("safetensors.torch")
 
@@ -24,9 +24,7 @@ def trained(tiny: list[str], tmp_path: Path) -> Path:
     """The newest checkpoint of a run."""
     overrides = [*tiny, "train.steps=8", f"train.output={tmp_path / 'run'}"]
     assert train(overrides, console=Console(file=io.StringIO())) == 0
-    path = newest(tmp_path / "run" / "checkpoints")
-    assert path is not None
-    return path
+    return newest(tmp_path / "run")
 
 
 def test_what_is_exported_comes_back_bit_for_bit(
@@ -34,12 +32,14 @@ def test_what_is_exported_comes_back_bit_for_bit(
 ) -> None:
     out = tmp_path / "folder" / "model"
     assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0
-    weights = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    weights = whole_tensors(trained, prefix="model.")
     count = sum(tensor.numel() for tensor in weights.values())
     assert capsys.readouterr().out == f"the model of {trained}, {count:,} numbers, is in {out}\n"
     assert sorted(path.name for path in out.iterdir()) == ["config.yaml", "model.safetensors"]
     assert list(out.parent.iterdir()) == [out]
-    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {(trained / "index.json").stat().st_mode & 0o777}
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {
+        (trained / "manifest.json").stat().st_mode & 0o777
+    }
 
     model = fuselayers.from_pretrained(out)
     assert not model.training
@@ -59,19 +59,19 @@ def test_what_is_exported_comes_back_bit_for_bit(
 
 def test_an_older_checkpoint_is_exported_by_its_name(trained: Path, tmp_path: Path) -> None:
     older = trained.with_name("step-000004")
-    export(older, tmp_path / "model")
-    weights = whole_tensors(older, read_checkpoint(older), prefix="model.")
+    export(str(older), tmp_path / "model")
+    weights = whole_tensors(older, prefix="model.")
     state = fuselayers.from_pretrained(tmp_path / "model").state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
-    last = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    last = whole_tensors(trained, prefix="model.")
     assert not all(torch.equal(state[name], tensor) for name, tensor in last.items())
 
 
 def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_path: Path) -> None:
-    export(trained, tmp_path / "model")
+    export(str(trained), tmp_path / "model")
     model = fuselayers.from_pretrained(tmp_path / "model", ["model.dropout=0.25"], dtype=torch.bfloat16)
     assert model.built_from.model.options["dropout"] == 0.25
-    weights = whole_tensors(trained, read_checkpoint(trained), prefix="model.")
+    weights = whole_tensors(trained, prefix="model.")
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
     text = (
@@ -94,18 +94,14 @@ def test_what_cannot_be_exported_is_said(
         return capsys.readouterr().err
 
     out = tmp_path / "model"
-    assert said(tmp_path, "--out", out).startswith(f"fuselayers: no checkpoint {tmp_path}, it is a folder without one;")
+    assert said(tmp_path, "--out", out).startswith(f"fuselayers: no checkpoint {tmp_path}: it has no manifest.json;")
     assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} is there already; choose another --out\n"
     with files_of_at_most(3000):
         assert said(trained, "--out", out).startswith(f"fuselayers: cannot write {out}: ")
-    assert said(trained, "--out", trained / "index.json" / "model").startswith("fuselayers: cannot write ")
+    assert said(trained, "--out", trained / "manifest.json" / "model").startswith("fuselayers: cannot write ")
     assert not out.exists()
     assert not list(tmp_path.glob("*.part"))
 
-    checkpoint = read_checkpoint(trained)
-    texts = replace(checkpoint.texts, config_yaml="model: 3\n")
-    path = save(tmp_path / "other", whole_tensors(trained, checkpoint), step=8, texts=texts)
+    content = replace(read_checkpoint(trained), config_yaml="model: 3\n")
+    path = save(tmp_path / "other", whole_tensors(trained), content)
     assert said(path, "--out", out).startswith(f"fuselayers: the config in the checkpoint {path} does not compose: ")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    text = "fuselayers: export needs safetensors; install it with: pip install 'fuselayers[hub]'\n"
-    assert said(trained, "--out", out) == text

@@ -30,8 +30,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         [],
         *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends")),
-        *([command] for command in ("export", "swap", "lint-kernels")),
-        *(["bench", subject] for subject in ("op", "model", "partition", "suite")),
+        *([command] for command in ("export", "swap")),
+        *(["bench", subject] for subject in ("op", "model", "suite")),
     ],
     ids=" ".join,
 )
@@ -62,7 +62,7 @@ assert not heavy, heavy
     ("line", "wanted"),
     [
         ("fuselayers ba", ["backends "]),
-        ("fuselayers bench ", ["model", "op", "partition", "suite", "-h", "--help"]),
+        ("fuselayers bench ", ["model", "op", "suite", "-h", "--help"]),
         ("fuselayers bench op soft", ["softmax "]),
         ("fuselayers backends --de", ["--device "]),
         ("fuselayers train feedf", ["feedforward="]),
@@ -107,7 +107,7 @@ def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str
     [
         (
             ["trian"],
-            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, lint",
+            "no command 'trian'; did you mean 'train'? there are: backends, bench, explain, export, list",
         ),
         (["backends", "--devise", "cpu"], "no option of fuselayers backends '--devise'; did you mean '--device'?"),
         (["backends", "now"], "unrecognized arguments: now; see fuselayers backends --help"),

@@ -1,5 +1,6 @@
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,8 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     report = tmp_path / "report.json"
     assert main(["swap", str(tmp_path), "--level", "layers", "--where", "model.layers.*", "--json", str(report)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "swap, level layers: 8 modules"
-    assert "    gated_mlp" in lines
-    assert any(line.startswith("LlamaMLP           2  ") for line in lines)
+    assert lines[0] == "swap, level layers: 6 modules"
+    assert any(line.split()[:3] == ["LlamaMLP", "gated_mlp", "2"] for line in lines)
     sites = json.loads(report.read_text())["sites"]
     assert {site["name"] for site in sites} >= {"model.layers.0.mlp", "model.layers.1.input_layernorm"}
     assert all(site["error"] is not None for site in sites)
@@ -31,7 +31,11 @@ QUICK = ("gpt2", "phi3", "clip")
 
 @pytest.mark.parametrize(
     "name",
-    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES if one != "torch encoder"],
+    [
+        one if one in QUICK else pytest.param(one, marks=pytest.mark.slow)
+        for one in FAMILIES
+        if one != "torch encoder" and FAMILIES[one][1]
+    ],
 )
 def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]
@@ -39,9 +43,9 @@ def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.Captu
     assert main(["swap", str(tmp_path / name), "--level", "layers", "--json", str(report)]) == 0
     assert "not swapped" not in capsys.readouterr().out
     sites = json.loads(report.read_text())["sites"]
-    assert {rule for site in sites for rule in site["rules"]} >= FAMILIES[name][1]
+    assert Counter(site["rule"] for site in sites) == FAMILIES[name][1]
     # Some dropouts are never called, and attention that drops nothing is torch's.
-    compared = [site for site in sites if site["kind"] != "Dropout" and site["rules"] != ["attention_dropout"]]
+    compared = [site for site in sites if site["kind"] != "Dropout" and site["rule"] != "attention_dropout"]
     assert all(site["error"] is not None for site in compared)
 
 

@@ -14,10 +14,8 @@ from fuselayers.components import (
     GatedMLP,
     LayerNorm,
     LearnedPosition,
-    PreResidual,
     RelativePosition,
     RMSNorm,
-    SandwichResidual,
     TokenEmbedding,
     carry_weights,
     compare_weights,
@@ -60,22 +58,6 @@ def test_a_submodule_of_another_class_carries_as_a_whole_or_not_at_all() -> None
         "0 of 3 weights carried over; what did not:",
         "  blocks.0.feedforward: gate.weight, up.weight, down.weight new; up.weight, down.weight left behind",
     ]
-
-
-def test_norms_of_another_style_do_not_change_places() -> None:
-    """In `pre` the second norm is the feedforward's, in `sandwich` it stands behind the attention."""
-    source, target = randomise(PreResidual(4)), SandwichResidual(4)
-    assert carry_weights(source, target).carried == ()
-    assert all(torch.equal(norm.weight, torch.ones(4)) for norm in target.norms)
-
-
-def test_a_single_layer_of_another_class_gives_what_it_has() -> None:
-    source, target = randomise(LayerNorm(4)), RMSNorm(4)
-    carried = carry_weights(source, target)
-    assert carried == Carried(carried=("weight",), left=("bias",))
-    assert torch.equal(target.weight, source.weight)
-    back = carry_weights(target, LayerNorm(4))
-    assert back == Carried(carried=("weight",), new=("bias",))
 
 
 @pytest.mark.parametrize(
@@ -130,35 +112,6 @@ def test_equal_submodules_are_told_in_one_line() -> None:
         "up.weight, up.bias, down.weight, down.bias left behind",
         "  blocks.4.feedforward: up.bias, down.bias left behind",
     ]
-
-
-def test_buffers_carry_and_those_that_are_not_saved_do_not_count() -> None:
-    source, target = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    for layer in (source, target):
-        layer.register_buffer("made", torch.zeros(2), persistent=False)
-    source(torch.randn(8, 3))
-    carried = carry_weights(source, target)
-    assert carried.carried == ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    assert torch.equal(target.running_mean, source.running_mean)
-    assert target.num_batches_tracked == 1
-
-
-def test_a_fused_module_is_the_module_it_shows() -> None:
-    source, target = randomise(MLP(3)), fuse(MLP(3, bias=False), backend="eager")
-    carried = carry_weights(fuse(source, backend="eager"), target)
-    assert carried == Carried(carried=("up.weight", "down.weight"), left=("up.bias", "down.bias"))
-    assert torch.equal(target.module.up.weight, source.up.weight)
-
-
-def test_one_tied_weight_keeps_the_first_of_two() -> None:
-    source = nn.ModuleDict({"table": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
-    target = nn.ModuleDict({"table": nn.Embedding(3, 2), "head": nn.Linear(2, 3, bias=False)})
-    target.head.weight = target.table.weight
-    carried = carry_weights(source, target)
-    assert carried == Carried(carried=("table.weight",), left=("head.weight",))
-    assert torch.equal(target.head.weight, source.table.weight)
-    source.head.weight = source.table.weight
-    assert carry_weights(source, target).complete
 
 
 def test_models_without_values() -> None:

@@ -1,5 +1,3 @@
-import copy
-import pickle
 import re
 
 import pytest
@@ -7,28 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.components import PatchEmbedding, TokenEmbedding
-from tests.components.compare import assert_same_step, randomise, run
-
-
-@pytest.mark.parametrize("scale", [True, False])
-@pytest.mark.parametrize("hidden_dim", [1, 7, 16])
-def test_token_returns_rows_of_the_table_and_their_gradient(hidden_dim: int, scale: bool) -> None:
-    layer = TokenEmbedding(5, hidden_dim, scale=scale).double()
-    tokens = torch.tensor([[4, 0, 4], [1, 1, 1]])
-    factor = hidden_dim**0.5 if scale else 1.0
-
-    class WrittenOut(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = layer.weight
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            chosen = (tokens[..., None] == torch.arange(5)).double()
-            return chosen @ self.weight * factor
-
-    got, expected = run(layer, [tokens]), run(WrittenOut(), [tokens])
-    for name, value in expected.items():
-        torch.testing.assert_close(got[name], value, rtol=1e-12, atol=1e-12)
+from tests.components.compare import assert_same_step, randomise
 
 
 def test_token_matches_transformers_gemma() -> None:
@@ -38,29 +15,6 @@ def test_token_matches_transformers_gemma() -> None:
     ours.load_state_dict({"weight": theirs.weight})
     tokens = torch.randint(11, (3, 5))
     torch.testing.assert_close(ours(tokens), theirs(tokens))
-
-
-def test_token_in_bfloat16_from_meta_compiled_and_copied() -> None:
-    layer = TokenEmbedding(5, 8, scale=True)
-    tokens = torch.tensor([[4, 0, 4]])
-    expected = layer(tokens)
-    half = copy.deepcopy(layer).bfloat16()(tokens)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half, expected.bfloat16(), rtol=2**-7, atol=0)
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(tokens), expected)
-    torch.testing.assert_close(pickle.loads(pickle.dumps(layer))(tokens), expected, rtol=0, atol=0)
-    with torch.device("meta"):
-        empty = TokenEmbedding(5, 8, scale=True)
-    empty.to_empty(device="cpu").load_state_dict(layer.state_dict())
-    torch.testing.assert_close(empty(tokens), expected, rtol=0, atol=0)
-
-
-def test_token_names_and_errors() -> None:
-    assert list(TokenEmbedding(5, 8).state_dict()) == ["weight"]
-    with pytest.raises(ValueError, match=r"^vocab_size must be at least 1, got 0$"):
-        TokenEmbedding(0, 8)
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
-        TokenEmbedding(5, 0)
 
 
 class Patches(nn.Module):
@@ -115,18 +69,6 @@ def test_errors_of_overlapping_patches() -> None:
         PatchEmbedding(5, patch_size=7, stride=4, padding=1)(torch.zeros(1, 3, 9, 4))
 
 
-def test_patch_compiled_copied_and_under_autocast() -> None:
-    layer, images = PatchEmbedding(5, patch_size=4), torch.randn(2, 3, 8, 12)
-    expected = layer(images)
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(images), expected)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        torch.testing.assert_close(other(images), expected, rtol=0, atol=0)
-    with torch.autocast("cpu", torch.bfloat16):
-        half = layer(images)
-    assert half.dtype == torch.bfloat16
-    torch.testing.assert_close(half.float(), expected, rtol=0.02, atol=0.02)
-
-
 @pytest.mark.parametrize(
     ("images", "error", "text"),
     [
@@ -159,9 +101,3 @@ def test_patch_compiled_copied_and_under_autocast() -> None:
 def test_patch_errors_of_a_call(images: object, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=f"^{re.escape(text)}$"):
         PatchEmbedding(5, patch_size=4)(images)
-
-
-@pytest.mark.parametrize("name", ["hidden_dim", "patch_size", "channels"])
-def test_patch_errors_of_the_constructor(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be at least 1, got 0$"):
-        PatchEmbedding(**{"hidden_dim": 5, "patch_size": 4, name: 0})

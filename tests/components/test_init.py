@@ -1,4 +1,3 @@
-import itertools
 import math
 import re
 from collections.abc import Callable
@@ -8,17 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.components import (
-    SCHEMES,
     Choice,
     Decoder,
     Encoder,
     Scheme,
     initialise,
-    names,
-    options,
     parameter_groups,
 )
-from fuselayers.components.attention.inputs import is_able
 
 SIZES = {
     "vocab_size": 200,
@@ -58,13 +53,6 @@ def test_gpt2(feedforward: str, std: float) -> None:
 
 def test_bert_has_no_smaller_weights() -> None:
     assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)  # type: ignore[arg-type]
-
-
-def test_small() -> None:
-    def expected(name: str, value: Tensor) -> float:
-        return 2 / (8 * math.sqrt(128)) if name.endswith(INTO_STREAM) else math.sqrt(2 / (5 * 128))
-
-    assert_deviations(decoder(init="small"), expected)
 
 
 def test_deepnorm_of_a_decoder() -> None:
@@ -125,46 +113,6 @@ def test_mup_scales_the_logits() -> None:
         plain = model_class(**SIZES)  # type: ignore[arg-type]
         plain.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(tokens), plain(tokens) / 4)
-
-
-def with_parts(model: type[Decoder | Encoder] = Decoder, **parts: Choice | str) -> Callable[[], nn.Module]:
-    sizes = {"vocab_size": 20, "hidden_dim": 32, "num_layers": 2, "context_length": 8}
-    heads = Choice("multi_head", {"num_heads": 4})
-    return lambda: model(**{**sizes, "attention": heads, **parts})  # type: ignore[arg-type]
-
-
-def every_part() -> list[Callable[[], nn.Module]]:
-    """Models with each registered part: decoders, and encoders where an attention cannot be causal."""
-    made = []
-    for kind in ("attention", "feedforward", "norm", "position", "residual", "block"):
-        for name in names(kind):
-            heads = {"num_heads": 4} if "num_heads" in {option.name for option in options(kind, name)} else {}
-            model = Encoder if kind == "attention" and not is_able(name, "causal") else Decoder
-            made.append(pytest.param(with_parts(model, **{kind: Choice(name, heads)}), id=f"{kind}-{name}"))
-    convolved = Choice("nystrom", {"num_heads": 4, "conv_kernel_size": 3})
-    made.append(pytest.param(with_parts(Encoder, attention=convolved), id="nystrom with a convolution"))
-    made.append(pytest.param(with_parts(residual=Choice("pre", {"layer_scale": 1e-5})), id="layer_scale"))
-    made.append(pytest.param(lambda: Encoder(**SIZES), id="encoder"))  # type: ignore[arg-type]
-    return made
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("make", every_part())
-def test_nothing_of_a_model_from_the_meta_device_is_left_as_it_was(
-    make: Callable[[], nn.Module], scheme: Scheme
-) -> None:
-    with torch.device("meta"):
-        model = make()
-    model.to_empty(device="cpu")
-    with torch.no_grad():
-        for tensor in itertools.chain(model.parameters(), model.buffers()):
-            tensor.fill_(math.nan if tensor.is_floating_point() else 99)
-    initialise(model, scheme, num_layers=2, base_width=16 if scheme == "mup" else None)
-    left = [
-        name for name, value in itertools.chain(model.named_parameters(), model.named_buffers()) if value.isnan().any()
-    ]
-    assert not left
-    assert math.isfinite(model(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).item())
 
 
 class Gate(nn.Module):
@@ -272,72 +220,3 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
 def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         parameter_groups(nn.Linear(1, 1), *arguments)
-
-
-class Bare(nn.Module):
-    def __init__(self, gates: nn.Parameter | nn.ParameterList) -> None:
-        super().__init__()
-        self.gates = gates
-
-
-def test_a_parameter_that_nobody_fills() -> None:
-    text = "of its own; give the class a reset_parameters() that fills it, so that the model can be initialised anew"
-    gate = nn.Parameter(torch.zeros(3))
-    for gates, name in ((gate, "gates"), (nn.ParameterList([gate]), "0")):
-        with pytest.raises(TypeError, match=f"^{re.escape(f'Bare has a parameter {name!r} {text}')}$"):
-            initialise(nn.Sequential(Bare(gates)), "gpt2", num_layers=1)
-
-
-def test_a_buffer_that_nobody_fills() -> None:
-    class Timed(nn.Module):
-        def __init__(self, *, persistent: bool) -> None:
-            super().__init__()
-            self.register_buffer("frequencies", torch.arange(3.0), persistent=persistent)
-            self.register_buffer("absent", None)
-
-    text = (
-        "Timed has a buffer 'frequencies' of its own; give the class a reset_parameters() that fills it, so that the "
-        "model can be initialised anew"
-    )
-    for persistent in (True, False):
-        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-            initialise(nn.Sequential(Timed(persistent=persistent)), "gpt2", num_layers=1)
-    filled = nn.Sequential(Timed(persistent=False))
-    filled[0].reset_parameters = lambda: filled[0].frequencies.fill_(7.0)
-    initialise(filled, "gpt2", num_layers=1)
-    assert filled[0].frequencies.tolist() == [7.0] * 3
-
-
-def test_what_stands_beside_a_matrix() -> None:
-    class Scaled(nn.Embedding):
-        def __init__(self, *, learned: bool) -> None:
-            super().__init__(5, 4)
-            if learned:
-                self.scale = nn.Parameter(torch.ones(4))
-            else:
-                self.register_buffer("scale", torch.ones(4))
-
-    text = (
-        "Scaled has 'scale' beside its weight and bias; move it into a module inside it that has a "
-        "reset_parameters(), so that the model can be initialised anew"
-    )
-    for learned in (True, False):
-        with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-            initialise(Scaled(learned=learned), "gpt2", num_layers=1)
-
-
-def test_experts_join_the_stream() -> None:
-    experts = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)}) for _ in range(2))
-    shared = nn.ModuleList([nn.ModuleDict({"up": nn.Linear(64, 64), "down": nn.Linear(64, 64)})])
-    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"experts": experts, "shared": shared})})
-    initialise(model, "gpt2", num_layers=8)
-    for expert in (*experts, *shared):
-        assert expert["down"].weight.std().item() == pytest.approx(0.005, rel=0.05)
-        assert expert["up"].weight.std().item() == pytest.approx(0.02, rel=0.05)
-
-
-def test_a_packed_gate_is_two_matrices() -> None:
-    model = nn.ModuleDict({"feedforward": nn.ModuleDict({"gate_up": nn.Linear(64, 256)})})
-    initialise(model, "vit", num_layers=1)
-    bound = math.sqrt(6 / (64 + 128))
-    assert 0.99 * bound < model["feedforward"]["gate_up"].weight.abs().max().item() <= bound

@@ -1,9 +1,5 @@
 """Contracts that hold for every norm, also for one from outside, and each norm against its formula."""
 
-import copy
-import pickle
-import warnings
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -82,29 +78,6 @@ def test_parameters_can_start_again(make: object) -> None:
 
 @pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 @pytest.mark.parametrize("make", NORMS)
-def test_errors_of_add(make: object, style: str) -> None:
-    norm, x = make(), torch.randn(2, 7)  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"^residual must have x's shape \[2, 7\], got \[7\]$"):
-        norm.add(x, x[0], style=style)
-    with pytest.raises(ValueError, match=r"^residual must have x's shape \[7\], got \[2, 7\]$"):
-        norm.add(x[0], x, style=style)
-    with pytest.raises(ValueError, match=r"^bias must be \[7\] to fit x \[2, 7\], got \[1\]$"):
-        norm.add(x, x, bias=torch.zeros(1), style=style)
-    with pytest.raises(TypeError, match=r"^residual must be a floating-point tensor, got torch.int64"):
-        norm.add(x, x.long(), style=style)
-    with pytest.raises(ValueError, match=r"^dropout probability p must satisfy 0 <= p <= 1, got 1"):
-        norm.add(x, x, p=1.5, style=style)
-
-
-@pytest.mark.parametrize("make", NORMS)
-def test_an_unknown_style(make: object) -> None:
-    norm, x = make(), torch.randn(2, 7)  # type: ignore[operator]
-    with pytest.raises(ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\?"):
-        norm.add(x, x, style="prenrom")
-
-
-@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
-@pytest.mark.parametrize("make", NORMS)
 def test_a_hook_on_a_norm_runs_where_it_joins_too(make: object, style: str) -> None:
     norm = randomise(make())  # type: ignore[operator]
     tensors = torch.randn(3, 5, 7), torch.randn(3, 5, 7)
@@ -126,49 +99,12 @@ def test_layer_norm_is_torchs_with_torchs_keys(bias: bool) -> None:
     assert_same_step(torchs, ours, torch.randn(3, 5, 7))
 
 
-def test_layer_norm_refuses_an_empty_dimension() -> None:
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
-        LayerNorm(0)
-
-
 def test_rms_norm_is_torchs_with_torchs_keys() -> None:
     torchs = randomise(nn.RMSNorm(7, eps=0.01))
     ours = RMSNorm(7, eps=0.01)
     assert list(ours.state_dict()) == list(torchs.state_dict())
     ours.load_state_dict(torchs.state_dict())
     assert_same_step(torchs, ours, torch.randn(3, 5, 7))
-
-
-def test_rms_norm_of_bfloat16_with_a_float32_weight_keeps_the_dtype_without_a_warning() -> None:
-    norm = randomise(RMSNorm(64))
-    x = torch.randn(8, 64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        y = norm(x.bfloat16())
-    assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), norm(x), rtol=0.02, atol=0.02)
-
-
-def test_rms_norm_refuses_a_negative_dimension() -> None:
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got -3$"):
-        RMSNorm(-3)
-
-
-@pytest.mark.parametrize("hidden_dim", [1, 7, 129])
-def test_rms_norm_with_a_unit_offset_adds_one_to_the_weight(hidden_dim: int) -> None:
-    norm = randomise(RMSNorm(hidden_dim, eps=0.5, unit_offset=True)).double()
-
-    class WrittenOut(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = norm.weight
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x / (x.square().mean(-1, keepdim=True) + 0.5).sqrt() * (1 + self.weight)
-
-    x = torch.randn(3, hidden_dim).double()
-    assert_same_step(WrittenOut(), norm, x, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(torch.compile(norm, backend="aot_eager", fullgraph=True)(x), norm(x))
 
 
 @pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
@@ -184,15 +120,6 @@ def test_rms_norm_with_a_unit_offset_is_transformers_gemma(values: torch.dtype, 
     x = torch.randn(8, 64).to(values)
     # Once rounded to bfloat16, the same float32 may fall on either side.
     torch.testing.assert_close(norm(x), theirs(x), rtol=1e-5 if values == torch.float32 else 2**-7, atol=1e-6)
-
-
-@pytest.mark.parametrize("unit_offset", [True, False])
-def test_rms_norm_resets_its_scale_to_one(unit_offset: bool) -> None:
-    norm, x = randomise(RMSNorm(7, unit_offset=unit_offset)), torch.randn(3, 7)
-    norm.reset_parameters()  # type: ignore[operator]
-    assert norm.weight.tolist() == [0.0 if unit_offset else 1.0] * 7
-    torch.testing.assert_close(norm(x), nn.functional.rms_norm(x, (7,), eps=1e-6))
-    assert repr(norm) == f"RMSNorm(7, eps=1e-06, unit_offset={unit_offset})"
 
 
 class DynamicTanhWrittenOut(nn.Module):
@@ -217,21 +144,6 @@ def test_dyt_values_and_gradients(hidden_dim: int, bias: bool) -> None:
     assert_same_step(DynamicTanhWrittenOut(norm), norm, x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
-def test_dyt_returns_the_dtype_of_x(weights: torch.dtype) -> None:
-    norm, x = randomise(DynamicTanh(7)), torch.randn(3, 7)
-    y = copy.deepcopy(norm).to(weights)(x.bfloat16())
-    assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y.float(), norm(x), rtol=0.02, atol=0.02)
-
-
-def test_dyt_one_graph_for_a_compiler_and_copies() -> None:
-    norm, x = randomise(DynamicTanh(7)), torch.randn(3, 7)
-    torch.testing.assert_close(torch.compile(norm, backend="aot_eager", fullgraph=True)(x), norm(x))
-    for other in (copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
-        torch.testing.assert_close(other(x), norm(x), rtol=0, atol=0)
-
-
 def test_dyt_names_and_errors() -> None:
     norm = DynamicTanh(7)
     # alpha is [1] as in the authors' code, whose checkpoints load.
@@ -247,24 +159,3 @@ def test_dyt_names_and_errors() -> None:
         DynamicTanh(7, alpha=0)
     with pytest.raises(ValueError, match=r"^x must be \[..., 7\], got \[2, 8\]$"):
         norm(torch.zeros(2, 8))
-
-
-def test_skip_returns_x_itself() -> None:
-    norm, x = SkipNorm(7), torch.randn(3, 7)
-    assert norm(x) is x
-    assert not norm.state_dict()
-    assert repr(norm) == "SkipNorm(7)"
-
-
-def test_skip_one_graph_for_a_compiler() -> None:
-    norm, x, residual = SkipNorm(7), torch.randn(3, 7), torch.randn(3, 7)
-    add = torch.compile(norm.add, backend="aot_eager", fullgraph=True)
-    for got in add(x, residual):
-        torch.testing.assert_close(got, x + residual, rtol=0, atol=0)
-
-
-def test_skip_errors() -> None:
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
-        SkipNorm(0)
-    with pytest.raises(ValueError, match=r"^x must be \[..., 7\], got \[2, 8\]$"):
-        SkipNorm(7)(torch.zeros(2, 8))

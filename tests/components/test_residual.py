@@ -1,6 +1,5 @@
 """Every residual style against its formula, and what all styles have in common."""
 
-import re
 from collections.abc import Callable
 
 import pytest
@@ -118,17 +117,7 @@ def test_parallel_sublayers_may_have_norms_of_their_own() -> None:
     assert_formula("parallel", parallel_with_separate_norms, **SEPARATE)
 
 
-def test_the_factor_of_deepnorm_grows_with_the_number_of_layers() -> None:
-    assert made("deepnorm", num_layers=8).alpha == 2.0
-    assert made("deepnorm", num_layers=8, alpha=3.0).alpha == 3.0
-    with pytest.raises(ValueError, match=r"^alpha must be above 0, got 0\.0$"):
-        made("deepnorm", alpha=0.0)
-
-
 STYLES = names("residual")
-# In these styles the stream is a plain sum, so a difference gives the branch.
-ADDING = [name for name in STYLES if made(name).final_norm]
-NORMS = ["layer_norm", Choice("rms_norm", {"eps": 0.0})]
 
 
 @pytest.mark.parametrize("kind", STYLES)
@@ -143,66 +132,6 @@ def test_stochastic_depth_leaves_whole_sequences_out_and_grows_with_depth(kind: 
     torch.testing.assert_close(kept.max(), torch.tensor(5.0, dtype=torch.float64), rtol=1e-4, atol=0)
     assert not torch.equal(branches[0], branches[1])
     assert torch.equal(last.eval().branch(0, lambda x: x, branches[0]), branches[0])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_stochastic_depth_in_16_bits_rounds_once(dtype: torch.dtype) -> None:
-    residual = made("pre", stochastic_depth=0.3)
-    y = torch.randn(50, 7, D).to(dtype)
-    branch = residual.branch(0, lambda x: x, y)
-    assert branch.dtype == dtype
-    kept = branch.flatten(1).any(1)
-    assert 10 < kept.sum() < 50
-    assert torch.equal(branch[kept], (y[kept].double() / 0.7).to(dtype))
-
-
-def of_one_branch(kind: str, norm: Choice | str, **options: object) -> tuple[Residual, nn.Linear, Tensor]:
-    residual = create("residual", Choice(kind, options), D, num_sublayers=1, norm=norm)
-    return randomise(residual).double(), nn.Linear(D, D).double(), torch.randn(1, 3, D, dtype=torch.float64)  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("kind", ADDING)
-def test_the_mean_in_training_is_the_output_in_eval_mode(kind: str, norm: Choice | str) -> None:
-    residual, sublayer, x = of_one_branch(kind, norm, stochastic_depth=0.75, layer_scale=0.3)
-    added = residual.eval()(x, [sublayer]) - x
-    in_training = residual.train()(x.expand(2000, -1, -1), [sublayer]) - x
-    kept = (in_training != 0).flatten(1).any(1).double()
-    torch.testing.assert_close(in_training, 4 * added * kept[:, None, None], rtol=1e-5, atol=1e-9)
-    assert kept.mean().item() == pytest.approx(0.25, abs=0.05)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("kind", ADDING)
-def test_layer_scale_multiplies_a_branch(kind: str, norm: Choice | str) -> None:
-    residual, sublayer, x = of_one_branch(kind, norm, layer_scale=0.3)
-    added = residual(x, [sublayer]) - x
-    with torch.no_grad():
-        residual.scales[0].mul_(3)
-    torch.testing.assert_close(residual(x, [sublayer]) - x, 3 * added)
-
-
-def test_layer_scale_has_its_initial_value_and_resets_to_it() -> None:
-    residual: Residual = create("residual", Choice("pre", {"layer_scale": 1e-5}), D)
-    assert [scale.unique().tolist() for scale in residual.scales] == [[pytest.approx(1e-5)]] * 2
-    with torch.device("meta"):
-        empty: Residual = create("residual", Choice("pre", {"layer_scale": 1e-5}), D)
-    empty.to_empty(device="cpu").reset_parameters()
-    assert torch.equal(empty.scales[1], residual.scales[1])
-
-
-@pytest.mark.parametrize("kind", STYLES)
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"layer_scale": 0.0}, "layer_scale must be above 0, got 0.0"),
-        ({"stochastic_depth": 1.5}, "stochastic_depth must be at least 0 and at most 1, got 1.5"),
-        ({"dropout": -0.1}, "dropout must be at least 0 and at most 1, got -0.1"),
-    ],
-)
-def test_errors(kind: str, options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(kind, **options)
 
 
 @pytest.mark.parametrize("style", ["pre", Choice("parallel", SEPARATE)])

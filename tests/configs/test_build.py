@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from fuselayers.components import Choice, FusedMLP
+from fuselayers.components import Choice, Decoder, FusedMLP
 from fuselayers.configs import Config, FusionConfig, build, choices, compose
 from fuselayers.partition import FusedModule, explain, saved_bytes
 
@@ -83,7 +83,7 @@ def test_gpt_nano_with_each_feedforward_and_each_fusion(feedforward: str, fusion
     torch.manual_seed(0)
     model = build("gpt_nano", [*asked, f"fusion={fusion}"])
     reference = build("gpt_nano", [*asked, "fusion=off"])
-    assert isinstance(model, FusedModule) == (fusion != "off")
+    assert isinstance(model.blocks[0], FusedModule) == (fusion != "off")
     reference.load_state_dict(model.state_dict())
     assert model.training
     check_same_step(model, reference)
@@ -95,6 +95,7 @@ def test_scopes(scope: str) -> None:
     torch.manual_seed(0)
     model = build("gpt_nano", [*asked, f"fusion.scope={scope}"])
     reference = build("gpt_nano", [*asked, "fusion.scope=none"])
+    assert isinstance(model, Decoder)
     fused = [name for name, module in model.named_modules() if isinstance(module, FusedModule)]
     assert fused == {"none": [], "block": ["blocks.0", "blocks.1"], "model": [""]}[scope]
     layers = [module for module in model.modules() if isinstance(module, FusedMLP)]
@@ -212,7 +213,7 @@ DAILY = [
     ],
 )
 def test_a_model_saves_what_explain_says(model: str, backend: str, partition: str) -> None:
-    fused: Any = build(model, [f"fusion.backend={backend}", f"fusion.partition={partition}"])
+    fused: Any = build(model, [f"fusion.backend={backend}", f"fusion.partition={partition}", "fusion.scope=model"])
     inputs = fused.example_inputs(device="cpu")
     assert saved_bytes(fused, *inputs) == explain(fused, *inputs).totals["this"].saved_bytes
-    assert fused.fused.served_by == ("inductor" if backend == "auto" else backend,)
+    assert [graph.served_by for graph in fused.report().graphs] == ["inductor" if backend == "auto" else backend]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -139,12 +138,6 @@ def test_a_file_that_is_no_config_is_not_quoted(content: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"theirs\.txt: |no config group |must be a |must be the name of a ") as caught:
         compose(str(path))
     assert "secret" not in "".join(traceback.format_exception(caught.value))
-
-
-def test_a_file_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ValueError, match=r"pipe\.yaml is a FIFO, not a file"):
-        compose(tmp_path / "pipe.yaml")
 
 
 LONG = "x" * 9000

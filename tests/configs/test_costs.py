@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.cli.main import main
-from fuselayers.components import Choice, MixtureOfExperts, names, registry
+from fuselayers.components import Choice, names, registry
 from fuselayers.components.attention.inputs import is_able
 from fuselayers.configs import ModelCosts, build, choices, compose, model_costs
 from fuselayers.partition import saved_bytes
@@ -65,8 +65,6 @@ def test_a_mixture_counts_the_experts_that_a_token_passes() -> None:
     a_token_passes = 2 * 3 * width * hidden + width * experts
     weights = layers * (attention_weights + a_token_passes) + vocabulary * width
     assert costs.forward_flops_per_token == 2 * weights + layers * 4 * tokens * width
-    # Built as it is trained, without a capacity.
-    assert build("mixtral_tiny", ["fusion=off"]).blocks[0].feedforward.capacity_factor is None  # type: ignore[index, union-attr]
 
 
 # Costs are those of the formulas. In a block the kernels save two numbers more for each row of a norm.
@@ -100,16 +98,13 @@ def parts_of_every_kind() -> list[list[str]]:
 
 @pytest.mark.parametrize("parts", parts_of_every_kind(), ids=" ".join)
 def test_every_part_is_counted(parts: list[str]) -> None:
-    # One layer, since models of two are counted above; sixteen tokens, so that the experts can have as many each.
+    # One layer, since models of two are counted above.
     overrides = [*SMALL, "model.num_layers=1", "model.context_length=16", "fusion=off", *parts]
     costs = costs_of(*overrides)
     assert costs.forward_flops > 0
     assert costs.backward_flops > costs.forward_flops
     for dtype, counted in ((torch.float32, costs.float32_bytes), (torch.bfloat16, costs.bfloat16_bytes)):
         built: Any = build(overrides=overrides).to(dtype)
-        for module in built.modules():
-            if isinstance(module, MixtureOfExperts):
-                module.capacity_factor = 1.0
         inputs = built.example_inputs(device="cpu")
         assert saved_bytes(built, *inputs, parameters=built.buffers()) == pytest.approx(counted, rel=KERNELS)
         assert counted > 0

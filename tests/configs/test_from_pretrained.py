@@ -130,7 +130,7 @@ def test_text_in_five_lines(tmp_path: Path) -> None:
     prompt = torch.tensor([tokenizer.encode("the moon").ids])
     text = tokenizer.decode(model.generate(prompt, 8, temperature=0.0)[0].tolist())
 
-    assert isinstance(model, FusedModule)
+    assert isinstance(model.blocks[0], FusedModule)
     expected = other.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)
     assert text == tokenizer.decode(expected[0].tolist())
 
@@ -236,7 +236,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"n_layer": 3}, "the state_dict is no gpt2 of this model's size: blocks.2."),
     ({"n_embd": 36}, "the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.bias must be [108], g"),
     ({"tie_word_embeddings": False}, "the state_dict is no gpt2 of this model's size: head.weight is not there"),
-    ({"n_layer": 10**6, "n_embd": 10**6, "n_head": 10**6}, "needs at least "),
+    ({"n_layer": 9, "n_embd": 10**6, "n_head": 10**6}, "needs at least "),
 ]
 
 
@@ -322,3 +322,15 @@ def test_weights_of_another_task_are_refused(gpt2: Path) -> None:
     write(gpt2, GPT2, {**state, "score.weight": torch.zeros(2, 32)})
     with pytest.raises(ValueError, match=r"^the state_dict is no gpt2 of this model's size: score.weight has no place"):
         from_pretrained(gpt2, OFF)
+
+
+def test_a_name_that_is_neither_here_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def snapshot_download(name: str, **_: Any) -> str:
+        raise OSError("no such repository")
+
+    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
+    with pytest.raises(OSError, match=r"^no such repository") as caught:
+        from_pretrained("nosuchdir")
+    assert caught.value.__notes__ == ["there is no folder 'nosuchdir' here, so it was looked up at Hugging Face"]

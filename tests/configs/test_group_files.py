@@ -291,7 +291,7 @@ def test_links_that_lead_out_and_pipes_are_not_read(write: Write, tmp_path: Path
         compose(overrides=[searchpath(folder)])
     (folder / "train" / "out.yaml").unlink()
     os.mkfifo(folder / "train" / "pipe.yaml")  # whoever opens it waits for ever
-    with pytest.raises(ValueError, match=r"train/pipe.yaml is a FIFO, not a file$"):
+    with pytest.raises(ValueError, match=r"train/pipe.yaml is no file$"):
         compose(overrides=[searchpath(folder)])
 
 

@@ -77,10 +77,9 @@ def test_only_the_model_itself_knows_its_config(scope: str) -> None:
         built: Any = build(config)
     assert built.built_from is config
     assert "built_from" not in "".join(built.state_dict())
-    inner = built.module if isinstance(built, FusedModule) else built
-    for module in inner.modules():
+    for module in built.modules():
         kept = {name for name, value in vars(module).items() if isinstance(value, (Config, FusionConfig, Choice))}
-        assert kept == ({"built_from"} if module is inner else set())
+        assert kept == ({"built_from"} if module is built else set())
 
 
 @pytest.mark.parametrize("scope", ["none", "model"])

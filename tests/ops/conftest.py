@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from fuselayers.ops.implementations.launch import INTERPRETED
-from fuselayers.testing.meter import Launch, metered
+from tests.testing.meter import Launch, metered
 
 
 @pytest.fixture(autouse=True)

@@ -33,14 +33,6 @@ def test_is_its_formula(style: str) -> None:
     torch.testing.assert_close(op(x, residual, weight, bias, p=0.3, style=style, seed=seed_of()), expected)
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_eval_and_zero_probability_are_exact(style: str) -> None:
-    inputs = inputs_of((5, 8))
-    torch.testing.assert_close(
-        op(*inputs, p=0.9, training=False, style=style), op(*inputs, style=style), rtol=0, atol=0
-    )
-
-
 def test_fused_backward_saves_the_sum_its_statistic_and_a_seed() -> None:
     x, residual = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     weight = torch.ones(128, requires_grad=True)

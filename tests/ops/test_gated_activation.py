@@ -29,16 +29,6 @@ def test_fused_backward_saves_gate_and_up(activation: str) -> None:
     assert saved_bytes(fused, gate, up) == 2 * 32768
 
 
-def test_packed_gate_is_its_two_halves() -> None:
-    packed = torch.randn(3, 10)
-    assert torch.equal(gated_activation(packed), gated_activation(packed[:, :5], packed[:, 5:]))
-
-
-def test_none_is_bilinear() -> None:
-    gate, up = torch.randn(4), torch.randn(4)
-    assert torch.equal(gated_activation(gate, up, activation=None), gate * up)
-
-
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^a packed gate must have an even last dimension, got \[2, 3\]$"):
         gated_activation(torch.ones(2, 3))

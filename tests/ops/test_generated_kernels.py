@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.ops import Shard, dropout, keep_mask
+from fuselayers.ops import Shard, keep_mask
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse
 from tests.generated_kernels import fake_gpu
@@ -101,18 +101,6 @@ def test_the_triton_backend_has_the_kernels_of_the_ops(name: str) -> None:
     forward = gpu.ops[0]
     assert len(forward) == 1, forward
     assert not {"keep_factors", "keep_mask"} & set().union(*gpu.ops)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
-@pytest.mark.parametrize("first", [(2**32 - 2, 0), (5, 4), (2**20, 2**40)], ids=str)
-def test_shards_have_the_same_masks(
-    first: tuple[int, int], compile: Compile, dynamic: bool, shapes: list[tuple[int, ...]]
-) -> None:
-    def fn(seed: Tensor, x: Tensor) -> Tensor:
-        return dropout(x, 0.3, seed=seed, shard=Shard((*first, 0), (2**33, 2**41, 2**20)))
-
-    assert_same_masks(fn, compile, dynamic, [tensors((2, *shape)) for shape in shapes])
 
 
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)

@@ -9,14 +9,13 @@ from torch import Tensor
 from fuselayers.ops import ACTIVATIONS, linear_activation
 from fuselayers.ops.activations import activate
 from fuselayers.ops.linear_activation import linear_activation_reference
-from fuselayers.partition import fuse, saved_bytes
+from fuselayers.partition import saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
 from tests.ops import truth
 from tests.ops.contract import (
     DEVICE,
     assert_as_good_as,
     both_backends,
-    check_dynamic,
     check_fused,
     check_layouts,
     check_poisoned,
@@ -35,13 +34,6 @@ CHECKS = (check_layouts, check_single_gradients, check_poisoned, check_not_finit
 kernels = partial(linear_activation, backend="triton")
 every_size = pytest.mark.parametrize(("shape", "width"), SIZES, ids=str)
 every_activation = pytest.mark.parametrize("activation", [*ACTIVATIONS, None])
-three_activations_every_day = pytest.mark.parametrize(
-    "activation",
-    [
-        *("gelu", "relu", None),
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ACTIVATIONS if one not in ("gelu", "relu")),
-    ],
-)
 one_dtype_every_day = pytest.mark.parametrize(
     "dtype",
     [torch.bfloat16, *(pytest.param(one, marks=pytest.mark.slow) for one in (torch.float32, torch.float16))],
@@ -127,171 +119,12 @@ def test_fused(backend: str) -> None:
 
 
 @on_kernels
-@pytest.mark.parametrize("activation", ["gelu", "relu", None])
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_kernel_inside_a_compiled_function(backend: str, activation: str | None) -> None:
-    inputs = inputs_of((6, 20), 12)
-    check_fused(kernels, linear_activation_reference, inputs, backend=backend, activation=activation)
-
-
-@on_kernels
-@pytest.mark.parametrize("activation", ["gelu", None])
-def test_kernel_with_one_tensor_as_x_and_weight(activation: str | None) -> None:
-    def form(x: Tensor) -> Tensor:
-        return linear_activation(x, x, x[0, :5] if x.shape[0] == 5 else None, activation=activation, backend="triton")
-
-    def reference(x: Tensor) -> Tensor:
-        return linear_activation_reference(x, x, x[0, :5] if x.shape[0] == 5 else None, activation=activation)
-
-    for rows in (3, 5):
-        (x,) = tensors((rows, 8))
-        assert_as_good_as(form, reference, [x / 8])
-        check_fused(form, reference, [x / 8], backend="eager")
-
-
-@on_kernels
-def test_dynamic_shapes_of_the_kernel() -> None:
-    check_dynamic(kernels, linear_activation_reference, lambda shape: inputs_of(shape, shape[1] + 3), activation="gelu")
-
-
-@pytest.mark.parametrize(("activation", "kept"), [(None, 0), ("relu", 4), ("gelu", 4), ("silu", 4), ("smelu", 9)])
-def test_backward_saves_x_and_what_the_activation_saves(activation: str | None, kept: int) -> None:
-    x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
-    call = partial(linear_activation, activation=activation, backend="eager")
-    assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == x.nbytes + kept * 64 * 48
-
-
-@on_kernels
 @every_activation
 def test_the_kernel_saves_x_and_the_pre_activation_at_most(activation: str | None) -> None:
     x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
     call = partial(kernels, activation=activation)
     kept = 0 if activation is None else 64 * 48 * 4
     assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == x.nbytes + kept
-
-
-def check_result_is_saved(form: Callable[..., Tensor], activation: str, *, is_saved: bool) -> None:
-    x, weight = asked_for_gradients((6, 8), (5, 8))
-    saved: list[int] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        saved.append(tensor.data_ptr())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = form(x, weight, activation=activation)
-    assert (y.data_ptr() in saved) == is_saved
-
-
-gives_its_slope = pytest.mark.parametrize(
-    ("activation", "is_saved"), [("relu", True), ("leaky_relu", True), ("gelu", False)]
-)
-
-
-@on_kernels
-@gives_its_slope
-def test_the_result_is_saved_where_it_gives_the_slope(activation: str, is_saved: bool) -> None:
-    check_result_is_saved(kernels, activation, is_saved=is_saved)
-
-
-def check_second_derivative(form: Callable[..., Tensor], activation: str | None) -> None:
-    def second(form: Callable[..., Tensor]) -> list[Tensor]:
-        inputs = [value.requires_grad_() for value in inputs_of((3, 5), 4)]
-        loss = form(*inputs, activation=activation).square().sum()
-        first = torch.autograd.grad(loss, inputs, create_graph=True)
-        return list(torch.autograd.grad(sum((one.square().sum() for one in first), start=first[0].sum()), inputs))
-
-    for got, expected in zip(second(form), second(linear_activation_reference), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-3)
-
-
-@on_kernels
-@three_activations_every_day
-def test_a_second_derivative_is_the_formulas(activation: str | None) -> None:
-    check_second_derivative(kernels, activation)
-
-
-def check_autocast(form: Callable[..., Tensor], activation: str | None) -> None:
-    inputs = [value.requires_grad_() for value in inputs_of((6, 16), 24)]
-    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
-        y = form(*inputs, activation=activation)
-        expected = linear_activation_reference(*inputs, activation=activation)
-        # As F.linear, and unlike a promotion, it takes two dtypes there.
-        mixed = form(inputs[0].bfloat16(), *inputs[1:], activation=activation)
-    assert y.dtype == mixed.dtype == expected.dtype == torch.bfloat16
-    torch.testing.assert_close(mixed, y)
-    found = torch.autograd.grad(y, inputs, torch.ones_like(y))
-    wanted = torch.autograd.grad(expected, inputs, torch.ones_like(y))
-    for got, other in zip((y, *found), (expected, *wanted), strict=True):
-        assert got.dtype == other.dtype
-        torch.testing.assert_close(got, other, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("activation", ["gelu", None])
-def test_under_autocast_it_is_a_linear_layer(activation: str | None) -> None:
-    check_autocast(linear_activation, activation)
-    compiled = fuse(linear_activation, backend="eager", fallback=(), fullgraph=True, static_argnames=("activation",))
-    check_autocast(compiled, activation)
-
-
-@on_kernels
-@pytest.mark.parametrize("activation", ["gelu", None])
-def test_under_autocast_the_kernel_is_a_linear_layer(activation: str | None) -> None:
-    check_autocast(kernels, activation)
-    compiled = fuse(kernels, backend="eager", fallback=(), fullgraph=True, static_argnames=("activation",))
-    check_autocast(compiled, activation)
-
-
-@on_kernels
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
-def test_a_bias_that_is_changed_before_backward(activation: str) -> None:
-    found = []
-    for form in (kernels, linear_activation_reference):
-        inputs = [value.requires_grad_() for value in inputs_of((3, 4), 5)]
-        y = form(*inputs, activation=activation)
-        with torch.no_grad():
-            inputs[2].add_(1.0)
-        found.append(torch.autograd.grad(y, inputs, torch.ones_like(y)))
-    for got, expected in zip(*found, strict=True):
-        torch.testing.assert_close(got, expected)
-
-
-@on_kernels
-def test_without_gradients() -> None:
-    inputs = inputs_of((3, 4), 5)
-    got = kernels(*inputs, activation="gelu")
-    torch.testing.assert_close(got, linear_activation_reference(*inputs, activation="gelu"))
-    assert not got.requires_grad
-
-
-@on_kernels
-def test_saves_no_x_for_a_frozen_weight() -> None:
-    x, weight, bias = asked_for_gradients((64, 32), (48, 32), (48,))
-    weight.requires_grad_(False)
-    call = partial(kernels, activation="gelu")
-    assert saved_bytes(call, x, weight, bias, parameters=(weight, bias)) == 64 * 48 * 4
-
-
-@on_kernels
-@three_activations_every_day
-def test_nan_and_inf_propagate_as_in_the_formula(activation: str | None) -> None:
-    # One by one: torch's vectorised gelu on the CPU gives NaN for inf, its scalar one inf.
-    for value in (torch.nan, torch.inf, -torch.inf, 1e30, -1e30):
-        for place in ((0, 0), (1, 2)):  # the other row stays as it is
-            found = []
-            for backend in ("eager", "triton"):
-                x = torch.ones(2, 3, device=DEVICE).index_put_(
-                    [torch.tensor(one) for one in place], torch.tensor(value)
-                )
-                x.requires_grad_()
-                weight = torch.ones(1, 3, device=DEVICE)
-                y = torch.cat([linear_activation(row, weight, activation=activation, backend=backend) for row in x])
-                (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-                whole = linear_activation(x.detach(), weight, activation=activation, backend=backend)
-                found.append((y, dx, whole if backend == "triton" else y[:, None]))
-            for got, expected in zip(found[1], found[0], strict=True):
-                assert torch.equal(got.isnan(), expected.isnan()), (value, place)
-                assert torch.equal(got.isinf(), expected.isinf()), (value, place)
 
 
 def test_errors() -> None:

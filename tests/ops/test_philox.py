@@ -5,11 +5,10 @@ import sys
 import pytest
 import torch
 
-from fuselayers.ops import Shard, draw_seed, dropout, keep_mask, keep_scale
+from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch, recorded_launches
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import (
-    _keep_by_formula,
     _keep_on_gpu,
     _lanes,
     keep_threshold,
@@ -60,10 +59,6 @@ def test_every_backend_has_the_same_mask(backend: str, shape: tuple[int, ...]) -
     fused = fuse(lambda seed: keep_mask(seed, shape, p=0.5), backend=backend, fallback=(), fullgraph=True)
     for number in range(1, 5):
         assert torch.equal(fused(seed_of(number)), keep_mask(seed_of(number), shape, p=0.5))
-
-
-def test_leading_dimensions_are_rows() -> None:
-    assert torch.equal(keep_mask(seed_of(), (2, 3, 20), p=0.5).view(6, 20), keep_mask(seed_of(), (6, 20), p=0.5))
 
 
 def formula_of_keep(
@@ -128,61 +123,6 @@ def test_every_width_is_the_formula(columns: int) -> None:
     assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns].bool())
 
 
-def test_a_mask_of_several_threads_and_pieces_is_the_formula() -> None:
-    for rows, columns in ((300, 257), (1, 20_000), (7, 9000)):
-        mask = keep_mask(seed_of(), (rows, columns), p=0.5)
-        expected = formula_of_keep(seed_of(), None, rows, 0, (columns + 7) // 8, 32768)
-        assert torch.equal(mask, expected[:, :columns].bool())
-
-
-def test_the_op_on_the_cpu_is_the_formula() -> None:
-    keep = torch.ops.fuselayers.keep_factors
-    row_R = torch.tensor([4, 0, 2**32 - 1])
-    for threshold in (0, 1, 30000, 65535, 65536):
-        expected = formula_of_keep(seed_of(), row_R, 3, 5, 3, threshold)
-        for again in (False, True):
-            assert torch.equal(keep(seed_of(), row_R, 3, 5, 3, threshold, again=again), expected)
-    assert torch.equal(keep(seed_of(), None, 7, 0, 3, 9), keep(seed_of(), torch.arange(7), 7, 0, 3, 9))
-    assert keep(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
-
-
-@pytest.mark.parametrize("threshold", [0, 1, 30000, 65535, 65536])
-def test_the_formula_has_the_same_mask(threshold: int) -> None:
-    call = seed_of(), torch.tensor([4, 0, 2**32 - 1]), 3, 5, 3, threshold
-    made = _keep_by_formula(*call)
-    assert made.dtype == torch.bool
-    assert torch.equal(made, torch.ops.fuselayers.keep_factors(*call).bool())
-
-
-def test_rate_is_right_in_every_row_and_column() -> None:
-    mask = keep_mask(seed_of(), (2048, 2048), p=0.1).double()
-    deviation = (0.1 * 0.9 / 2048) ** 0.5
-    assert abs(mask.mean().item() - 0.9) < 5 * deviation / 2048**0.5
-    # Of 2048 means the largest deviates by some 3.5 standard deviations; 5.5 happens once in ten thousand such tests.
-    assert (mask.mean(0) - 0.9).abs().max() < 5.5 * deviation
-    assert (mask.mean(1) - 0.9).abs().max() < 5.5 * deviation
-
-
-def test_rows_columns_and_seeds_are_independent() -> None:
-    mask = keep_mask(seed_of(), (2048, 2048), p=0.5).double() * 2 - 1
-    bound = 5.5 / 2048**0.5
-    for lag in (1, 2, 7, 8, 32, 1024):  # the ancestor's mask repeated every 32 rows
-        assert (mask * mask.roll(lag, 0)).mean(1).abs().max() < bound
-        assert (mask * mask.roll(lag, 1)).mean(0).abs().max() < bound
-    other = keep_mask(seed_of() + 1, (2048, 2048), p=0.5)
-    assert abs((mask * (other.double() * 2 - 1)).mean().item()) < 5.5 / 2048
-
-
-def test_masks_of_successive_draws_are_independent() -> None:
-    torch.manual_seed(11)
-    masks = torch.stack([keep_mask(draw_seed(), (128, 512), p=0.5).flatten() for _ in range(64)]).float() * 2 - 1
-    correlation = masks @ masks.T / masks.shape[1]
-    apart = correlation[~torch.eye(64, dtype=torch.bool)]
-    assert torch.equal(correlation.diagonal(), torch.ones(64))
-    assert apart.abs().max() < 5.5 / masks.shape[1] ** 0.5
-    assert abs(apart.square().mean() * masks.shape[1] - 1) < 0.2  # and not too independent either
-
-
 @pytest.mark.parametrize("shape", [(1 << 14, 64), (64, 1 << 14), (1 << 10, 1000)])
 def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
     """The autocorrelation over all elements, at every distance from one to half of them."""
@@ -191,16 +131,6 @@ def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
     correlation = torch.fft.irfft(spectrum * spectrum.conj(), n=signs.numel()) / signs.numel()
     assert correlation[0] == pytest.approx(1)
     assert correlation[1 : signs.numel() // 2].abs().max() < 6.5 / signs.numel() ** 0.5
-
-
-def test_lanes_take_every_value_equally_often() -> None:
-    lanes = _lanes(seed_of(), torch.arange(1024), torch.arange(128))
-    for lane in lanes:
-        for part in (lane >> 8, lane & 255):
-            counts = torch.bincount(part.flatten(), minlength=256).double()
-            expected = part.numel() / 256
-            chi_square = ((counts - expected) ** 2 / expected).sum()
-            assert 255 - 5 * (2 * 255) ** 0.5 < chi_square < 255 + 5 * (2 * 255) ** 0.5
 
 
 @kernel
@@ -239,23 +169,6 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
     assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 
-@pytest.mark.kernels
-def test_the_kernel_of_a_mask_runs_many_tiles() -> None:
-    for rows, groups in ((300, 33), (1, 1300), (7, 600)):
-        for threshold in (0, 32768, 65536):
-            call = seed_of(), None, rows, 0, groups, threshold
-            assert torch.equal(_keep_on_gpu(*call), formula_of_keep(*call).bool())
-
-
-@pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
-def test_a_row_too_wide_for_the_kernel_has_its_mask_by_the_formula() -> None:
-    seed = torch.empty((), dtype=torch.int64, device="meta")
-    with recorded_launches() as launches:
-        for groups, kernels in ((2**28 - 2**13, 1), (2**28, 1)):
-            assert _keep_on_gpu(seed, None, 1, 0, groups, 6554).shape == (1, 8 * groups)
-            assert len(launches) == kernels
-
-
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 def test_in_eager_mode_a_gpu_makes_a_mask_in_one_kernel() -> None:
     """The formula would be some two hundred of them."""
@@ -269,43 +182,11 @@ def test_in_eager_mode_a_gpu_makes_a_mask_in_one_kernel() -> None:
     assert [one.function.__name__ for one in launches] == ["_keep_kernel"] * 4
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_compiled_graph_of_a_gpu_calls_the_kernel_of_a_mask(backend: str) -> None:
-    """Forward and backward each make their own mask; no graph holds the formula."""
-
-    def masked(x: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
-        return dropout(x, 0.3, seed=seed)
-
-    x, seed = torch.empty(6, 48, device="meta", requires_grad=True), torch.empty((), dtype=torch.int64, device="meta")
-    call = fuse(masked, backend="eager") if backend == "eager" else torch.compile(masked, backend=backend)
-    call(x, seed)
-    with torch.profiler.profile() as profile:
-        call(x, seed).backward(torch.empty_like(x))
-    calls = {one.key: one.count for one in profile.key_averages()}
-    assert (calls.get("fuselayers::keep_factors", 0), calls.get("aten::bitwise_xor", 0)) == (2, 0)
-
-
-@pytest.mark.kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_kernels_have_the_same_mask_in_every_dtype_and_layout(dtype: torch.dtype) -> None:
-    x = torch.ones(6, 48, dtype=dtype, device=DEVICE)
-    expected = keep_mask(seed_of(), x.shape, p=0.3)
-    apart = torch.ones(6, 96, dtype=dtype, device=DEVICE)[:, 16:64]
-    for one in (x, apart, x.mT.contiguous().mT):
-        assert torch.equal(dropout(one, 0.3, seed=seed_of(), backend="triton") != 0, expected)
-
-
 def test_scale_makes_the_mean_exact() -> None:
     assert keep_scale(0.25) == 4 / 3
     assert keep_scale(0.1) == 65536 / (65536 - 6554)  # 0.1 is rounded to 6554 / 65536
     assert keep_scale(1 - 1e-9) == 65536
     assert keep_scale(1e-6) == 1
-
-
-def test_vmap_over_seeds_is_one_mask_for_each() -> None:
-    seeds = torch.stack([seed_of(number) for number in range(1, 4)])
-    got = torch.func.vmap(lambda seed: keep_mask(seed, (3, 21), p=0.5))(seeds)
-    assert torch.equal(got, torch.stack([keep_mask(seed, (3, 21), p=0.5) for seed in seeds]))
 
 
 def test_torch_accepts_the_masking_op() -> None:

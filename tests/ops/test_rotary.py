@@ -13,17 +13,14 @@ from fuselayers.ops.implementations.launch import INTERPRETED, launch
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
 from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.contract import (
     DEVICE,
     DTYPES,
     assert_as_good_as,
     both_backends,
     check_autocast,
-    check_dynamic,
     check_fused,
     check_layouts,
-    check_mixed_dtypes,
     check_poisoned,
     check_single_gradients,
     every_backend,
@@ -32,11 +29,9 @@ from tests.ops.contract import (
     on_triton,
     tensors,
 )
+from tests.testing.meter import KernelFault, Launch
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
-# Of what takes seconds for each pairing.
-halves_every_day = pytest.mark.parametrize("interleaved", [False, pytest.param(True, marks=pytest.mark.slow)])
-neighbours_every_day = pytest.mark.parametrize("interleaved", [pytest.param(False, marks=pytest.mark.slow), True])
 
 # Heads of a multiple of eight pairs, of four, of an odd number; a part of the channels turned; a table per sequence.
 SIZES: dict[str, dict[str, Any]] = {
@@ -77,22 +72,6 @@ def inputs_of(
 
 def form(backend: str) -> Callable[..., Any]:
     return partial(rotary, backend=backend)
-
-
-def one_table(q: Tensor, k: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary(q, k, angle, angle, **options)
-
-
-def one_table_reference(q: Tensor, k: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary_reference(q, k, angle, angle, **options)
-
-
-def one_tensor(q: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary(q, q, angle, angle, **options)
-
-
-def one_tensor_reference(q: Tensor, angle: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    return rotary_reference(q, q, angle, angle, **options)
 
 
 def turned(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
@@ -167,41 +146,11 @@ def test_second_derivatives_transforms_nan_and_inf(interleaved: bool, backend: s
 
 
 @both_backends
-@halves_every_day
-def test_mixed_dtypes(interleaved: bool, backend: str) -> None:
-    inputs = inputs_of(6, 10)[:3]  # cos and sin must have one dtype
-    check_mixed_dtypes(partial(one_table, backend=backend), one_table_reference, inputs, interleaved=interleaved)
-
-
-@both_backends
-@neighbours_every_day
-def test_dynamic_shapes(interleaved: bool, backend: str) -> None:
-    def of_shape(shape: tuple[int, int]) -> list[Tensor]:
-        return inputs_of(shape[0], 2 * shape[1])
-
-    check_dynamic(form(backend), rotary_reference, of_shape, interleaved=interleaved)
-
-
-@both_backends
 @both_pairings
 @pytest.mark.parametrize("compiler", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_fused(compiler: str, interleaved: bool, backend: str) -> None:
     inputs = inputs_of(5, 12, pairs=4)
     check_fused(form(backend), rotary_reference, inputs, backend=compiler, interleaved=interleaved)
-
-
-@both_backends
-def test_the_same_tensor_twice(backend: str) -> None:
-    inputs = inputs_of(5, 8)[::2]
-    assert_as_good_as(partial(one_tensor, backend=backend), one_tensor_reference, inputs)
-    check_fused(partial(one_tensor, backend=backend), one_tensor_reference, inputs, backend="eager")
-
-
-@both_pairings
-@pytest.mark.parametrize("own_tables", [False, True])
-def test_gradcheck_of_the_reference(own_tables: bool, interleaved: bool) -> None:
-    inputs = [value.requires_grad_() for value in inputs_of(2, 6, torch.float64, pairs=2, own_tables=own_tables)]
-    assert torch.autograd.gradcheck(partial(rotary_reference, interleaved=interleaved), inputs)
 
 
 @both_pairings
@@ -223,44 +172,6 @@ def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -
         expected = turned(x.double(), angle, interleaved=interleaved)
         torch.testing.assert_close(one.cpu().double(), expected, rtol=1e-6, atol=1e-6)
         assert torch.equal(one[..., 8:].cpu(), x[..., 8:])
-
-
-@both_backends
-@pytest.mark.parametrize("table_dtype", [torch.float32, torch.bfloat16])
-def test_keeps_the_dtype_and_rotates_in_float32(table_dtype: torch.dtype, backend: str) -> None:
-    q = torch.randn(1, 2, 5, 8, device=DEVICE).bfloat16()
-    angle = angles(5, 8).to(DEVICE)
-    cos, sin = angle.cos().to(table_dtype), angle.sin().to(table_dtype)
-    got, _ = rotary(q, q, cos, sin, backend=backend)
-    exact, _ = rotary(q.double(), q.double(), cos.double(), sin.double())
-    assert got.dtype == torch.bfloat16
-    # Rounded once, the result is off by half a unit: 2^-8 of it at most.
-    assert bool(((got.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-6).all())
-
-
-@both_backends
-def test_a_narrow_table_does_not_make_the_rotation_narrow(backend: str) -> None:
-    q, k, cos, sin = inputs_of(5, 8)
-    got = rotary(q, k, cos.bfloat16(), sin.bfloat16(), backend=backend)
-    expected = rotary(q, k, cos, sin, backend=backend)  # these angles are exact in bfloat16
-    torch.testing.assert_close(got, expected, rtol=0, atol=0)
-
-
-@both_backends
-@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 2, 3, 5, 8)], ids=str)
-def test_any_leading_shape(shape: tuple[int, ...], backend: str) -> None:
-    q, k, cos, sin = tensors(shape, shape, (5, 4), (5, 4))
-    assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin])
-    if len(shape) > 3:
-        k = k.transpose(0, 1)
-        assert_as_good_as(form(backend), rotary_reference, [q, k, *tensors((2, 2, 5, 4), (2, 2, 5, 4))])
-
-
-@both_backends
-def test_more_tokens_and_heads_than_a_program_takes(backend: str) -> None:
-    # Eight tiles of eight tokens, and two tensors: few enough programs at eight heads each for the interpreter.
-    q, k, cos, sin = inputs_of(31, 256, torch.bfloat16, heads=11)
-    assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin])
 
 
 @on_kernels
@@ -292,26 +203,6 @@ def test_strided_heads_are_not_copied_and_results_have_the_layout_of_attention(
 
 
 @on_kernels
-def test_a_gradient_has_the_layout_of_its_input() -> None:
-    q, k, cos, sin = inputs_of(5, 8)
-    q = q.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    outputs = rotary(q, k.requires_grad_(), cos, sin, backend="triton")
-    incoming = [torch.randn_like(one, memory_format=torch.contiguous_format) for one in outputs]
-    dq, dk = torch.autograd.grad(outputs, (q, k), incoming)
-    assert dq.stride() == q.stride()
-    assert dk.stride() == k.stride()
-
-
-@on_kernels
-@both_pairings
-def test_odd_row_strides(interleaved: bool) -> None:
-    q, k, cos, sin = (one[..., :-1] for one in tensors((2, 3, 5, 17), (2, 1, 5, 17), (5, 9), (5, 9)))
-    laid_out = [q, k, cos, sin], [q, k.contiguous(), cos.contiguous(), sin]
-    for inputs in laid_out:
-        assert_as_good_as(form("triton"), rotary_reference, inputs, interleaved=interleaved)
-
-
-@on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone says which address was asked for")
 @pytest.mark.parametrize("distance", ["x0_batch", "x0_token", "x1_head"])
 def test_strides_beyond_32_bits(distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,38 +221,6 @@ def test_strides_beyond_32_bits(distance: str, monkeypatch: pytest.MonkeyPatch) 
     rotary(q, k, cos, sin, backend="triton")
 
 
-@both_backends
-def test_either_result_alone_has_a_gradient(backend: str) -> None:
-    for place in (0, 1):
-        inputs = [value.requires_grad_() for value in inputs_of(5, 8)]
-        found = []
-        for y in (rotary(*inputs, backend=backend), rotary_reference(*inputs)):
-            found.append(torch.autograd.grad(y[place].square().sum(), inputs, allow_unused=True))
-        for got, expected in zip(*found, strict=True):
-            assert (got is None) == (expected is None)
-            if got is not None:
-                torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-4)
-
-
-@both_backends
-@halves_every_day
-@pytest.mark.parametrize("places", [(0, 1), (0, 1, 2, 3), (1, 2), (3,)], ids=str)
-def test_derivatives_of_any_order(places: tuple[int, ...], interleaved: bool, backend: str) -> None:
-    def third(form: Callable[..., Any]) -> list[Tensor]:
-        inputs = [value.requires_grad_(place in places) for place, value in enumerate(inputs_of(3, 12, pairs=4))]
-        wanted = [inputs[place] for place in places]
-        y_q, y_k = form(*inputs, interleaved=interleaved)
-        found = torch.autograd.grad(
-            (y_q.pow(3).sum() + (y_q[:, :1] * y_k).square().sum()) / 64, wanted, create_graph=True
-        )
-        found = torch.autograd.grad(sum(one.square().sum() for one in found) / 64, wanted, create_graph=True)
-        return list(torch.autograd.grad(sum(one.square().sum() for one in found) / 64**2, wanted))
-
-    for got, expected in zip(third(form(backend)), third(rotary_reference), strict=True):
-        assert expected.abs().max() > 1e-3
-        torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
-
-
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])
 def test_kernels_save_the_tables_and_heads_if_the_tables_need_gradients(backend: str) -> None:
     inputs = inputs_of(64, 32)
@@ -370,17 +229,6 @@ def test_kernels_save_the_tables_and_heads_if_the_tables_need_gradients(backend:
     assert keeps(inputs[0].requires_grad_(), *inputs[1:]) == cos + sin
     assert keeps(inputs[0], inputs[1].requires_grad_(), *inputs[2:]) == cos + sin
     assert keeps(*inputs[:3], inputs[3].requires_grad_()) == q + k + cos + sin
-
-
-@on_kernels
-def test_opcheck() -> None:
-    q, k, cos, sin = inputs_of(3, 10)
-    own = torch.randn(2, 3, 2, device=DEVICE)
-    op = torch.ops.fuselayers.rotary.default
-    by_token = k.transpose(1, 2).contiguous()
-    torch.library.opcheck(op, ([q, k], cos, sin, False, False, [False, False], [False, False]))
-    torch.library.opcheck(op, ([q, by_token.bfloat16()], cos, sin, True, True, [False, True], [True, False]))
-    torch.library.opcheck(op, ([q.mT.contiguous().mT], own, own, True, False, [False], [True]))
 
 
 def test_errors() -> None:

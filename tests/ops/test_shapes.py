@@ -141,12 +141,3 @@ def assert_all_dropped(op: str, backend: str) -> None:
 @pytest.mark.parametrize("op", list(SEEDED))
 def test_p_of_1_drops_everything(op: str, backend: str) -> None:
     assert_all_dropped(op, backend)
-
-
-def test_the_mask_of_p_of_1_keeps_nothing() -> None:
-    seed = torch.tensor(3)
-    assert not ops.keep_mask(seed, (64, 70), p=1.0).any()
-    assert ops.keep_scale(1.0) == 0.0
-    # Just below 1 rounds to the last probability that keeps something.
-    assert ops.keep_scale(1 - 1e-9) == 65536
-    assert torch.equal(ops.dropout(torch.ones(5), 1.0), torch.zeros(5))

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.ops import Shard
-from fuselayers.ops.shards import row_indices
 from fuselayers.partition import fuse
 from tests.ops import truth
-from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
+from tests.ops.contract import seed_of, tensors
 
 WHOLE = (4, 6, 32)
 # Cut in each dimension alone, in several, and at a column that is no multiple of the mask's eight lanes.
@@ -110,32 +109,6 @@ def test_the_mask_is_its_definition() -> None:
     mask = ops.keep_mask(seed_of(), (2, 9), p=0.5, shard=Shard(start=(2**32 - 1, 5), shape=(2**33, 40)))
     rows = [truth.kept(int(seed_of()), number, 14, 32768)[5:] for number in (2**32 - 1, 0)]
     assert mask.tolist() == rows
-
-
-def test_the_reference_takes_a_shard() -> None:
-    shard = shard_of(BLOCKS["all"])
-    (x,) = tensors((3, 2, 13))
-    options = {"p": 0.5, "seed": seed_of(), "shard": shard, "activation": "relu"}
-    from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
-
-    assert_as_good_as(ops.bias_activation_dropout, bias_activation_dropout_reference, [x], **options)
-
-
-def test_row_indices_are_those_of_the_whole() -> None:
-    numbers = torch.arange(2 * 3 * 5).view(2, 3, 5)
-    shard = Shard(start=(1, 0, 2, 0), shape=(2, 3, 5, 8))
-    indices = row_indices(shard, (1, 2, 3, 8), device=DEVICE)
-    assert indices is not None
-    assert indices.tolist() == numbers[1:, :2, 2:].flatten().tolist()
-
-
-@pytest.mark.kernels
-def test_without_dropout_any_first_column_is_valid() -> None:
-    (x,) = tensors((2, 8))
-    shard = Shard((0, 3), (2, 16))
-    y = ops.bias_activation_dropout(x, activation="relu", p=0.5, training=False, shard=shard, backend="triton")
-    assert torch.equal(y, x.relu())
-    assert torch.equal(ops.bias_dropout_residual(x, x, p=0.0, shard=shard, backend="triton"), 2 * x)
 
 
 def test_errors() -> None:

@@ -1,5 +1,3 @@
-import copy
-import pickle
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 import torch.fx as fx
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 
@@ -15,8 +12,6 @@ from fuselayers.partition import (
     aot_function,
     aot_module,
     default_partition,
-    fuse,
-    memory_efficient_fusion,
     min_cut_rematerialization_partition,
     saved_bytes,
 )
@@ -68,45 +63,12 @@ class TestCompilers:
             check(chain, traced, grown(), grown())
         assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 1]
 
-    def test_a_boxed_function_is_called_with_one_list(self) -> None:
-        seen = []
-
-        def boxed(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            def run(given: list[Any]) -> Any:
-                seen.append(type(given))
-                return graph(*given)
-
-            run._boxed_call = True  # type: ignore[attr-defined]
-            return run
-
-        check(chain, aot_function(chain, boxed), grown(), grown())
-        check(chain, aot_function(chain, lambda graph, inputs: make_boxed_func(graph)), grown(), grown())
-        assert seen == [list, list]
-
-    def test_the_report_names_them(self) -> None:
-        def one(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-            return graph
-
-        def other(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-            return graph
-
-        traced = aot_function(chain, one, other)
-        check(chain, traced, grown(3), grown(3))
-        assert traced.served_by == ("one, other",)
-        assert str(traced.report()) == ("chain(float32[3], float32[3]) training, own partition: one, other, as given")
-
     def test_what_a_compiler_raises_comes_out(self) -> None:
         def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
             raise LookupError("no such instruction")
 
         with pytest.raises(LookupError, match=r"^no such instruction$"):
             aot_function(chain, broken)(grown(), grown())
-
-    def test_what_is_no_function_is_refused_when_it_is_returned(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"^fw_compiler must return a function to call in place of the graph, or the"
-        ):
-            aot_function(chain, lambda graph, inputs: None)(grown(), grown())  # type: ignore[arg-type, return-value]
 
 
 class TestPartitioners:
@@ -118,53 +80,9 @@ class TestPartitioners:
         ]
         assert kept == [8000, 4000]
 
-    def test_functorchs_list_of_ops_is_refused(self) -> None:
-        def cut(joint: fx.GraphModule, inputs: Any, **options: Any) -> Any:
-            return min_cut_rematerialization_partition(joint, inputs, recomputable_ops=[], **options)
-
-        with pytest.raises(
-            ValueError, match=r"^recomputable_ops is functorch's: here prices decide what is recomputed; "
-        ):
-            aot_function(chain, Recorder(), partition_fn=cut)(grown(), grown())
-
-    def test_memory_efficient_fusion_is_fuse(self) -> None:
-        assert memory_efficient_fusion is fuse
-
 
 class TestGuards:
     """functorch's own answers all of these with the first call's graph."""
-
-    def test_another_shape_and_dtype(self) -> None:
-        compiler = Recorder()
-        traced = aot_function(chain, compiler)
-        for args in ((grown(5), grown(5)), (grown(7), grown(7)), (grown(5, dtype=torch.float64),) * 2):
-            check(chain, traced, *args)
-        assert len(compiler.graphs) == 6
-
-    def test_static_arguments(self) -> None:
-        def power(x: Tensor, exponent: int) -> Tensor:
-            return x**exponent
-
-        compiler = Recorder()
-        traced = aot_function(power, compiler, static_argnums=1)
-        for exponent in (2, 3, 2):
-            check(power, traced, grown(), exponent)
-        assert len(compiler.graphs) == 4
-
-    def test_inside_another_compiler_it_is_seen_through(self) -> None:
-        compiler = Recorder()
-        traced = aot_function(chain, compiler)
-        check(chain, fuse(lambda a, b: traced(a, b) * 1, backend="eager"), grown(), grown())
-        assert compiler.graphs == []
-        check(chain, fuse(traced, backend="eager"), grown(), grown())
-        assert compiler.graphs == []
-
-    def test_of_a_fused_function(self) -> None:
-        compiler = Recorder()
-        fused = fuse(chain, backend="eager")
-        check(chain, fused, grown(), grown())
-        check(chain, aot_function(fused, compiler), grown(), grown())
-        assert len(compiler.graphs) == 2
 
 
 def test_decompositions_are_taken() -> None:
@@ -227,18 +145,8 @@ class TestModules:
                 results.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
             torch.testing.assert_close(results[0], results[1])
 
-    def test_it_can_be_copied_and_pickled(self) -> None:
-        traced = aot_module(nn.Linear(3, 2), default_compiler)
-        x = torch.randn(2, 3)
-        for twin in (copy.deepcopy(traced), pickle.loads(pickle.dumps(traced))):
-            torch.testing.assert_close(twin(x), traced(x))
-
     def test_a_function_is_none(self) -> None:
         with pytest.raises(
             TypeError, match=r"^aot_module takes a module, got function; aot_function is for functions$"
         ):
             aot_module(chain, Recorder())  # type: ignore[arg-type]
-
-
-def default_compiler(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
-    return graph

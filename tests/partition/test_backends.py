@@ -2,7 +2,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -11,10 +10,6 @@ from torch import Tensor, nn
 
 from fuselayers import errors
 from fuselayers.partition import BackendUnavailableError, FallbackWarning, FusionReport, backends, fuse
-from fuselayers.partition import backends as backends_function
-from fuselayers.partition.backends import check_backends
-
-module: Any = __import__("sys").modules[backends_function.__module__]
 
 
 def wave(x: Tensor) -> Tensor:
@@ -63,39 +58,6 @@ class TestWithoutACompiler:
         assert status["eager"].available
 
 
-def test_a_backend_that_fails_serves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward compiles, backward does not: the whole call goes to the next backend, from the untouched graph."""
-    import torch._inductor.compile_fx as compile_fx
-
-    original = compile_fx.compile_fx_inner
-    compiled = []
-
-    def fails_in_backward(*args: Any, **kwargs: Any) -> Any:
-        compiled.append(kwargs.get("is_backward", False))
-        if kwargs.get("is_backward"):
-            raise RuntimeError("no kernel for this")
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(compile_fx, "compile_fx_inner", fails_in_backward)
-    monkeypatch.setattr(compile_fx.compile_fx, "__kwdefaults__", None)
-    monkeypatch.setattr(
-        compile_fx.compile_fx,
-        "__defaults__",
-        tuple(fails_in_backward if value is original else value for value in compile_fx.compile_fx.__defaults__ or ()),
-    )
-    fused = fuse(wave, backend="inductor", fallback=("eager",))
-    x = torch.randn(4, requires_grad=True)
-    with (
-        torch._inductor.config.patch(force_disable_caches=True),
-        pytest.warns(FallbackWarning, match="no kernel for this"),
-    ):
-        out = fused(x)
-    assert compiled, "Inductor was never asked"
-    assert True in compiled
-    assert fused.served_by == ("eager",)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(wave(x).sum(), x)[0])
-
-
 def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> None:
     broken = tmp_path / "broken-g++"
     cases = '*version*) echo "g++ (Broken) 12.0.0";; *) echo "no cc1plus" >&2; exit 1;;'
@@ -112,13 +74,6 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
             out = fused(x)
     assert fused.served_by == ("eager",)
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(own(x).sum(), x)[0])
-
-
-def test_chain() -> None:
-    assert check_backends("auto", ("inductor", "eager")) == ("inductor", "eager")
-    assert check_backends("eager", ("inductor", "eager")) == ("eager", "inductor")
-    assert check_backends("inductor", ()) == ("inductor",)
-    assert check_backends("eager", ("auto",)) == ("eager", "inductor")
 
 
 def test_status_of_this_machine() -> None:
@@ -146,33 +101,6 @@ def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
         BackendUnavailableError, match=rf"^no backend could compile this function \(triton: {reason}\); "
     ):
         fuse(torch.tan, backend="triton", fallback=())(x)
-
-
-def test_triton_on_a_gpu_needs_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at = []
-    monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: looked_at.append(kind))
-    status = {one.name: one for one in backends(device="cuda")}["triton"]
-    assert (status.available, status.reason) == (True, "Inductor, with this library's kernels")
-    assert set(looked_at) == {"cuda"}
-    monkeypatch.setattr(module, "why_inductor_is_unavailable", lambda kind: f"Triton cannot compile for {kind} here")
-    status = {one.name: one for one in backends(device="cuda")}["triton"]
-    assert (status.available, status.reason, status.hint) == (
-        False,
-        "Triton cannot compile for cuda here",
-        "pip install triton",
-    )
-
-
-def test_where_eager_fails_it_is_not_offered() -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("this cuts nothing")
-
-    text = (
-        "no backend could compile this function (eager: RuntimeError: this cuts nothing); "
-        "mend the cause in the function or its partitioner"
-    )
-    with pytest.raises(BackendUnavailableError, match=f"^{re.escape(text)}$"):
-        fuse(wave, backend="eager", fallback=(), partition=broken)(torch.randn(4, requires_grad=True))
 
 
 class TestReport:

@@ -1,4 +1,3 @@
-import functools
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -12,11 +11,8 @@ from fuselayers.partition import (
     MemoryReport,
     aot_function,
     budget,
-    default_partition,
     draw_graph,
-    draw_joint_graph,
     explain,
-    saved_bytes,
 )
 
 
@@ -87,19 +83,6 @@ def test_one_graph(suffix: str, tmp_path: Path) -> None:
     assert {one.get("x") for one in boxes} == {"116"}  # on the left, with the labels beside them
     reads = [user for node in graph.graph.nodes for user in node.users if user.op != "output"]
     assert len(elements(path, "path")) == len(reads)
-
-
-def test_the_joint_graph_is_drawn_on_its_way_to_the_default_partition(tmp_path: Path) -> None:
-    path = tmp_path / "joint.svg"
-    a, b = torch.randn(50, requires_grad=True), torch.randn(50)
-    cut = functools.partial(draw_joint_graph, file_name=path)
-    drawn = aot_function(wave, lambda graph, inputs: graph, partition_fn=cut)
-    plain = aot_function(wave, lambda graph, inputs: graph, partition_fn=default_partition)
-    assert saved_bytes(drawn, a, b) == saved_bytes(plain, a, b) == 400
-    text = path.read_text()
-    assert text.startswith("<svg ")
-    assert "joint graph" in text
-    assert "tangents_1" in text
 
 
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

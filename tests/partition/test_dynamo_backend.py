@@ -1,4 +1,3 @@
-from importlib import metadata
 from typing import Any
 
 import pytest
@@ -18,11 +17,6 @@ def test_a_model_saves_what_explain_says(partition: Any) -> None:
     kept = saved_bytes(compiled, x, parameters=model.parameters())
     assert kept == explain(model, x, backend="eager", partition=partition).totals["this"].saved_bytes
     torch.testing.assert_close(compiled.eval()(x), model.eval()(x))
-
-
-def test_torch_knows_it_by_name() -> None:
-    (entry,) = (one for one in metadata.entry_points(group="torch_dynamo_backends") if one.name == "fuselayers")
-    assert entry.load() is fuselayers
 
 
 @pytest.mark.parametrize(

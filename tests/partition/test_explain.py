@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,57 +87,14 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 # Compiling takes seconds; the report of `layer` is compared with what is compiled every day.
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_byte_is_in_the_report(name: str, backend: str) -> None:
+def test_every_byte_is_in_the_report(name: str) -> None:
     function = FUNCTIONS[name]
     x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    report = explain(function, x, backend=backend)
-    kept = saved_bytes(fuse(function, backend=backend), x)
+    report = explain(function, x, backend="eager")
+    kept = saved_bytes(fuse(function, backend="eager"), x)
     assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
     assert report.totals["eager"].saved_bytes == saved_bytes(function, x)
-
-
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "function", [lambda x: x.sin() * torch.arange(48.0), lambda x: x[[0, 1]].sin()], ids=["tensor", "index"]
-)
-def test_a_function_that_makes_a_constant_tensor(function: Callable[[Tensor], Tensor], backend: str) -> None:
-    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    report = explain(function, x, backend=backend)
-    assert report.totals["this"].saved_bytes == saved_bytes(fuse(function, backend=backend), x)
-
-
-def test_eager_too_is_counted_without_parameters_and_buffers_wherever_they_come_from() -> None:
-    model = nn.Sequential(nn.Linear(HIDDEN, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, HIDDEN)).eval()
-    x = torch.randn(ROWS, HIDDEN)
-    as_module = explain(model, x, partition="default").totals
-    for function in (lambda x: model(x), model.forward):
-        totals = explain(function, x, partition="default").totals
-        assert totals["eager"] == as_module["eager"]
-        assert totals["this"].saved_bytes <= totals["eager"].saved_bytes
-    weight = nn.Parameter(torch.randn(HIDDEN))
-    assert explain(torch.mul, x, weight).totals["eager"].saved_bytes == x.nbytes
-
-
-def test_the_default_rule_gives_its_own_reason() -> None:
-    report = explain(layer, *layer_inputs(), partition="default")
-    reasons = [value.reason for value in report.saved if value.op == "aten.mm.default"]
-    assert reasons
-    for reason in reasons:
-        assert reason.endswith("the default rule saves what backward reads, and recomputes only views")
-
-
-def test_lines_of_code_are_no_markup() -> None:
-    def indexed(x: Tensor, places: Tensor) -> Tensor:
-        return x.exp()[places].sin()  # [/nope]
-
-    places = torch.tensor([1, 2])
-    report = explain(indexed, torch.randn(ROWS, HIDDEN, requires_grad=True), places, partition="default")
-    assert any("[places]" in value.source and "[/nope]" in value.source for value in report.saved)
-    text = str(report)
-    assert "[places]" in text
-    assert "[/nope]" in text
 
 
 def test_the_rivals_totals_are_what_torch_compile_saves() -> None:
@@ -180,17 +138,6 @@ def test_parameters_cost_nothing() -> None:
     assert {value.reason.rpartition("; ")[2] for value in parameters} == {"it outlives the call anyway"}
 
 
-def test_the_floor_is_what_goes_in_and_comes_out() -> None:
-    x = torch.randn(ROWS, HIDDEN, requires_grad=True)
-    report = explain(lambda x: x.sin(), x)
-    assert report.forward_ideal_bytes == 2 * ONE  # x read, the sine written; x is saved as it is
-    assert report.backward_ideal_bytes == 3 * ONE  # x and the gradient read, x's gradient written
-    assert report.forward_flops == 0
-    from fuselayers.partition import machine_of
-
-    assert report.forward_seconds == pytest.approx(2 * ONE / machine_of("cpu").bandwidth)
-
-
 def test_nothing_runs_and_nothing_is_allocated() -> None:
     # 3 * 65,536^2 parameters: 51 GB in float32, and far more in activations.
     with torch.device("meta"):
@@ -199,15 +146,6 @@ def test_nothing_runs_and_nothing_is_allocated() -> None:
     report = explain(model, x)
     assert report.totals["this"].saved_bytes > 10**10
     assert report.totals["this"].saved_bytes < report.totals["eager"].saved_bytes
-
-
-def test_a_fused_function_is_explained_with_its_own_options() -> None:
-    inputs = layer_inputs()
-    fused = fuse(layer, backend="eager", partition=budget(0.7))
-    report = explain(fused, *inputs)
-    assert (report.backend, report.partition, report.subject) == ("eager", "budget(0.7)", "layer")
-    assert report.totals["this"].saved_bytes == saved_bytes(fused, *inputs)
-    assert explain(fuse(Block(), backend="eager"), torch.randn(2, 16, HIDDEN)).subject == "Block"
 
 
 def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
@@ -255,13 +193,7 @@ def test_compiled_and_fused_functions_inside_run_eagerly() -> None:
     assert explain(model, x).totals["eager"].saved_bytes == saved_bytes(nn.Sequential(*[nn.Linear(4, 4)] * 2), x)
 
 
-def test_what_dynamo_does_not_compile_is_not_explained() -> None:
-    def in_a_loop(x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = x.sin()
-            torch._dynamo.graph_break()
-        return x
-
-    for function in (in_a_loop, torch.compiler.disable(lambda x: x.sin())):
-        with pytest.raises(ValueError, match=r"^Dynamo leaves \S+ to Python \(torch.compiler.disable, or a graph"):
-            explain(function, torch.randn(3, requires_grad=True))
+def test_a_name_in_place_of_a_model() -> None:
+    text = "explain takes a function or a module, got str; explain(fuselayers.build('gpt_nano'), tokens)"
+    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
+        explain("gpt_nano", torch.zeros(1))  # type: ignore[arg-type]

@@ -78,25 +78,6 @@ class TestJointGraph:
         assert sorted(by_kind(exported, "buffer")) == sorted([*(name for name, _ in block.named_buffers()), "scale"])
         assert by_kind(exported, "argument") == ["x", "masks['keep'][0]"]
 
-    def test_names_in_a_function_of_modules(self) -> None:
-        block, weight = Block(), torch.randn(8, requires_grad=True)
-        shift = torch.ones(8)
-
-        def loss(x: Tensor, *rest: Tensor, head: nn.Module, factor: Tensor) -> Tensor:
-            return head(block.up(x) * weight * factor + rest[0] + shift).sum()
-
-        x = torch.randn(4, 8)
-        exported = joint_graph(loss, x, torch.randn(8), head=nn.Linear(8, 1), factor=torch.ones(8))
-        assert set(by_kind(exported, "parameter")) == {
-            "block.up.weight",
-            "block.up.bias",
-            "weight",
-            "head.weight",
-            "head.bias",
-        }
-        assert set(by_kind(exported, "argument")) == {"x", "rest[0]", "factor"}
-        assert by_kind(exported, "buffer") == ["shift"]
-
     def test_gradients_name_what_they_belong_to(self) -> None:
         x, weight = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         exported = joint_graph(lambda x, weight: ((x * weight), (x.sin(), 3)), x, weight)
@@ -112,13 +93,10 @@ class TestJointGraph:
         )
         assert [(one.kind, one.target) for one in exported.outputs[2:]] == [("gradient", "x"), ("gradient", "weight")]
 
-    def test_an_input_without_gradient_has_none(self) -> None:
-        exported = joint_graph(torch.mul, torch.randn(4, requires_grad=True), torch.randn(4))
-        assert by_kind(exported, "gradient") == ["mul", "args[0]"]
-
     def test_the_listing(self) -> None:
         exported = joint_graph(lambda x: (x * 2).sin(), torch.randn(4, requires_grad=True, dtype=torch.bfloat16))
-        lines = [line for line in str(exported).splitlines() if "# File" not in line]
+        # Between the lines stand comments, which differ from version to version of torch.
+        lines = [line for line in str(exported).splitlines() if line and line.lstrip()[0] != "#"]
         assert lines == [
             "inputs:",
             "  primals_1: argument x",

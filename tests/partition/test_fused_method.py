@@ -1,7 +1,6 @@
 import copy
 import inspect
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -40,14 +39,6 @@ class FusedForward(nn.Module):
         return x.sin() * self.factor
 
 
-class NoModule:
-    factor = 2.0
-
-    @fuse(backend="eager")
-    def scale(self, x: Tensor, *, shift: float = 1.0) -> Tensor:
-        return x * self.factor + shift
-
-
 class Breaks(Layer):
     def forward(self, x: Tensor) -> Tensor:
         method = self.scale
@@ -80,18 +71,6 @@ class TestInsideACompiledFunction:
             gradients = [torch.autograd.grad(one.sum(), layer.factor)[0] for one in (out, expected)]
             torch.testing.assert_close(*gradients)
 
-    def test_as_a_part_of_what_is_compiled(self) -> None:
-        parts, graphs, x = nn.ModuleList([FusedForward(2.0), Layer(3.0), FusedForward(4.0)]), Graphs(), torch.rand(4)
-
-        def all_of_them(x: Tensor) -> Tensor:
-            for part in parts:
-                x = part(x)
-            return x
-
-        whole = torch.compile(all_of_them, backend=graphs, fullgraph=True)
-        torch.testing.assert_close(whole(x), all_of_them(x))
-        assert graphs.count == 1
-
     def test_two_instances_share_a_graph(self) -> None:
         graphs, x = Graphs(), torch.rand(4)
         whole = torch.compile(lambda layer, x: layer.scale(x, power=2), backend=graphs, fullgraph=True)
@@ -99,20 +78,9 @@ class TestInsideACompiledFunction:
             torch.testing.assert_close(whole(Layer(factor), x), x**2 * factor)
         assert graphs.count == 1
 
-    def test_of_a_class_that_is_no_module(self) -> None:
-        whole = torch.compile(lambda x: NoModule().scale(x, shift=3.0), backend="eager", fullgraph=True)
-        assert torch.equal(whole(torch.ones(4)), torch.full((4,), 5.0))
-
     def test_over_a_graph_break(self) -> None:
         layer, x = Breaks(2.0), torch.rand(4)
         torch.testing.assert_close(torch.compile(layer, backend="eager")(x), (x * 2) ** 2 * 2)
-
-    def test_its_attributes(self) -> None:
-        layer = Layer(2.0)
-        handed_on = torch.compile(lambda layer: layer.scale, backend="eager")(layer)
-        assert handed_on == layer.scale
-        assert str(handed_on.report()) == str(Layer.scale.report())
-        assert torch.compile(lambda layer: layer.scale.served_by, backend="eager")(layer) == Layer.scale.served_by
 
 
 class TestWhatAMethodCan:
@@ -131,14 +99,6 @@ class TestWhatAMethodCan:
         assert str(inspect.signature(method)) == "(x: torch.Tensor, *, power: int) -> torch.Tensor"
         assert repr(method) == "<fused method Layer.scale of Layer()>"
 
-    def test_equality(self) -> None:
-        layer, other = Layer(2.0), Layer(2.0)
-        assert layer.scale == layer.scale
-        assert len({layer.scale, layer.scale, other.scale}) == 2
-        assert layer.scale != other.scale
-        assert layer.scale != FusedForward(2.0).forward
-        assert layer.scale != 3
-
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
     def test_a_copy_is_of_a_copied_instance(self, clone: Callable[[Any], Any]) -> None:
         layer = Layer(2.0)
@@ -146,10 +106,3 @@ class TestWhatAMethodCan:
         assert twin.__self__ is not layer
         x = torch.rand(4)
         torch.testing.assert_close(twin(x, power=2), x**2 * 2)
-
-    def test_a_weak_reference(self) -> None:
-        layer = Layer(2.0)
-        method = weakref.WeakMethod(layer.scale)
-        assert method() == layer.scale
-        del layer
-        assert method() is None

@@ -25,9 +25,8 @@ def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> 
     assert "tangents_1" in backward
 
 
-@pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_ts_compile_says_once_what_serves(dynamic: bool) -> None:
-    traced = aot_function(chain, ts_compile, dynamic=dynamic)
+def test_ts_compile_says_once_what_serves() -> None:
+    traced = aot_function(chain, ts_compile, dynamic=True)
     text = (
         r"^ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; (Inductor compiles the graph|the "
         r"graph runs op by op \(.*\))\. Write fuse\(fn, backend='inductor'\) instead of aot_function\(fn, ts_compile"
@@ -39,28 +38,3 @@ def test_ts_compile_says_once_what_serves(dynamic: bool) -> None:
             torch.testing.assert_close(out, chain(a, b))
             torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
     assert len([one for one in said if one.category is FallbackWarning]) == 1
-
-
-def test_ts_compile_without_a_compiler() -> None:
-    a = torch.randn(3, requires_grad=True)
-    with (
-        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
-        pytest.warns(FallbackWarning, match=r"; the graph runs op by op \(no C\+\+ compiler was found;"),
-    ):
-        out = aot_function(chain, ts_compile)(a, a)
-    torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, a).sum(), a))
-
-
-@pytest.mark.slow
-def test_ts_compile_draws_eagers_numbers_and_takes_transposed_inputs() -> None:
-    def drops(x: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(x.mT @ x, 0.5) * 2
-
-    x = torch.randn(4, 6, requires_grad=True)
-    torch.manual_seed(3)
-    plain = drops(x)
-    torch.manual_seed(3)
-    with pytest.warns(FallbackWarning):
-        compiled = aot_function(drops, ts_compile)(x)
-    torch.testing.assert_close(compiled, plain)
-    torch.testing.assert_close(torch.autograd.grad(compiled.sum(), x), torch.autograd.grad(plain.sum(), x))

@@ -26,19 +26,6 @@ def test_as_good_as_trying_all(seed: int) -> None:
     assert sum(values[place] for place in chosen) == best_by_trying_all(sizes, values, capacity)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_sizes_too_fine_to_count_are_rounded_so_that_the_choice_fits(seed: int) -> None:
-    number = random.Random(seed)
-    sizes = [number.randint(1, 1 << 40) | 1 for _ in range(8)]
-    values = [float(number.randint(1, 9)) for _ in sizes]
-    capacity = sum(sizes) // 2
-    chosen = knapsack(sizes, values, capacity)
-    assert 0 < sum(sizes[place] for place in chosen) <= capacity
-    # Each size is rounded up by less than a 65,536th of the capacity.
-    least = best_by_trying_all(sizes, values, capacity - len(sizes) * (capacity // (1 << 16) + 1))
-    assert sum(values[place] for place in chosen) >= least
-
-
 def test_what_fits_only_unrounded_is_left_out() -> None:
     capacity = (1 << 16) * 10 + 1
     # Both together are exactly the capacity; cells of 11 bytes make them one cell too large.

@@ -23,9 +23,7 @@ from fuselayers.partition import (
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import SavePolicy
 from fuselayers.partition.saved_by_budget import smallest_saved_bytes
-from tests.partition.tracing import GPT, Traced, joint_graph_of, recomputed_flops, torchs_choice
-
-SHARES = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+from tests.partition.tracing import GPT, Traced, recomputed_flops, torchs_choice
 
 
 @functools.cache
@@ -43,10 +41,8 @@ def bytes_of(rule: SavePolicy, joint: JointGraph) -> int:
 
 
 class TestOnAModel:
-    @pytest.mark.parametrize(
-        "share",
-        [share if share in (0.1, 0.3, 0.6) else pytest.param(share, marks=pytest.mark.slow) for share in SHARES],
-    )
+    # A tight share, one in the middle and a loose one: torch chooses other values at each.
+    @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
     def test_no_more_flops_again_than_torch_at_as_many_bytes(self, share: float) -> None:
         graph, joint = gpt()
         theirs, saved = torchs_choice(graph, share)
@@ -69,13 +65,6 @@ class TestOnAModel:
         assert flops[0] > 0
         assert flops[-1] == 0
 
-    def test_what_is_given_is_used(self) -> None:
-        _, joint = gpt()
-        high = bytes_of(min_cut, joint)
-        for share in (0.3, 0.5, 0.7):
-            # One matmul of this model is 16 KB, its largest 64 KB.
-            assert share * high - (1 << 16) < bytes_of(budget(int(share * high)), joint) <= share * high
-
     def test_with_room_enough_it_is_the_minimum_cut(self) -> None:
         _, joint = gpt()
         for fused in (True, False):
@@ -92,12 +81,6 @@ class TestOnAModel:
             assert saved <= share * whole
             assert saved == joint.saved_bytes(budget(int(share * whole)).saved_values(joint, fused=fused))
 
-    def test_no_mask_is_saved(self) -> None:
-        _, joint = gpt()
-        assert joint.made_from_scalars
-        for share in (0.05, 0.2, 0.5, 0.8):
-            assert joint.made_from_scalars.isdisjoint(budget(share).saved_values(joint, fused=True))
-
     def test_too_small_says_how_little_will_do(self) -> None:
         _, joint = gpt()
         least = least_of(joint)
@@ -108,32 +91,6 @@ class TestOnAModel:
         with pytest.raises(PartitionError, match=text):
             budget(least - 1).saved_values(joint, fused=True)
         assert bytes_of(budget(least), joint) == least
-
-
-def test_elementwise_work_goes_first() -> None:
-    """No matmul runs again as long as sines alone make enough room."""
-
-    def layer(x: Tensor, weight: Tensor) -> Tensor:
-        for _ in range(3):
-            x = (x @ weight).sin().exp().cos()
-        return x
-
-    joint = joint_graph_of(layer, torch.randn(32, 32, requires_grad=True), torch.randn(32, 32, requires_grad=True))
-    whole, least = joint.saved_bytes(default.saved_values(joint, fused=False)), least_of(joint)
-    without_matmuls = []
-    for limit in range(least, whole, 2048):
-        saved = budget(limit).saved_values(joint, fused=False)
-        assert joint.saved_bytes(saved) <= limit
-        if recomputed_flops(joint, saved) == 0:
-            without_matmuls.append(limit)
-    # The inputs and the results of the matmuls are all that is needed then.
-    assert without_matmuls[0] <= 5 * 32 * 32 * 4 + 2048 < 0.6 * whole
-
-
-def test_nothing_to_save() -> None:
-    joint = joint_graph_of(lambda x: x * 2, torch.randn(8, requires_grad=True))
-    assert budget(1).saved_values(joint, fused=True) == []
-    assert budget(0.5).saved_values(joint, fused=True) == []
 
 
 @pytest.mark.parametrize(
@@ -149,9 +106,13 @@ def test_nothing_to_save() -> None:
         (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
         (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
         (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
-        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got True$"),
-        ("1 GB", TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got '1 GB'$"),
-        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what eager saves\), got None$"),
+        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"),
+        (
+            "1 GB",
+            TypeError,
+            r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got '1 GB'$",
+        ),
+        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got None$"),
     ],
 )
 def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
@@ -188,11 +149,6 @@ class TestThroughFuse:
         torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
         assert saved_bytes(fused, x) <= share * whole
 
-    def test_too_small_is_an_error_of_the_call(self) -> None:
-        fused = fuse(Stack(), backend="eager", partition=budget(100))
-        with pytest.raises(PartitionError, match=r"^this graph cannot do with 100 bytes saved for backward: "):
-            fused(torch.randn(128, 64, requires_grad=True))
-
     def test_the_least_that_an_error_names_will_do(self) -> None:
         x = torch.randn(128, 64, requires_grad=True)
         with pytest.raises(PartitionError) as error:
@@ -201,17 +157,6 @@ class TestThroughFuse:
         assert named
         least = int(named[1].replace(",", ""))
         assert saved_bytes(fuse(Stack(), backend="eager", partition=budget(least)), x) <= least
-
-
-def test_each_graph_has_the_budget_for_itself() -> None:
-    def two_graphs(x: Tensor) -> Tensor:
-        x = x.sin().exp().cos()
-        torch._dynamo.graph_break()
-        return x.sin().exp().cos()
-
-    x = torch.randn(32, 32, requires_grad=True)
-    # A graph saves its input at least.
-    assert saved_bytes(fuse(two_graphs, backend="eager", partition=budget(4096)), x) == 2 * 4096
 
 
 def peak_of_step(model: nn.Module, x: Tensor) -> int:
@@ -227,18 +172,17 @@ def peak_of_step(model: nn.Module, x: Tensor) -> int:
     return max(itertools.accumulate(allocated))
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_a_smaller_budget_does_not_raise_the_peak(backend: str) -> None:
+def test_a_smaller_budget_does_not_raise_the_peak() -> None:
     # https://github.com/pytorch/pytorch/issues/197838
     blocks, x = GPT(layers=3).blocks, torch.randn(4, 64, 64, requires_grad=True)
     stack = nn.Sequential(*blocks)
-    whole = peak_of_step(fuse(stack, backend=backend, partition="default"), x)
+    whole = peak_of_step(fuse(stack, backend="eager", partition="default"), x)
     for share in (0.1, 0.03):  # some layers, and all of them, are recomputed from the input of the first
-        fused = fuse(stack, backend=backend, partition=budget(share))
+        fused = fuse(stack, backend="eager", partition=budget(share))
         peak, totals = peak_of_step(fused, x), explain(fused, x).totals["this"]
         assert peak <= 0.65 * whole
         assert totals.saved_bytes == saved_bytes(fused, x)
-        if backend == "eager":
+        if "eager" == "eager":
             assert totals.peak_bytes == peak
 
 

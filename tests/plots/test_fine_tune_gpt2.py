@@ -30,6 +30,6 @@ def test_the_losses_are_those_of_the_plain_model() -> None:
     assert FOLDERS
     for folder in FOLDERS:
         losses = json.loads((folder / "fine_tune_gpt2.json").read_text())["losses"]
-        # Compiled code adds in another order, and the steps of AdamW amplify it.
-        for level, most in (("layers", 1e-5), ("blocks", 1e-3)):
-            assert losses[level] == pytest.approx(losses["plain"], rel=most)
+        # Kernels and compiled code add in another order, and the steps of AdamW amplify it.
+        for level in ("layers", "blocks"):
+            assert losses[level] == pytest.approx(losses["plain"], rel=1e-3)

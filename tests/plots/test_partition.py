@@ -42,7 +42,7 @@ def test_bad_files_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     other = tmp_path / "other.json"
     other.write_text('{"subject": "an op"}')
     assert main([str(other)]) == 2
-    assert "was not written by `fuselayers bench partition --json`" in capsys.readouterr().err
+    assert "was not written by `python -m benchmarks.partition --json`" in capsys.readouterr().err
     assert main([str(written(tmp_path, {"speed": []}))]) == 2
     assert "has no section saved or budget; measure with --only saved,budget" in capsys.readouterr().err
     assert main([str(tmp_path / "none.json")]) == 2

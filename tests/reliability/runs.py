@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
-from fuselayers.cli.train.checkpoint import newest, read_checkpoint, whole_tensors
-from fuselayers.cli.train.metrics import read_metrics
+from fuselayers.cli.train.checkpoint import checkpoints_of, listed
+from tests.cli.conftest import write_text_file
+from tests.cli.train import conftest
 from tests.processes import Ended, Program
 
 STEPS = 40
@@ -21,7 +20,6 @@ torch.set_num_threads(1)
 from fuselayers.cli.main import main
 raise SystemExit(main(sys.argv[1:]))
 """
-_LINES = [f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)]
 
 
 def overrides(folder: Path) -> list[str]:
@@ -30,9 +28,6 @@ def overrides(folder: Path) -> list[str]:
     Args:
         folder: where the text is; it is made if it is not there.
     """
-    text = folder / "text.py"
-    if not text.exists():
-        text.write_text("".join(_LINES))
     return [
         "model.hidden_dim=16",
         "model.num_layers=1",
@@ -49,7 +44,7 @@ def overrides(folder: Path) -> list[str]:
         "train.sample_bytes=0",
         "train.compare=false",
         "train.device=cpu",
-        f"data.path={text}",
+        f"data.path={write_text_file(folder)}",
     ]
 
 
@@ -67,7 +62,7 @@ def continue_or_begin(run: Path, asked: list[str]) -> Ended:
 
 def has_checkpoint(run: Path) -> bool:
     """Whether the run can be continued."""
-    return newest(run / "checkpoints") is not None
+    return bool(listed(checkpoints_of(run)))
 
 
 def rows_of(run: Path) -> int:
@@ -84,28 +79,13 @@ def wait_for(condition: Callable[[], bool], program: Program) -> None:
         time.sleep(0.0005)
 
 
-def curve(run: Path) -> list[tuple[object, ...]]:
-    """All of the curve that does not depend on the clock."""
-    return [
-        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
-        for row in read_metrics(run / "metrics.csv")
-    ]
-
-
 def assert_same_run(run: Path, whole: Path) -> None:
     """Curve, weights and optimizer have the same bits; nothing temporary is left.
 
     Raises:
         AssertionError: something differs.
     """
-    assert curve(run) == curve(whole)
-    paths = [newest(folder / "checkpoints") for folder in (run, whole)]
-    left, right = (read_checkpoint(path) for path in paths if path is not None)
-    assert left.step == right.step
-    tensors, wanted = (whole_tensors(path, read_checkpoint(path)) for path in paths if path is not None)
-    assert tensors.keys() == wanted.keys()
-    for name, tensor in tensors.items():
-        assert torch.equal(tensor, wanted[name]), name
+    conftest.assert_same_run(run, whole)
     assert {path.name for path in run.iterdir()} <= {path.name for path in whole.iterdir()}
     # The one before the last may be of a step at which a signal came.
     kept = [path.name for path in (run / "checkpoints").iterdir()]

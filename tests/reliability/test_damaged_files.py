@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,76 +13,57 @@ from fuselayers.cli.main import main
 from fuselayers.configs import compose
 from fuselayers.partition import machine_of
 from fuselayers.partition.machine import write_tuned
+from tests.cli.train.conftest import files, run_train
 from tests.reliability.runs import STEPS, assert_same_run
 from tests.reliability.tally import Tally
-
-
-def _flip(content: bytearray, random: random.Random) -> None:
-    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-
-
-def _zero(content: bytearray, random: random.Random) -> None:
-    start = random.randrange(len(content))
-    length = len(content[start : start + random.choice((1, 16, 512))])
-    content[start : start + length] = bytes(length)
-
-
-def _cut(content: bytearray, random: random.Random) -> None:
-    del content[random.randrange(len(content)) :]
-
-
-def _insert(content: bytearray, random: random.Random) -> None:
-    start = random.randrange(len(content))
-    content[start:start] = random.randbytes(random.choice((1, 7, 300)))
-
-
-_DAMAGES: tuple[Callable[[bytearray, random.Random], None], ...] = (_flip, _flip, _flip, _zero, _cut, _insert)
-
-
-def _damage(path: Path, random: random.Random) -> str:
-    """Damage the file; return how, for errors."""
-    content = bytearray(path.read_bytes())
-    how = random.choice(_DAMAGES)
-    how(content, random)
-    path.write_bytes(content)
-    return f"{how.__name__} in {path.name}"
-
-
-def _contents(run: Path) -> dict[str, bytes]:
-    """The files of a run, but for the lock, which names its last holder."""
-    files = [path for path in run.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path.relative_to(run)): path.read_bytes() for path in files}
-
 
 _CHECKPOINT = f"checkpoints/step-{STEPS:06}"
 
 
+def _damage(path: Path, random: random.Random) -> None:
+    """Flip a bit, overwrite or cut out some bytes, or cut the file's end off."""
+    content = bytearray(path.read_bytes())
+    start = random.randrange(len(content))
+    how = random.choice(("flip", "flip", "zero", "cut", "insert"))
+    if how == "flip":
+        content[start] ^= 1 << random.randrange(8)
+    elif how == "zero":
+        content[start : start + 16] = bytes(len(content[start : start + 16]))
+    elif how == "cut":
+        del content[start:]
+    else:
+        content[start:start] = random.randbytes(7)
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    "name", [f"{_CHECKPOINT}/rank-00000.bin", f"{_CHECKPOINT}/index.json", "metrics.csv", "config.yaml"]
+    "name",
+    [
+        f"{_CHECKPOINT}/shard-00001-model-00001-of-00001.safetensors",
+        f"{_CHECKPOINT}/manifest.json",
+        "metrics.csv",
+        "config.yaml",
+    ],
 )
-def test_a_run_with_a_damaged_file(
+def test_a_run_with_a_damaged_file_is_continued_exactly(
     name: str, tally: Tally, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is continued exactly, or refused in one line that names a file of the run, and left as it is."""
     run = tmp_path / "run"
 
     def check(random: random.Random) -> None:
         shutil.rmtree(run, ignore_errors=True)
         shutil.copytree(whole / "run", run)
-        how = _damage(run / name, random)
-        before = _contents(run)
-        code = main(["train", f"train.resume={run}"])
-        errors = capsys.readouterr().err
-        if code == 0:
-            assert_same_run(run, whole / "run")
-        else:
-            assert code == 2, how
-            assert errors.count("\n") == 1, errors
-            damaged = run / name
-            assert str(damaged.parent if _CHECKPOINT in name else damaged) in errors, errors
-            assert _contents(run) == before
+        _damage(run / name, random)
+        if _CHECKPOINT in name and files(run) != files(whole / "run"):
+            code = main(["export", str(run / _CHECKPOINT), "--out", str(tmp_path / "model")])
+            errors = capsys.readouterr().err
+            # Space between the entries of a manifest means nothing.
+            assert code == 0 or (errors.count("\n") == 1 and str(run / _CHECKPOINT) in errors), errors
+            shutil.rmtree(tmp_path / "model", ignore_errors=True)
+        run_train([f"train.resume={run}"])
+        assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=2, all=200)
+    tally.seeds(check, few=1, all=100)
 
 
 def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:
@@ -92,13 +72,13 @@ def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) 
 
     def check(random: random.Random) -> None:
         shutil.copyfile(whole / "run" / "config.yaml", path)
-        how = _damage(path, random)
+        _damage(path, random)
         said = "composed"
         try:
             compose(path)
         except ValueError as error:
             said = str(error)
-        assert 0 < len(said) < 1000, how
+        assert 0 < len(said) < 1000
 
     tally.seeds(check, few=30, all=500)
 
@@ -108,10 +88,10 @@ def test_a_damaged_file_of_the_machine_stops_no_call(
 ) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     path = write_tuned("cpu", machine_of("cpu"))
-    whole = path.read_bytes()
+    content = path.read_bytes()
 
     def check(random: random.Random) -> None:
-        path.write_bytes(whole)
+        path.write_bytes(content)
         _damage(path, random)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* is no file as fuselayers writes it")

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers.cli.train.checkpoint import newest, read_checkpoint, whole_tensors
+from fuselayers.cli.train.checkpoint import checkpoints_of, find_checkpoint, listed, whole_tensors
+from tests.cli.train.conftest import curve
 from tests.cli.train.engine.torchrun import ended, start
-from tests.reliability.runs import assert_same_run, curve, overrides, rows_of
+from tests.reliability.runs import assert_same_run, overrides, rows_of
 from tests.reliability.tally import Tally
 
 pytestmark = [
@@ -66,7 +67,6 @@ def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
             assert "exitcode  : -9" in killed.stderr, killed.stderr
             _assert_continues(killed.stdout, before)
             saved, rows = _step_of(run), rows_of(run)
-            print(f"rank {victim} killed: {rows} steps, {saved} of them in the newest checkpoint, left {_left(run)}")
             assert saved >= before, "a checkpoint was lost"
             # A row is written just before its checkpoint.
             assert saved >= (rows - 1) // _EVERY * _EVERY, "steps were lost"
@@ -105,19 +105,12 @@ def _wait_for_a_write(run: Path, program: subprocess.Popen[str], *, count: int) 
 def _temporary(run: Path) -> list[Path]:
     # A removed checkpoint has such a name too, but its numbers are all there.
     with suppress(FileNotFoundError):
-        return [path for path in (run / "checkpoints").glob("*.part") if not (path / "index.json").exists()]
+        return [path for path in (run / "checkpoints").glob("*.part") if not (path / "manifest.json").exists()]
     return []
 
 
-def _left(run: Path) -> str:
-    """What the kill left of a write."""
-    left = [" ".join(sorted(file.name for file in path.iterdir())) or "an empty folder" for path in _temporary(run)]
-    return ", ".join(left) or "nothing"
-
-
 def _step_of(run: Path) -> int:
-    path = newest(run / "checkpoints")
-    return 0 if path is None else int(path.name.removeprefix("step-"))
+    return max((step for step, _ in listed(checkpoints_of(run))), default=0)
 
 
 def _assert_continues(printed: str, step: int) -> None:
@@ -126,9 +119,8 @@ def _assert_continues(printed: str, step: int) -> None:
 
 def _assert_same_tensors(run: Path, whole: Path) -> None:
     """The newest checkpoint has the bits of the uninterrupted run's at its step: no two steps are mixed."""
-    path = newest(run / "checkpoints")
-    assert path is not None
-    tensors, wanted = (whole_tensors(one, read_checkpoint(one)) for one in (path, whole / "checkpoints" / path.name))
+    path, _ = find_checkpoint(str(run))
+    tensors, wanted = (whole_tensors(one) for one in (path, checkpoints_of(whole) / path.name))
     assert tensors.keys() == wanted.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, wanted[name]), f"{name} is of another step"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.train.conftest import curve
 from tests.reliability.runs import (
     STEPS,
     assert_same_run,
     continue_or_begin,
-    curve,
     has_checkpoint,
     overrides,
     rows_of,

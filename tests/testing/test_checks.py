@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 
 from fuselayers import testing
-from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
-from fuselayers.ops.implementations.triton_language import tl
 from fuselayers.partition import BackendUnavailableError
 from fuselayers.testing import NotApplicable, samples
 
@@ -195,32 +193,3 @@ def test_a_number_that_is_read_while_a_graph_is_captured_is_seen() -> None:
     testing.check_cuda_graph(triple, triple, inputs)
     with pytest.raises(torch.AcceleratorError, match="captur"):
         testing.check_cuda_graph(lambda x, y: triple(x, y) * (1 if x.sum().item() else 2), triple, inputs)
-
-
-@kernel
-def _shifted_kernel(x_ptr, y_ptr, first, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.arange(0, BLOCK)
-    tl.store(y_ptr + place, tl.load(x_ptr + first + place))
-
-
-class _Shifted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, first: int) -> Tensor:
-        y = torch.empty_like(x)
-        launch(_shifted_kernel, (1,), (x, y, first), (16,))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        return dy, None
-
-
-@pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")
-@pytest.mark.kernels
-def test_a_kernel_that_reads_past_its_end_is_seen() -> None:
-    inputs = samples((16,))
-    testing.check_kernels(lambda x: _Shifted.apply(x, 0), lambda x: x * 1, inputs)
-    with pytest.raises(AssertionError, match=r"^_shifted_kernel loads x_ptr \[16\] at element 16 of its memory"):
-        testing.check_kernels(lambda x: _Shifted.apply(x, 1), lambda x: x * 1, inputs)
-    with pytest.raises(NotApplicable, match=r"^launches no Triton kernel$"):
-        testing.check_kernels(triple, triple, samples((3, 5), (3, 5)))

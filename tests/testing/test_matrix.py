@@ -29,11 +29,7 @@ def test_an_op_of_ours() -> None:
     report.raise_on_failure()
     assert {cell.check for cell in report.cells} == {*CHECKS, "fused, eager"}
     assert len(report.cells) == len(CHECKS) + 1
-    assert {cell.check for cell in report.cells if cell.outcome == "n/a"} <= {
-        "opcheck",
-        "CUDA graph",
-        "kernels",
-    }
+    assert {cell.check for cell in report.cells if cell.outcome == "n/a"} <= {"opcheck", "CUDA graph"}
 
 
 def test_an_unknown_check_and_no_inputs() -> None:
@@ -60,7 +56,7 @@ def test_a_reference_that_always_raises_makes_no_green_report() -> None:
     def broken(x: Tensor) -> Any:
         return x.no_such()
 
-    names = ["values and gradients", "kernels"]
+    names = ["values and gradients", "layouts"]
     with pytest.raises(AssertionError, match=r"^sin: 0 of 2 checks failed, 2 n/a; that shows nothing: no values were"):
         check(torch.sin, broken, [(3, 5)], checks=names, dtypes=[torch.float32]).raise_on_failure()
     misspelt = check(torch.sin, torch.sin, [(3, 5)], checks=names, options={"oot": None}, dtypes=[torch.float32])

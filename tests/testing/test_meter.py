@@ -5,7 +5,7 @@ import torch
 
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.testing.meter import KernelFault, Traffic, metered
+from tests.testing.meter import KernelFault, Traffic, metered
 
 
 @pytest.fixture(autouse=True)

@@ -5,20 +5,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 
 def compile_ahead(
-    calls: Iterable[Callable[[], object]], *, workers: int, minutes: float, say: Callable[[str], None]
-) -> None:
-    """Make the calls of `run_ahead`, for `minutes` at most, and say how many succeeded."""
-    say(f"compiling, on {workers} processes")
-    done = run_ahead(calls, workers=workers, seconds=60 * minutes)
-    say(f"compiled {sum(one is not None for one in done)} of {len(done)}")
-
-
-def run_ahead(calls: Iterable[Callable[[], object]], *, workers: int, seconds: float) -> list[Any]:
-    """Make calls in spawned processes, and return what each returned; None for those that failed or had no time.
+    calls: Iterable[Callable[[], object]], *, workers: int, seconds: float, say: Callable[[str], None]
+) -> int:
+    """Make calls in spawned processes; say and return how many succeeded.
 
     Inductor finds what they compiled only if no global of the main module is called `torch`: its keys are pickles, and
     pickle names the first module in which it finds one of torch's objects.
@@ -28,14 +20,18 @@ def run_ahead(calls: Iterable[Callable[[], object]], *, workers: int, seconds: f
             are dropped.
         workers: the number of processes.
         seconds: calls that have not ended by then are stopped.
+        say: gets a line before and after.
     """
+    say(f"compiling, on {workers} processes")
     deadline = time.monotonic() + seconds
     # A forked process could not use CUDA.
     with multiprocessing.get_context("spawn").Pool(workers, initializer=_start) as pool:
-        started = [pool.apply_async(_result, (call,)) for call in calls]
+        started = [pool.apply_async(_succeeds, (call,)) for call in calls]
         for one in started:
             one.wait(max(0.0, deadline - time.monotonic()))
-        return [one.get() if one.ready() else None for one in started]
+        done = sum(one.ready() and one.get() for one in started)
+    say(f"compiled {done} of {len(started)}")
+    return done
 
 
 def _start() -> None:
@@ -50,8 +46,9 @@ def _start() -> None:
         os.dup2(quiet, stream.fileno())
 
 
-def _result(call: Callable[[], object]) -> object:
+def _succeeds(call: Callable[[], object]) -> bool:
     try:
-        return call()
+        call()
     except Exception:  # as lack of memory beside the other workers; the suite compiles it by itself
-        return None
+        return False
+    return True

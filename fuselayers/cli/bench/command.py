@@ -1,4 +1,4 @@
-"""`fuselayers bench`: checks and times an op, a model or the fusion core against eager PyTorch."""
+"""`fuselayers bench`: checks and times an op or a model against eager PyTorch."""
 
 import argparse
 import json
@@ -13,11 +13,9 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from ..._version import __version__
 from ...configs import choices
 from ...names import shown
 from ...ops import draw_seed
-from ...ops.implementations.launch import why_no_kernels
 from ...ops.philox import keep_factors
 from ...partition import backends
 from ...partition.timer import Step, median_seconds, time_in_turns
@@ -25,11 +23,10 @@ from ..files import write_text
 from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports, add_overrides
 from ..text import chosen_names, print_table, say
-from .calls import BARE, call_cost
 from .cases import OPS, Settings, dtype_name, op_case
-from .measure import OURS, Candidate, Timing, spread, time_interleaved
-from .partition import SECTIONS, Row, Setting, budget_note
-from .subjects import COMPILE, Subject, model_subject, op_candidate, op_subject
+from .first_step import first_steps
+from .measure import EAGER, OURS, Candidate, Timing, host_times, spread, time_interleaved
+from .subjects import COMPILE, PLAIN, ModelCall, model_subject, op_candidate, op_subject
 from .suite_command import MINUTES, run_suite
 
 DESCRIPTION = """\
@@ -38,7 +35,6 @@ warm-up; tables show medians. Candidates with wrong numbers are not timed.
 
   fuselayers bench op bias_activation_dropout
   fuselayers bench model gpt_nano feedforward=mlp
-  fuselayers bench partition --quick
   fuselayers bench suite --out results/"""
 _OP = """\
 Times one op: its formula in plain eager PyTorch, the same in torch.compile, and the op on each backend.
@@ -46,23 +42,17 @@ Times one op: its formula in plain eager PyTorch, the same in torch.compile, and
   fuselayers bench op bias_activation_dropout
   fuselayers bench op softmax --shape 4x1025x768 --dtype bfloat16
   fuselayers bench op dropout --parts
-  TRITON_INTERPRET=1 fuselayers bench op softmax --overhead
+  fuselayers bench op layer_norm --overhead
 
---overhead measures the CPU time of a call that launches kernels, with the launches stubbed, beside a bare
-autograd.Function over the same ops; without a GPU it needs TRITON_INTERPRET=1. --parts times the forward of an op with
-dropout, its mask alone, the op without dropout, and a copy of x."""
+--overhead measures what a call costs the host, on a small tensor, beside plain PyTorch. --parts times the forward of an
+op with dropout, its mask alone, the op without dropout, and a copy of x."""
 _MODEL = """\
 Times one model of the configs: plain eager PyTorch without this library, the same in torch.compile, this library's
-eager layers, and each backend.
+eager layers, and each backend. The last column is what a user waits for: the first forward and backward in a new
+process, with an empty compile cache and with the one that it left. It compiles each of them twice more.
 
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench model llama_tiny --dropout 0 --json result.json"""
-_PARTITION = """\
-Measures the fusion core beside PyTorch's partitioners: saved bytes, memory against recompute, the time to cut a graph,
-and what a call costs.
-
-  fuselayers bench partition --only saved,budget --layers 4
-  fuselayers bench partition --quick --json partition.json"""
 _SUITE = """\
 Measures every op in many shapes, dtypes and options, and whole models, against eager PyTorch, torch.compile and, on a
 GPU, Liger-Kernel where it is installed. Writes a folder with the numbers, a table and pictures.
@@ -76,7 +66,7 @@ _DTYPES: Final = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-_LAYERS: Final = 4
+_FIRST_STEP: Final = "first step, cold / warm"
 _REPEATS: Final = 50
 _SUITE_REPEATS: Final = 20
 _OP_SHAPE: Final = (8, 256, 512)
@@ -90,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, summary, description, add in (
         ("op", "one op", _OP, _add_op),
         ("model", "one model of the configs", _MODEL, _add_model),
-        ("partition", "the fusion core", _PARTITION, _add_partition),
         ("suite", "every op, and models, into a folder", _SUITE, _add_suite),
     ):
         subject = subjects.add_parser(name, help=summary, description=description)
@@ -110,7 +99,7 @@ def _add_op(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dropout", type=float, help="probability of dropping (default 0.1)")
     parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
     _add_candidates(parser)
-    parser.add_argument("--overhead", action="store_true", help="what a call costs the CPU, launches stubbed")
+    parser.add_argument("--overhead", action="store_true", help="what a call costs the host, beside plain PyTorch")
     parser.add_argument("--parts", action="store_true", help="an op with dropout: its mask and the rest, forward")
 
 
@@ -131,12 +120,6 @@ def _add_candidates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backends", help=f"comma-separated (default {', '.join(_DEFAULT_BACKENDS)})")
 
 
-def _add_partition(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", metavar="SECTIONS", help=f"comma-separated, of {', '.join(SECTIONS)} (default all)")
-    parser.add_argument("--layers", type=int, default=_LAYERS, help=f"layers of the budget's model (default {_LAYERS})")
-    parser.add_argument("--quick", action="store_true", help="fewer and smaller models")
-
-
 def _add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--ops", help="comma-separated (default all, and models)")
@@ -151,7 +134,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Check, time and print.
 
     Returns:
-        The exit code: 0, or 1 when a candidate's numbers are wrong, or a budget of ours costs more than torch's.
+        The exit code: 0, or 1 when a candidate's numbers are wrong.
 
     Raises:
         ValueError: a wrong argument; the text lists the possible ones.
@@ -161,8 +144,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     device = choose_device(arguments.device, setting="--device")
     if arguments.subject == "suite":
         return run_suite(arguments, console, device=device)
-    if arguments.subject == "partition":
-        return _run_partition(arguments, console, device=device)
     if arguments.subject == "model":
         return _run_subject(arguments, console, device=device)
     if arguments.overhead and arguments.parts:
@@ -214,85 +195,69 @@ def _run_parts(arguments: argparse.Namespace, console: Console, *, device: torch
 
 
 def _run_overhead(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    reason = why_no_kernels(device)
-    if reason is not None:
-        raise ValueError(f"--overhead needs an op's kernels: {reason}")
     settings = _settings(arguments, shape=_SMALL_SHAPE, device=device)
-    title = f"{arguments.name} of {'x'.join(map(str, settings.shape))} {dtype_name(settings.dtype)}"
-    cost = call_cost(title, op_case(arguments.name, settings), readings=arguments.repeats, device=device)
+    case = op_case(arguments.name, settings)
+    candidates = [op_candidate(PLAIN, case, case.plain), op_candidate(OURS, case, case.op)]
+    timings = host_times(candidates, repeats=arguments.repeats, device=device)
     machine = measured_machine(device)
+    title = f"{arguments.name} of {'x'.join(map(str, settings.shape))} {dtype_name(settings.dtype)}"
+    seconds = {
+        candidate.name: {"forward": timing.forward, "forward + backward": timing.both}
+        for candidate, timing in zip(candidates, timings, strict=True)
+    }
     rows = []
-    for span, heading in (("forward", "forward"), ("forward_backward", "forward + backward")):
-        ours, bare = (cost.median(name, span) * 1e6 for name in (OURS, BARE))
-        rows.append({"": heading, "us": f"{ours:.1f}", "bare us": f"{bare:.1f}", "us / bare us": f"{ours / bare:.2f}"})
-    say(console, f"{title}, launches stubbed", machine)
+    for span, readings in seconds[OURS].items():
+        us, plain_us = (statistics.median(one) * 1e6 for one in (readings, seconds[PLAIN][span]))
+        rows.append({"": span, "us": f"{us:.1f}", "plain us": f"{plain_us:.1f}", "us / plain": f"{us / plain_us:.2f}"})
+    say(console, f"{title}, host time of a call", machine)
     print_table(console, rows)
-    say(console, f"medians of {arguments.repeats} in turns, CPU time; bare: an autograd.Function over the same ops")
-    _write_json(arguments.json, subject=title, machine=machine, seconds=cost.seconds)
+    say(console, f"medians of {arguments.repeats} in turns, one thread; plain: eager PyTorch without this library")
+    _write_json(arguments.json, subject=title, machine=machine, seconds=seconds)
     return 0
 
 
 def _run_subject(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    subject = _subject(arguments, device=device)
+    chosen = _backends(arguments.backends, device=device)
+    if arguments.subject == "model":
+        shape = None if arguments.shape is None else _shape(arguments.shape)
+        dtype, overrides = _DTYPES[arguments.dtype], tuple(arguments.overrides)
+        model = ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device)
+        subject = model_subject(model, backends=chosen)
+    else:
+        subject = op_subject(arguments.name, _settings(arguments, shape=_OP_SHAPE, device=device), backends=chosen)
     machine = measured_machine(device)
     wrong = [f"{name} is not timed, its numbers are wrong: {reason}" for name, reason in subject.wrong.items()]
     say(console, subject.title, machine, *wrong)
     timings = time_interleaved(subject.candidates, repeats=arguments.repeats, device=device)
-    print_table(console, _timing_rows(subject.candidates, timings))
+    first = {}
+    if arguments.subject == "model":
+        with console.status("first steps, in processes of their own"):
+            for name in chosen:
+                if name != EAGER and name not in subject.wrong:
+                    first[name] = first_steps(model, name, imports=arguments.imports)
+    rows = _timing_rows(subject.candidates, timings)
+    for row in rows if first else ():
+        row[_FIRST_STEP] = "{:.1f} / {:.1f} s".format(*first[row[""]]) if row[""] in first else "-"
+    print_table(console, rows)
     say(
         console,
         f"medians of {arguments.repeats} in turns, +- half the distance of the quartiles",
         "fwd: forward; both: forward + backward; x: times as fast as plain",
         "plain: eager PyTorch without this library; torch.compile: of that",
         "eager: our layers or formula, not fused; others: ours, fused by that backend",
+        *(
+            [f"{_FIRST_STEP}: forward + backward in a new process, with an empty compile cache and with its own"]
+            if first
+            else []
+        ),
     )
     seconds = {
         candidate.name: {"forward": timing.forward, "forward_backward": timing.both}
         for candidate, timing in zip(subject.candidates, timings, strict=True)
     }
-    _write_json(arguments.json, subject=subject.title, machine=machine, seconds=seconds, wrong=subject.wrong)
+    content = {"seconds": seconds, "wrong": subject.wrong} | ({"first_step": first} if first else {})
+    _write_json(arguments.json, subject=subject.title, machine=machine, **content)
     return int(bool(subject.wrong))
-
-
-def _run_partition(arguments: argparse.Namespace, console: Console, *, device: torch.device) -> int:
-    if arguments.layers < 1:
-        raise ValueError(f"--layers must be at least 1, got {arguments.layers}")
-    setting = Setting(device=device, repeats=arguments.repeats, num_layers=arguments.layers)
-    if arguments.quick:
-        setting = replace(setting, depths=setting.depths[:2], hidden_dim=256)
-    chosen = chosen_names("section of bench partition", arguments.only, SECTIONS)
-    machine = f"{measured_machine(device)}, fuselayers {__version__}"
-    say(console, machine)
-    measured: dict[str, list[Row]] = {}
-    for name in chosen:
-        title, measure = SECTIONS[name]
-        rows = measured[name] = measure(setting)
-        shown = [{heading: cell for heading, cell in row.items() if heading != "wrong"} for row in rows]
-        say(console, "", title)
-        print_table(console, shown)
-        if name == "budget":
-            say(console, budget_note(rows))
-        for row in rows:
-            if row.get("wrong"):
-                where = " ".join(str(row[key]) for key in ("layer", "dtype", "call") if key in row)
-                say(console, f"not timed, the numbers are wrong: {where}: {row['wrong']}")
-    _write_json(arguments.json, machine=machine, repeats=setting.repeats, sections=measured)
-    return int(any(row.get("wrong") or row.get("lower") == "torch" for rows in measured.values() for row in rows))
-
-
-def _subject(arguments: argparse.Namespace, *, device: torch.device) -> Subject:
-    chosen = _backends(arguments.backends, device=device)
-    if arguments.subject == "model":
-        return model_subject(
-            arguments.name,
-            arguments.overrides,
-            shape=None if arguments.shape is None else _shape(arguments.shape),
-            dropout=arguments.dropout,
-            backends=chosen,
-            dtype=_DTYPES[arguments.dtype],
-            device=device,
-        )
-    return op_subject(arguments.name, _settings(arguments, shape=_OP_SHAPE, device=device), backends=chosen)
 
 
 def _settings(arguments: argparse.Namespace, *, shape: tuple[int, ...], device: torch.device) -> Settings:

@@ -16,6 +16,7 @@ EAGER: Final = "eager"
 OURS: Final = "fuselayers"
 
 _WARM_UP = 3
+_CALLS: Final = 50  # in one reading of the clock
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
 _SLACK = 16
 # There the last place is 0.8 % in bfloat16, and eager rounds after each op.
@@ -108,6 +109,33 @@ def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: t
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
     return [Timing(forward, list(map(operator.add, forward, backward))) for forward, backward in pairs]
+
+
+def host_times(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
+    """Seconds of each candidate's call on one thread: what a call costs the host, if its tensors are small.
+
+    A reading is of many calls, whose kernels queue on a GPU.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a second one would wait for work
+    try:
+        steps = {f"{number} forward": Step(partial(_calls, one.call)) for number, one in enumerate(candidates)}
+        steps |= {f"{number} both": Step(partial(_calls, _with_backward(one))) for number, one in enumerate(candidates)}
+        times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
+    finally:
+        torch.set_num_threads(threads)
+    each = {name: [reading / _CALLS for reading in readings] for name, readings in times.items()}
+    return [Timing(each[f"{number} forward"], each[f"{number} both"]) for number in range(len(candidates))]
+
+
+def _calls(call: Callable[[], object], _: object) -> None:
+    for _ in range(_CALLS):
+        call()
+
+
+def _with_backward(candidate: Candidate) -> Callable[[], object]:
+    weights = [torch.ones_like(output) for output in candidate.call()]
+    return lambda: torch.autograd.grad(candidate.call(), candidate.leaves, weights)
 
 
 def _restore(candidate: Candidate) -> None:

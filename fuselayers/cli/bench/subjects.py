@@ -111,85 +111,99 @@ def _op_implementation(backend: str) -> Implementation:
     return lambda case: fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
 
 
-def model_subject(
-    name: str,
-    overrides: Sequence[str],
-    *,
-    shape: tuple[int, ...] | None,
-    dropout: float | None,
-    backends: Sequence[str],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Subject:
-    """A model's training loss: plain PyTorch, that fused and under `torch.compile`; this library's layers, those fused.
+@dataclass(frozen=True)
+class ModelCall:
+    """A training loss that can be asked for in another process too.
 
-    A model without a twin in plain PyTorch is compared with its layers in eager mode; the title says so.
-
-    Args:
+    Attributes:
         name: a model of the configs, or its path.
         overrides: of its config.
         shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
         dropout: of every component; 0 also turns stochastic depth off; None keeps the config's.
-        backends: for the whole model.
         dtype: of the weights.
         device: of the model.
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    shape: tuple[int, ...] | None
+    dropout: float | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def forms(self, backends: Sequence[str]) -> tuple[str, list[Candidate], list[Candidate], list[Candidate]]:
+        """Return the title; plain PyTorch, it fused and under `torch.compile`; our layers, fused; eager and float64.
+
+        A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the title says so.
+        Nothing is compiled before a candidate is called.
+
+        Raises:
+            ValueError: no such model, an override or a shape that does not fit.
+        """
+        config = _with_dropout(compose(self.name, self.overrides), self.dropout)
+        config = replace(config, fusion=replace(config.fusion, scope="none"))
+        options, shape = config.model.options, self.shape
+        context = options.get("context_length")
+        if shape is None:
+            shape = (_SEQUENCES,) if context is None else (_SEQUENCES, context)
+        if context is not None and (len(shape) != 2 or shape[1] > context):
+            raise ValueError(
+                f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x"
+                f"{context}; got {'x'.join(map(str, shape))}"
+            )
+        torch.manual_seed(0)
+        own = build(config).to(device=self.device, dtype=self.dtype).train()
+        unfused = build(plain_config(config)).to(device=self.device, dtype=self.dtype).train()
+        unfused.load_state_dict(own.state_dict())
+        examples = example_batch(unfused, config, shape, device=self.device, option="--shape")
+        highest = options.get("vocab_size", options.get("num_classes", 1))
+        inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
+
+        def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
+            # By name: the twin has its parameters in another order.
+            parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
+            like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
+            return Candidate(label, lambda: (model(*like),), parameters)
+
+        exact = copy.deepcopy(unfused).double()
+        limits = [candidate(EAGER, unfused, unfused), candidate("float64", exact, exact)]
+        ours = [
+            candidate(backend, own if backend == EAGER else fuse(own, backend=backend, fallback=()), own)
+            for backend in backends
+            if backend != COMPILE
+        ]
+        title = (
+            f"model {self.name}: {sum(parameter.numel() for parameter in own.parameters()):,} parameters, "
+            f"{config.feedforward.name}, {' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, "
+            f"{dtype_name(self.dtype)}"
+        )
+        try:
+            baseline: nn.Module = plain_twin(unfused)
+        except ValueError as error:
+            title, baseline, label = f"{title}; {error}", unfused, _LAYERS
+        else:
+            label = PLAIN
+        theirs = [candidate(label, baseline, baseline)]
+        for backend in backends if label == PLAIN else ():
+            if backend not in (EAGER, COMPILE):
+                fused = fuse(baseline, backend=backend, fallback=())
+                theirs.append(candidate(f"{PLAIN}, {backend}", fused, baseline))
+        if COMPILE in backends:
+            theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
+        return title, theirs, ours, limits
+
+
+def model_subject(model: ModelCall, *, backends: Sequence[str]) -> Subject:
+    """A model in all forms with right numbers.
 
     Raises:
         ValueError: no such model, an override or a shape that does not fit.
     """
-    config = _with_dropout(compose(name, overrides), dropout)
-    config = replace(config, fusion=replace(config.fusion, scope="none"))
-    options = config.model.options
-    context = options.get("context_length")
-    if shape is None:
-        shape = (_SEQUENCES,) if context is None else (_SEQUENCES, context)
-    if context is not None and (len(shape) != 2 or shape[1] > context):
-        raise ValueError(
-            f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
-            f"got {'x'.join(map(str, shape))}"
-        )
-    torch.manual_seed(0)
-    own = build(config).to(device=device, dtype=dtype).train()
-    unfused = build(plain_config(config)).to(device=device, dtype=dtype).train()
-    unfused.load_state_dict(own.state_dict())
-    examples = example_batch(unfused, config, shape, device=device, option="--shape")
-    highest = options.get("vocab_size", options.get("num_classes", 1))
-    inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
-
-    def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-        # By name: the twin has its parameters in another order.
-        parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
-        like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
-        return Candidate(label, lambda: (model(*like),), parameters)
-
+    title, theirs, ours, (eager, truth) = model.forms(backends)
     # With dropout only the library's own models have the same masks.
-    limit, exact = candidate(EAGER, unfused, unfused), copy.deepcopy(unfused).double()
-    ours = [
-        candidate(backend, own if backend == EAGER else fuse(own, backend=backend, fallback=()), own)
-        for backend in backends
-        if backend != COMPILE
-    ]
-    wrong = wrong_numbers(ours, eager=limit, truth=candidate("float64", exact, exact))
-    title = (
-        f"model {name}: {sum(parameter.numel() for parameter in own.parameters()):,} parameters, "
-        f"{config.feedforward.name}, {' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, "
-        f"{dtype_name(dtype)}"
-    )
-    try:
-        baseline: nn.Module = plain_twin(unfused)
-    except ValueError as error:
-        title, baseline, label = f"{title}; {error}", unfused, _LAYERS
-    else:
-        label = PLAIN
-    theirs = [candidate(label, baseline, baseline)]
-    for backend in backends if label == PLAIN else ():
-        if backend not in (EAGER, COMPILE):
-            fused = fuse(baseline, backend=backend, fallback=())
-            theirs.append(candidate(f"{PLAIN}, {backend}", fused, baseline))
-    if dropout == 0:  # else the masks differ
-        wrong |= wrong_numbers(theirs, eager=theirs[0], truth=candidate("float64", exact, exact))
-    if COMPILE in backends:
-        theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
+    wrong = wrong_numbers(ours, eager=eager, truth=truth)
+    if model.dropout == 0:
+        wrong |= wrong_numbers([one for one in theirs if one.name != COMPILE], eager=theirs[0], truth=truth)
     return Subject(title, [one for one in [*theirs, *ours] if one.name not in wrong], wrong)
 
 

@@ -2,16 +2,14 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
 
-from ...ops.implementations.launch import why_no_kernels
 from ...partition import saved_bytes
-from .calls import CallCost, call_cost
 from .cases import OpCase, Outputs, Settings, dtype_name, op_case
 from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
 from .peers import LIGER, liger_function
@@ -26,7 +24,6 @@ SHAPES: Final = (
     (8, 512, 1024),
     (8, 256, 512),
 )
-_CALLED: Final = (2, 32, 64)
 _CHECKED_ROWS: Final = (2, 150)
 # Wider, the weights of an op with a matmul would take gigabytes in float64.
 _CHECKED_MATMUL: Final = 1024
@@ -70,7 +67,6 @@ class Measured:
         peak: peak bytes of forward and backward, without the inputs; None on a CPU.
         kept: bytes saved for backward, without the inputs.
         floor: bytes that "forward" and "forward_backward" must move; empty for ops that bandwidth does not limit.
-        expected: seconds of the two spans, see expected.py; empty for other candidates and on a CPU.
     """
 
     title: str
@@ -81,7 +77,6 @@ class Measured:
     peak: int | None
     kept: int
     floor: dict[str, int]
-    expected: dict[str, float] = field(default_factory=dict)
 
     def median(self, span: str) -> float:
         """Median seconds of one of the two spans."""
@@ -94,7 +89,6 @@ class Suite:
 
     Args:
         bandwidth: of a copy, in bytes per second, read and written.
-        calls: the CPU time of a call of each op; empty without kernels.
         rows: the times of ops.
         models: the times of whole models.
         failed: wrong numbers or errors, by candidate.
@@ -102,7 +96,6 @@ class Suite:
     """
 
     bandwidth: float
-    calls: list[CallCost] = field(default_factory=list)
     rows: list[Measured] = field(default_factory=list)
     models: list[Measured] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -154,9 +147,6 @@ def measure_suite(
     name of each measurement, `keep` all measurements so far, after each variant.
     """
     suite = Suite(copy_bandwidth(device))
-    if why_no_kernels(device) is None:
-        say("what calls cost")
-        suite.calls += _call_costs(chosen, dtype=rounds[0].dtype, device=device, readings=repeats)
     for variant, one in _in_order(chosen, rounds, device):
         shapes = _affordable(variant, one.shapes, device)
         name = f"{variant.title}, {dtype_name(one.dtype)}"
@@ -220,15 +210,6 @@ def _affordable(variant: Variant, shapes: Sequence[tuple[int, ...]], device: tor
     if device.type != "cpu" or "linear" not in variant.op:
         return list(shapes)
     return [shape for shape in shapes if torch.Size(shape).numel() <= _CPU_MATMUL]
-
-
-def _call_costs(
-    chosen: Sequence[Variant], *, dtype: torch.dtype, device: torch.device, readings: int
-) -> Iterator[CallCost]:
-    for variant in chosen:
-        case = op_case(variant.op, settings_of(variant, _CALLED, dtype, device))
-        if case.floor is not None:  # else most of its work is torch's
-            yield call_cost(variant.title, case, readings=readings, device=device)
 
 
 def _implementations(variant: Variant, one: Round, device: torch.device) -> dict[str, Implementation]:

@@ -17,7 +17,6 @@ from ..._version import __version__
 from ..machine import measured_machine
 from ..text import chosen_names, say
 from .ahead import compile_ahead
-from .expected import add_expected, arch_of
 from .measure import OURS
 from .suite import SHAPES, Round, Suite, calls_ahead, measure_suite, variants
 from .suite_models import OWN_MODELS, measure_models, model_calls_ahead, models_on
@@ -27,7 +26,6 @@ _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32
 MINUTES: Final = 12.0
 # The share of the minutes; the models also get those that the ops leave.
 _SHARE_OF_MODELS: Final = 1 / 3
-_SECONDS_FOR_EXPECTED: Final = 30.0
 # Each holds a context and tensors of the largest shape on the GPU.
 _WORKERS: Final = 16
 _QUICK: Final = ((8, 256, 512),)
@@ -72,7 +70,7 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
     if device.type == "cuda":  # compiling takes one core longer than all measurements take the GPU
         # A model takes longest.
         ahead = [*model_calls_ahead(models, rounds[0].dtype, device), *calls_ahead(chosen, rounds, device)]
-        compile_ahead(ahead, workers=workers, minutes=minutes, say=progress)
+        compile_ahead(ahead, workers=workers, seconds=60 * minutes, say=progress)
     deadline = time.monotonic() + 60 * minutes
     suite = measure_suite(
         chosen,
@@ -93,8 +91,6 @@ def run_suite(arguments: argparse.Namespace, console: Console, *, device: torch.
         say=progress,
         keep=keep,
     )
-    if device.type == "cuda":
-        add_expected(suite, chosen, arch=arch_of(device), workers=workers, seconds=_SECONDS_FOR_EXPECTED)
     files = write_report(folder, suite, machine=machine, date=today, repeats=arguments.repeats)
     lines = [f"not timed: {name}: {reason}" for name, reason in suite.failed.items()]
     if suite.left_out:

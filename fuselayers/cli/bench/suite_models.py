@@ -11,7 +11,7 @@ import torch
 from ...partition import saved_bytes
 from .cases import dtype_name
 from .measure import EAGER, peak_bytes, results, time_interleaved
-from .subjects import COMPILE, PLAIN, Subject, model_subject
+from .subjects import COMPILE, PLAIN, ModelCall, Subject, model_subject
 from .suite import Measured, Suite, free_memory, one_line
 
 _SIZE: Final = ("model.hidden_dim=128", "model.num_layers=3")
@@ -96,7 +96,7 @@ def _subject(name: str, dropout: float, dtype: torch.dtype, device: torch.device
     # In eager mode the library's kernels run on a GPU alone.
     backends = (EAGER, FUSED, COMPILE) if device.type == "cuda" else (FUSED, COMPILE)
     shape, overrides = _shape(name, device), models_on(device)[name]
-    return model_subject(name, overrides, shape=shape, dropout=dropout, backends=backends, dtype=dtype, device=device)
+    return model_subject(ModelCall(name, overrides, shape, dropout, dtype, device), backends=backends)
 
 
 def _shape(name: str, device: torch.device) -> tuple[int, ...]:

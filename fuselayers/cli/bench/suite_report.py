@@ -9,11 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
+from ...errors import MissingPackageError
+from ...figure import new_figure
 from ..files import write_text, write_whole
-from .calls import BARE, CallCost
+from ..text import complain
 from .measure import EAGER, OURS
 from .suite import Measured, Suite
 from .suite_models import models_table
@@ -34,9 +33,13 @@ def write_data(folder: Path, suite: Suite, *, machine: str, date: str, repeats: 
 
 
 def write_report(folder: Path, suite: Suite, *, machine: str, date: str, repeats: int) -> list[Path]:
-    """Write the data and the pictures; returns the files."""
+    """Write the data, and the pictures where matplotlib is installed; returns the files."""
     files = write_data(folder, suite, machine=machine, date=date, repeats=repeats)
-    return files + draw_all(folder, suite.rows, machine=machine, date=date, repeats=repeats)
+    try:
+        return files + draw_all(folder, suite.rows, machine=machine, date=date, repeats=repeats)
+    except MissingPackageError as error:
+        complain(f"no pictures: {error}")
+        return files
 
 
 def draw_all(folder: Path, rows: Sequence[Measured], *, machine: str, date: str, repeats: int) -> list[Path]:
@@ -83,12 +86,8 @@ def table(suite: Suite, *, said: str) -> str:
             f"| {' | '.join(_cells(rows, candidates, bandwidth=suite.bandwidth))} |"
             for rows in _by_place(suite.rows, dtype)
         ]
-    if any(row.expected for row in suite.rows):
-        lines += ["", *_expected(suite.rows)]
     if suite.models:
         lines += ["", *models_table(suite.models)]
-    if suite.calls:
-        lines += ["", *_calls(suite.calls)]
     for heading, items in (
         ("Not timed: wrong numbers, or an error", [f"{what}: {why}" for what, why in suite.failed.items()]),
         ("Left out, there was no time", suite.left_out),
@@ -96,40 +95,6 @@ def table(suite: Suite, *, said: str) -> str:
         if items:
             lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
     return "\n".join(lines) + "\n"
-
-
-def _expected(rows: Sequence[Measured]) -> Iterator[str]:
-    yield "## Expected and measured"
-    yield ""
-    yield (
-        f"{OURS}, in microseconds. Expected: by the model of `fuselayers lint-kernels`, which knows the compiled code "
-        "and the data sheet. It leaves out what slows memory down, so a measured time is seldom shorter."
-    )
-    yield ""
-    yield "| op | shape | dtype | expected us f | us f | expected us fb | us fb |"
-    yield "| --- | --- | --- | ---: | ---: | ---: | ---: |"
-    for row in rows:
-        if row.expected:
-            times = [f"{1e6 * one:.1f}" for span in _SPANS for one in (row.expected[span], row.median(span))]
-            yield f"| {' | '.join((row.title, 'x'.join(map(str, row.shape)), row.dtype, *times))} |"
-
-
-def _calls(calls: Sequence[CallCost]) -> Iterator[str]:
-    yield "## What a call costs the CPU"
-    yield ""
-    yield (
-        f"In microseconds of CPU time, launches stubbed. {BARE}: a torch.autograd.Function over the same registered "
-        f"ops, with arguments known beforehand. {OURS} / {BARE}: the aim is 1.4 at most."
-    )
-    yield ""
-    names = (BARE, OURS)
-    headings = [f"{name} {short}" for name in (*names, f"{OURS} / {BARE}") for short in ("f", "fb")]
-    yield f"| op | {' | '.join(headings)} |"
-    yield "| --- |" + " ---: |" * len(headings)
-    for cost in calls:
-        cells = [f"{cost.median(name, span) * 1e6:.1f}" for name in names for span in _SPANS]
-        cells += [f"{cost.median(OURS, span) / cost.median(BARE, span):.2f}" for span in _SPANS]
-        yield f"| {cost.title} | {' | '.join(cells)} |"
 
 
 def _by_place(rows: Sequence[Measured], dtype: str) -> Iterator[dict[str, Measured]]:
@@ -184,9 +149,10 @@ def draw(path: Path, rows: Sequence[Measured], *, span: str, title: str, said: s
     names = sorted({name for of_op in means.values() for name in of_op}, key=lambda name: (name != OURS, name))
     # Readable in a light and a dark page: no ground, and a grey that contrasts with both.
     grey = "#808080"
-    style = {"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}
-    with rc_context(style):
-        figure = Figure(figsize=(4.5, 0.43 * len(ops) + 1.2), layout="constrained", facecolor="none")
+    figure = new_figure(figsize=(4.5, 0.43 * len(ops) + 1.2), facecolor="none")
+    from matplotlib import rc_context
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": grey, "xtick.color": grey}):
         axes = figure.add_subplot(facecolor="none")
         height = 0.55 / max(1, len(names))
         for place, name in enumerate(names):

@@ -3,40 +3,36 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from rich.console import Console
 
 from ...configs import compose
 from ...configs.sources import split_source
-from ...names import shown
+from ...hardware import GPUS
+from ...names import no_such, shown
 from ..parser import add_imports, add_overrides
 from ..text import say
-from .check import checked_models, print_check
-from .hardware import CPU, hardware_called
-from .layout import is_budget, layout_of
-from .measure import this_machine
 from .model import planned_model
-from .report import as_dict, print_details, print_model, print_plans
-from .search import best_plans, fits, plan_of, too_large
-from .trace import SELECTIVE
+from .report import as_dict, print_model, print_plan
+from .step import gpu_layout, plan_of
 
 DESCRIPTION = """\
-Says what a training step will cost on GPUs that need not be here: parameters, FLOPs, bytes of activations for each way
-to save them, memory and communication of a layout, the largest batch that fits, the expected time. Nothing runs.
-Without a layout it tries those that a user would, and prints the best.
+Says what a training step will cost on GPUs that need not be here: its memory, FLOPs, what the GPUs send, and its time.
+Nothing runs.
 
   fuselayers plan model=llama3_8b gpus=8
   fuselayers plan model=llama3_8b gpus=512 gpu=h200 budget=0.3
-  fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.shard=fsdp batch=4
-  fuselayers plan model=gpt_nano gpu=cpu --check
+  fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.checkpointing=block batch=4
 
-gpus= is their number, gpu= their kind (a100, h100, h200, b200, mi300x, or cpu: this machine, measured), budget= a share
-of what eager mode saves, batch= the examples of each data-parallel group in a step. Products run in bfloat16 on a GPU
-unless train.precision=float32."""
+gpus= is their number, gpu= their kind, batch= the examples of each data-parallel group in a step (else the largest
+power of two that fits, up to 32), budget= a share of what eager mode saves, efficiency= the share of the GPU's rates
+that a step keeps. Groups without parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
 
-_SHOWN: Final = 6
+# Chosen so that published runs are on both sides (tests/cli/plan/test_published.py). All other GPUs have the H100's.
+_EFFICIENCY: Final = {"A100": 0.7}
+_EFFICIENCY_OF_OTHERS: Final = 0.46
 
 
 @dataclass
@@ -46,24 +42,22 @@ class Asked:
     Attributes:
         overrides: of the config.
         gpus: how many.
-        gpu: of which kind.
-        has_layout: whether an override is of the section `parallel`.
-        budget: the partitioner's name of a budget; None without.
+        gpu: the name in `hardware.GPUS`.
         batch: examples; None where nobody said.
-        precision: the dtype of products; None where nobody said.
+        efficiency: None where nobody said.
+        precision: the dtype of products.
     """
 
     overrides: list[str] = field(default_factory=list)
     gpus: int = 1
-    gpu: str = "h100"
-    has_layout: bool = False
-    budget: str | None = None
+    gpu: str = "H100"
     batch: int | None = None
-    precision: str | None = None
+    efficiency: float | None = None
+    precision: str = "bfloat16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the model, the hardware and the layout."""
+    """Add the model, the GPUs and the layout."""
     add_overrides(
         parser,
         nargs="+",
@@ -71,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="model=llama3_8b, gpus=8, gpu=h100, budget=0.5, parallel.tp=2, and overrides of the config",
     )
     parser.add_argument("--json", action="store_true", help="print all figures as JSON")
-    parser.add_argument("--check", action="store_true", help="with gpu=cpu: compare with measured steps; takes minutes")
     add_imports(parser)
 
 
@@ -84,41 +77,23 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     asked = read_arguments(arguments.overrides)
     source, overrides = split_source(asked.overrides)
     config = compose(source or "gpt_nano", overrides)
-    name = next((one.partition("=")[2] for one in overrides if one.startswith("model=")), config.model.name)
-    if arguments.check:
-        if asked.gpu != CPU:
-            raise ValueError("--check measures this machine's CPU; add gpu=cpu")
-        print_check(console, checked_models(name, config, batch=asked.batch), as_json=arguments.json)
-        return 0
-    layout = layout_of(config.parallel) if asked.has_layout or asked.gpu == CPU else None
-    if layout is not None and asked.budget:
-        layout = replace(layout, checkpointing=asked.budget)
-    batch = asked.batch
-    if asked.gpu == CPU:
-        batch = batch or config.train.batch_size
-        hardware = this_machine(config, batch)
-    else:
-        hardware = hardware_called(asked.gpu)
-    with console.status("counting a model of one layer and one of two"):
-        model = planned_model(
-            config,
-            checkpointing=[SELECTIVE, asked.budget or (layout.checkpointing if layout else "none")],
-            precision=asked.precision or ("float32" if asked.gpu == CPU else "bfloat16"),
-            name=name,
-        )
-    if layout is not None:
-        plans = [plan_of(model, hardware, layout, gpus=asked.gpus, batch=batch)]
-        if not fits(plans[0], hardware):
-            raise ValueError(too_large(model, hardware, plans[0]))
-    else:
-        plans = best_plans(model, hardware, gpus=asked.gpus, batch=batch, budget=asked.budget)
+    name = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), config.model.name)
+    layout = gpu_layout(config.parallel, gpus=asked.gpus)
+    gpu = GPUS[asked.gpu]
+    with console.status("counting the model"):
+        model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)
+    plan = plan_of(model, gpu, layout, batch=asked.batch, efficiency=asked.efficiency or efficiency_of(asked.gpu))
     if arguments.json:
-        say(console, json.dumps(as_dict(model, plans, hardware, gpus=asked.gpus), indent=2))
+        say(console, json.dumps(as_dict(model, gpu, plan), indent=2))
         return 0
     print_model(console, model)
-    print_plans(console, plans[:_SHOWN], hardware, gpus=asked.gpus)
-    print_details(console, plans[0])
+    print_plan(console, gpu, plan, gpus=asked.gpus)
     return 0
+
+
+def efficiency_of(gpu: str) -> float:
+    """Return the share of a GPU's rates that a step keeps where nobody says another."""
+    return _EFFICIENCY.get(gpu, _EFFICIENCY_OF_OTHERS)
 
 
 def read_arguments(words: Sequence[str]) -> Asked:
@@ -127,11 +102,12 @@ def read_arguments(words: Sequence[str]) -> Asked:
     Raises:
         ValueError: a value that cannot be.
 
-    >>> asked = read_arguments(["model=gpt_nano", "gpus=4", "parallel.shard=fsdp"])
-    >>> asked.gpus, asked.has_layout, asked.overrides
-    (4, True, ['model=gpt_nano', 'parallel.shard=fsdp'])
+    >>> asked = read_arguments(["model=gpt_nano", "gpus=4", "budget=0.5"])
+    >>> asked.gpus, asked.overrides
+    (4, ['model=gpt_nano', 'parallel.checkpointing=budget:0.5'])
     """
     asked = Asked()
+    gpus = {name.lower().replace(" ", "_"): name for name in GPUS}
     for word in words:
         key, _, value = word.partition("=")
         if key == "gpus":
@@ -139,20 +115,19 @@ def read_arguments(words: Sequence[str]) -> Asked:
         elif key == "batch":
             asked.batch = _whole(key, value)
         elif key == "gpu":
-            asked.gpu = value
+            if value not in gpus:
+                raise ValueError(no_such("gpu", value, gpus))
+            asked.gpu = gpus[value]
+        elif key == "efficiency":
+            asked.efficiency = _share(key, value)
         elif key == "budget":
-            asked.budget = value if value.startswith("budget:") else f"budget:{value}"
-            if not is_budget(asked.budget):
-                raise ValueError(f"budget must be a share of what eager mode saves, as 0.5, got {shown(value)}")
+            asked.overrides.append(f"parallel.checkpointing=budget:{_share(key, value.removeprefix('budget:'))}")
+        elif key == "train.batch_size":
+            raise ValueError("train.batch_size is of all data-parallel groups; a plan takes batch=, that of each")
         else:
-            asked.has_layout |= key == "parallel" or key.startswith("parallel.")
-            if key == "train.batch_size":
-                raise ValueError("train.batch_size is of all data-parallel groups; a plan takes batch=, that of each")
             if key == "train.precision":
                 asked.precision = value
             asked.overrides.append(word)
-    if asked.gpu == CPU and asked.gpus != 1:
-        raise ValueError(f"gpu=cpu is this machine, one device; leave gpus={asked.gpus} out, or name a GPU")
     return asked
 
 
@@ -160,3 +135,13 @@ def _whole(key: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ValueError(f"{key} must be a number from 1 on, got {shown(value)}")
     return int(value)
+
+
+def _share(key: str, value: str) -> float:
+    try:
+        share = float(value)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ValueError(f"{key} must be a share, above 0 and at most 1, as 0.5, got {shown(value)}")
+    return share

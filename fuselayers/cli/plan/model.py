@@ -1,54 +1,43 @@
-"""model -- what a plan needs to know of a config's model: numbers only, once it is made."""
+"""model -- the numbers that a plan needs to know of a config's model. Nothing runs and no weight takes memory.
 
-import math
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+FLOPs are those of torch's flop counter, through `model_costs`. What a block keeps is what `explain` says of it, cut by
+itself; blocks of the same kind are explained once.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy
 
-from ...configs import Config
-from .layout import Layout
-from .trace import EAGER, count, depth_of, meta_model
-from .work import Counted
-
-Shape = tuple[int, ...]
+from ..._torch.dispatch import TorchDispatchMode, pytree
+from ...configs import Config, build, model_costs
+from ...configs.build import blocks_of
+from ...configs.create import check_described
+from ...partition import MemoryReport, explain
+from ..train.engine.checkpointing import checkpoint_blocks, selective_policy
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The shapes of a model's parameters, tied ones once.
+class Activations:
+    """What all blocks keep from forward to backward, for one example.
 
     Attributes:
-        layer: of the parameters of one layer.
-        rest: of all others.
-        num_layers: how many layers there are.
-        stream_bytes: of the input of a layer, for an example.
+        saved: bytes.
+        inside: those of them whose last dimension is not the model's width, which tensor parallelism divides.
+        largest: bytes that the block with most keeps.
+        repeated_flops: FLOPs of forward that backward repeats.
     """
 
-    layer: tuple[Shape, ...]
-    rest: tuple[Shape, ...]
-    num_layers: int
-    stream_bytes: float
-
-    @property
-    def layer_parameters(self) -> int:
-        """The parameters of one layer."""
-        return sum(map(math.prod, self.layer))
-
-    @property
-    def rest_parameters(self) -> int:
-        """The parameters outside of the layers."""
-        return sum(map(math.prod, self.rest))
-
-    @property
-    def parameters(self) -> int:
-        """The parameters of the whole model.
-
-        >>> Sizes(((2, 3), (2,)), ((5, 2),), 4, 0.0).parameters
-        42
-        """
-        return self.num_layers * self.layer_parameters + self.rest_parameters
+    saved: float
+    inside: float
+    largest: float
+    repeated_flops: float
 
 
 @dataclass(frozen=True)
@@ -57,117 +46,176 @@ class PlannedModel:
 
     Attributes:
         name: of its config.
-        sizes: of its parameters.
+        parameters: their number, tied ones once.
+        largest_unit: parameters that FSDP gathers at a time, at most: of a block, or of all that is in no block.
+        blocks: how many there are.
         tokens: of an example; 1 for a model without tokens.
-        precision: of products: "bfloat16" or "float32".
-        run_kind: how values are chosen to be saved without checkpointing: "eager", or a partitioner of `fuse`.
-        counted: by kind: the step's numbers.
-        heads: of the attention; None without.
-        kv_heads: its key-value heads.
+        width: of the stream between blocks.
+        vocabulary: classes of a token; 0 for a model without tokens.
+        fused_loss: whether the loss has the logits of a chunk in memory, instead of all.
+        heads: of the attention, and its key-value heads; None without.
+        itemsize: bytes of a number in the products: 2 in bfloat16, 4 in float32.
+        flops: of forward and backward for an example; nothing is repeated, and a causal attention counts all scores.
+        stream: bytes of the blocks' inputs, for an example.
+        run: the activations without checkpointing.
+        kept: the activations with the checkpointing of the plan.
     """
 
     name: str
-    sizes: Sizes
+    parameters: int
+    largest_unit: int
+    blocks: int
     tokens: int
-    precision: str
-    run_kind: str
-    counted: Mapping[str, Counted]
-    heads: int | None
-    kv_heads: int | None
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number in the products."""
-        return 2 if self.precision == "bfloat16" else 4
-
-    def counted_for(self, layout: Layout) -> Counted:
-        """Return the step's numbers for what a layout saves; for recomputed blocks, those of the block's own run."""
-        kind = layout.checkpointing
-        return self.counted[self.run_kind if kind == "none" or layout.recomputes_blocks else kind]
-
-    def flops(self, kind: str) -> float:
-        """FLOPs of a step for one example; a causal attention's without the scores that its kernel skips."""
-        return self.counted[kind].step(1, num_layers=self.sizes.num_layers).flops
-
-    @property
-    def block_flops(self) -> float:
-        """The same where each layer is recomputed."""
-        return self.flops(self.run_kind) + self.sizes.num_layers * self.counted[self.run_kind].layer(1).forward.flops
-
-    @property
-    def model_flops(self) -> float:
-        """FLOPs of a step for one example by the usual count for utilisation (Chowdhery et al., "PaLM", 2022, appendix
-        B): nothing is recomputed, and a causal attention counts all scores, three times those of its forward."""
-        steps = {kind: one.step(1, num_layers=self.sizes.num_layers) for kind, one in self.counted.items()}
-        # Forward's matrix products and their two in backward, which no partitioner but a budget repeats.
-        products = min(one.forward.matmul_flops + one.backward.matmul_flops for one in steps.values())
-        return products + 6.0 * steps[self.run_kind].forward.attention_flops
+    width: int
+    vocabulary: int
+    fused_loss: bool
+    heads: tuple[int | None, int | None]
+    itemsize: int
+    flops: float
+    stream: float
+    run: Activations
+    kept: Activations
 
 
-def planned_model(
-    config: Config, *, checkpointing: Sequence[str], precision: str, name: str | None = None
-) -> PlannedModel:
+def planned_model(config: Config, *, checkpointing: str, precision: str, name: str | None = None) -> PlannedModel:
     """Return the numbers of a config's model.
 
     Args:
         config: of the run.
-        checkpointing: what layouts will ask for.
+        checkpointing: what a block keeps, as `parallel.checkpointing`.
         precision: of products: "bfloat16" or "float32".
         name: of the model; None for that of its class.
 
     Raises:
-        ValueError: the model does not say what it is called with.
+        ValueError: the model does not say what it is called with, its context is shorter than the data's sequences, or
+            its blocks are reversible.
         PartitionError: a budget is too small.
     """
-    fusion = config.fusion
-    run_kind = EAGER if fusion.scope == "none" else fusion.partition
-    kinds = dict.fromkeys([EAGER, run_kind, *(one for one in checkpointing if one not in ("none", "block"))])
+    options, attention = config.model.options, config.attention.options
+    context, length = options.get("context_length"), config.data.sequence_length
+    if length and context:
+        if length > context:
+            raise ValueError(f"data.sequence_length is {length} tokens, and the model's context {context}; lower it")
+        config = replace(config, model=replace(config.model, options={**options, "context_length": length}))
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    context = config.model.options.get("context_length")
-    tokens = config.data.sequence_length or context
-    if tokens and context and tokens > context:
-        raise ValueError(f"data.sequence_length is {tokens} tokens, and the model's context {context}; lower it")
-    heads = config.attention.options.get("num_heads")
+    model = _meta_model(config, dtype)
+    calls = _calls_of_blocks(model, dtype)
+    fused = config.fusion.scope != "none"
+    partition = config.fusion.partition if fused else "default"
+    run, forward_flops = _activations(calls, partition, fused=fused)
+    stream = float(sum(args[0].nbytes for args, _ in calls.values()))
+    kept = run
+    if checkpointing == "block":
+        kept = Activations(stream, 0.0, run.largest, forward_flops)
+    elif checkpointing == "selective":
+        # The partitioner leaves out what backward does not read; without it torch's checkpoint keeps all that it marks.
+        marked = None if fused else _kept_by_checkpoints(calls)
+        checkpoint_blocks(model, checkpointing)
+        kept, _ = _activations(calls, partition, fused=fused)
+        if marked:
+            kept = replace(kept, saved=stream + marked[0], inside=marked[1])
+    elif checkpointing != "none":
+        kept, _ = _activations(calls, checkpointing, fused=fused)
+    costs = model_costs(config)
+    of_blocks = [sum(one.numel() for one in block.parameters()) for block in calls]
+    heads = attention.get("num_heads")
     return PlannedModel(
         name=name or config.model.name,
-        sizes=_sizes(config, tokens or 1, dtype),
-        tokens=tokens or 1,
-        precision=precision,
-        run_kind=run_kind,
-        counted=count(config, kinds=list(kinds), tokens=tokens if tokens != context else None, dtype=dtype),
-        heads=heads,
-        kv_heads=config.attention.options.get("num_kv_heads") or heads,
+        parameters=costs.parameters,
+        largest_unit=max(*of_blocks, costs.parameters - sum(of_blocks)),
+        blocks=len(calls),
+        tokens=length or context or 1,
+        width=options.get("hidden_dim") or 0,
+        vocabulary=options.get("vocab_size") or 0,
+        fused_loss=options.get("loss", "plain") != "plain",
+        heads=(heads, attention.get("num_kv_heads") or heads),
+        itemsize=dtype.itemsize,
+        flops=float(costs.forward_flops + costs.backward_flops),
+        stream=stream,
+        run=run,
+        kept=kept,
     )
 
 
-def _sizes(config: Config, tokens: int, dtype: torch.dtype) -> Sizes:
-    depth, alike = depth_of(config)
-    if alike:
-        one, two = (_shapes(config, layers) for layers in (1, 2))
-        # The second layer's parameters have names of their own.
-        layer = tuple(shape for name, shape in two.items() if name not in one)
-        rest = list(one.values())
-        for shape in layer:
-            rest.remove(shape)
-    else:
-        layer, rest = _parts(_shapes(config, depth), depth)
-    width = config.model.options.get("hidden_dim") or 0
-    return Sizes(layer, tuple(rest), depth, float(tokens * width * dtype.itemsize))
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _parts(shapes: Mapping[str, Shape], depth: int) -> tuple[tuple[Shape, ...], list[Shape]]:
-    """Return the shapes of a layer and of the rest of a model whose layers differ, in a window for example; if they
-    differ in their parameters, all are the rest."""
-    layers: dict[str, list[Shape]] = {}
-    rest: list[Shape] = []
-    for name, shape in shapes.items():
-        path = re.match(r"(.*?\.[0-9]+)\.", name)
-        (rest if path is None else layers.setdefault(path[1], [])).append(shape)
-    first, *others = layers.values() if layers else [[]]
-    if len(layers) != depth or any(other != first for other in others):
-        return (), list(shapes.values())
-    return tuple(first), rest
+def _meta_model(config: Config, dtype: torch.dtype) -> Any:
+    with torch.device("meta"):
+        model: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(dtype)
+    check_described(config, model)
+    return model
 
 
-def _shapes(config: Config, layers: int) -> dict[str, Shape]:
-    return {name: tuple(one.shape) for name, one in meta_model(config, layers).named_parameters()}
+def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
+    """Return the arguments of each block for one example; a model without blocks is one."""
+    calls: dict[nn.Module, _Call] = {}
+    blocks = blocks_of(model) or [model]
+    if any(getattr(block, "reversible", False) for block in blocks):
+        raise ValueError(
+            "a plan counts what blocks keep, and reversible blocks keep nothing; set model.block=transformer"
+        )
+
+    def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[block] = (args, kwargs)
+
+    hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
+    model(*(one.to(dtype) if one.is_floating_point() else one for one in model.example_inputs(1, device="meta")))
+    for hook in hooks:
+        hook.remove()
+    return calls
+
+
+def _activations(calls: dict[nn.Module, _Call], partition: str, *, fused: bool) -> tuple[Activations, float]:
+    """Return what blocks keep for a partitioner, and the FLOPs of their forward."""
+    reports: dict[str, MemoryReport] = {}
+    saved, inside, repeated_flops, forward_flops = [], 0, 0.0, 0.0
+    for block, (args, kwargs) in calls.items():
+        kind = f"{block} {[one.shape for one in args if isinstance(one, Tensor)]}"
+        if kind not in reports:
+            with _torch_is_quiet():
+                backend = "inductor" if fused else "eager"
+                reports[kind] = explain(block, *args, backend=backend, partition=partition, **kwargs)
+        report, width = reports[kind], args[0].shape[-1:]
+        saved.append(report.totals["this"].saved_bytes)
+        inside += sum(value.num_bytes for value in report.saved if value.shape[-1:] != width)
+        repeated_flops += report.totals["this"].recomputed_flops
+        forward_flops += report.forward_flops
+    return Activations(float(sum(saved)), float(inside), float(max(saved)), repeated_flops), forward_flops
+
+
+class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The results of a block's forward that a selective checkpoint keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results: list[Tensor] = []
+        self._policy = selective_policy()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        results = func(*args, **(kwargs or {}))
+        if self._policy(SimpleNamespace(is_recompute=False), func) == CheckpointPolicy.MUST_SAVE:
+            self.results += [result for result in pytree.tree_leaves(results) if isinstance(result, Tensor)]
+        return results
+
+
+def _kept_by_checkpoints(calls: dict[nn.Module, _Call]) -> tuple[float, float]:
+    """Return the bytes of what selective checkpoints keep beside the blocks' inputs, and those inside of a block."""
+    saved = inside = 0
+    for block, (args, kwargs) in calls.items():
+        with _Kept() as kept:
+            block.forward(*args, **kwargs)
+        saved += sum(result.nbytes for result in kept.results)
+        inside += sum(result.nbytes for result in kept.results if result.shape[-1:] != args[0].shape[-1:])
+    return float(saved), float(inside)
+
+
+@contextmanager
+def _torch_is_quiet() -> Iterator[None]:
+    """Without torch's warning about every checkpoint that it traces."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

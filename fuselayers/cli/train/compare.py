@@ -51,6 +51,7 @@ class Comparison:
             PLAIN.
         num_batches: of the differences.
         conditions: machine, threads and versions.
+        compile_seconds: what compiling FUSED took; None where it is not known.
     """
 
     sides: dict[str, Side]
@@ -59,6 +60,7 @@ class Comparison:
     plain_difference: float | None
     num_batches: int
     conditions: str
+    compile_seconds: float | None = None
 
 
 def unfused_models(
@@ -89,6 +91,7 @@ def compare(
     repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
+    compile_seconds: float | None = None,
 ) -> Comparison:
     """Measure the models in training mode; weights, gradients, modes and torch's generators do not change.
 
@@ -98,6 +101,7 @@ def compare(
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
         device: where the models are.
+        compile_seconds: what compiling FUSED took before, if known.
     """
     modes = {name: model.training for name, model in models.items()}
     run = partial(_step, precision=precision, device=device)
@@ -134,23 +138,36 @@ def compare(
         plain_difference=max(plain_differences) if plain_differences else None,
         num_batches=len(batches),
         conditions=describe_machine(device),
+        compile_seconds=compile_seconds,
     )
 
 
 def comparison_rows(comparison: Comparison) -> list[dict[str, str]]:
-    """Speed and saved memory of each model, and both relative to the first: the rows of a table."""
+    """Speed and saved memory of each model, both relative to the first, and what compiling costs: a table's rows."""
     sides = comparison.sides
-    speeds = [comparison.tokens / statistics.median(side.seconds) for side in sides.values()]
+    seconds = {name: statistics.median(side.seconds) for name, side in sides.items()}
+    speeds = [comparison.tokens / median for median in seconds.values()]
     saved = [side.saved_bytes for side in sides.values()]
-    return [
-        {"": label, **dict(zip(sides, cells, strict=True))}
-        for label, cells in (
-            ("tokens/s", [f"{speed:,.0f}" for speed in speeds]),
-            ("", [f"{speed / speeds[0]:.2f} x" for speed in speeds]),
-            ("saved for backward, MB per step", [f"{size / 1e6:,.1f}" for size in saved]),
-            ("", [f"{size / saved[0]:.2f} x" for size in saved]),
-        )
+    rows = [
+        ("tokens/s", [f"{speed:,.0f}" for speed in speeds]),
+        ("", [f"{speed / speeds[0]:.2f} x" for speed in speeds]),
+        ("saved for backward, MB per step", [f"{size / 1e6:,.1f}" for size in saved]),
+        ("", [f"{size / saved[0]:.2f} x" for size in saved]),
     ]
+    if comparison.compile_seconds is not None:
+        compiling = comparison.compile_seconds
+        gains = {name: median - seconds[FUSED] for name, median in seconds.items()}
+        rows += [
+            ("compiling, seconds", [f"{compiling:.1f}" if name == FUSED else "" for name in sides]),
+            (
+                "steps until fusion has earned that back",
+                [
+                    "" if name == FUSED else f"{compiling / gain:,.0f}" if gain > 0 else "never"
+                    for name, gain in gains.items()
+                ],
+            ),
+        ]
+    return [{"": label, **dict(zip(sides, cells, strict=True))} for label, cells in rows]
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:

@@ -4,19 +4,24 @@ Legend of the shapes: N tokens of text, K batches, B sequences, T tokens of a se
 """
 
 import hashlib
+import os
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from pathlib import Path
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..documents import Document, find_documents, open_text
-
 # A token is a byte.
 VOCAB_SIZE: Final = 256
-_END_OF_FILE = b"\0"
+_END_OF_FILE: Final = b"\0"
+# Debian packs `test` and `tests` separately. Without them, and without site-packages, a release of Python gives nearly
+# the same text on every machine.
+_SKIPPED_FOLDERS: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
+_START: Final = 8000
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,21 @@ class Text:
         return digest.hexdigest()
 
 
-def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
-    """Read a text file, or the files of a folder, and hold out a share; see `find_documents`.
+def standard_library() -> Path:
+    """The folder of the running Python's standard library.
 
-    A zero byte ends every file of a folder, so that the model can learn where a file begins.
+    >>> (standard_library() / "os.py").is_file()
+    True
+    """
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
+    """Read a text file, or the files of a folder, and hold out a share.
+
+    Whole files are held out, by a hash of their path relative to the folder, so the choice is the same in every run and
+    on every machine, and other files do not change it. If there is one file, its end is held out. A zero byte ends
+    every file of a folder, so that the model can learn where a file begins.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
@@ -60,13 +76,31 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
     >>> read_text().train_N.dtype
     torch.uint8
     """
-    found = find_documents(path, held_out=held_out, suffixes=suffixes)
-    end = _END_OF_FILE if found.num_files > 1 else b""
-    train, held = (
-        b"".join(_read(document) + end for document in found.parts if document.held_out is wanted)
-        for wanted in (False, True)
-    )
-    return Text(train_N=_tensor(train), held_out_N=_tensor(held), source=str(found.source), num_files=found.num_files)
+    root = Path(path).expanduser() if path else standard_library()
+    if not root.exists():
+        hint = "set data.path= to a text file or a folder" if path else "this Python ships no source; set data.path="
+        raise FileNotFoundError(f"cannot read the text: there is no {root}; {hint}")
+    endings = tuple(suffixes) if path else tuple(suffixes) or (".py",)
+    contents = _contents(root, endings) if root.is_dir() else {root.name: _content(root)}
+    contents = {name: content for name, content in contents.items() if content}
+    if not contents:
+        wanted = f" that ends in {' or '.join(endings)}" if endings else ", without a zero byte"
+        raise ValueError(
+            f"no text in {root}: no file{wanted} that is not empty; set data.path= or data.suffixes="
+            if root.is_dir()
+            else f"no text in {root}: the file is empty; set data.path= to a text file or a folder"
+        )
+    if len(contents) == 1:
+        (whole,) = contents.values()
+        end = len(whole) - max(1, round(len(whole) * held_out))
+        train, held = whole[:end], whole[end:]
+    else:
+        names = _held_out_names(list(contents), held_out=held_out)
+        train, held = (
+            b"".join(content + _END_OF_FILE for name, content in contents.items() if (name in names) is wanted)
+            for wanted in (False, True)
+        )
+    return Text(train_N=_tensor(train), held_out_N=_tensor(held), source=str(root), num_files=len(contents))
 
 
 def training_batch(
@@ -84,9 +118,10 @@ def training_batch(
     >>> bool((targets_BT == tokens_BT + 1).all())
     True
     """
-    starts_B = _starts(
-        train_N.numel() - sequence_length, seed=seed, step=step, micro_batch=micro_batch, batch_size=batch_size
-    )
+    # Consecutive seeds of a Mersenne twister are correlated, and it takes 32 bits: hash the three numbers together.
+    digest = hashlib.blake2b(f"{seed}/{step}/{micro_batch}".encode(), digest_size=4).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    starts_B = torch.randint(0, train_N.numel() - sequence_length, (batch_size,), generator=generator)
     return _sequences(train_N, starts_B, sequence_length=sequence_length)
 
 
@@ -108,6 +143,23 @@ def evaluation_batches(
     return [_sequences(held_out_N, starts_B, sequence_length=sequence_length) for starts_B in starts_KB]
 
 
+def seed_generators(seed: int, *, step: int, micro_batch: int = 0, dp_rank: int = 0) -> None:
+    """Seed torch's generators, on all devices, for a forward and backward.
+
+    The random numbers of a step follow from the seed and the step, so a checkpoint holds no generator's state, and what
+    drew numbers before, as a validation, changes nothing. All ranks of a tensor-parallel group have one `dp_rank` and
+    draw the same numbers.
+
+    >>> seed_generators(1234, step=7)
+    >>> first = torch.rand(3)
+    >>> seed_generators(1234, step=7)
+    >>> torch.equal(torch.rand(3), first)
+    True
+    """
+    digest = hashlib.blake2b(f"generators/{seed}/{step}/{micro_batch}/{dp_rank}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little"))
+
+
 def check_length(text: Text, *, sequence_length: int) -> None:
     """Raise ValueError if the training or the held-out text is not longer than a sequence."""
     for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
@@ -118,23 +170,49 @@ def check_length(text: Text, *, sequence_length: int) -> None:
             )
 
 
-def _starts(num_starts: int, *, seed: int, step: int, micro_batch: int, batch_size: int) -> Tensor:
-    # Consecutive seeds of a Mersenne twister are correlated, and it takes 32 bits: hash the three numbers together.
-    digest = hashlib.blake2b(f"{seed}/{step}/{micro_batch}".encode(), digest_size=4).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-    return torch.randint(0, num_starts, (batch_size,), generator=generator)
-
-
 def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tuple[Tensor, Tensor]:
     positions = starts_B[:, None] + torch.arange(sequence_length + 1)
     tokens_BS = text_N[positions].long()
     return tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
 
 
-def _read(document: Document) -> bytes:
-    with open_text(document.path) as file:
-        file.seek(document.start)
-        return file.read(-1 if document.stop is None else document.stop - document.start)
+def _contents(root: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
+    """The files of text below a folder, by sorted names relative to it, with forward slashes."""
+    paths = []
+    for folder, subfolders, names in os.walk(root, onerror=_refuse):
+        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
+        # Hidden files belong to tools.
+        visible = [Path(folder, name) for name in names if not name.startswith(".")]
+        paths += [path for path in visible if path.is_file() and path.name.endswith(suffixes or ("",))]
+    contents = {path.relative_to(root).as_posix(): _content(path) for path in paths}
+    # A file with a zero byte at its start is no text, as for Git.
+    return {name: contents[name] for name in sorted(contents) if suffixes or b"\0" not in contents[name][:_START]}
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        _refuse(error)
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise OSError(
+        f"cannot read the text {error.filename}: {error.strerror}; set data.path= to something readable"
+    ) from error
+
+
+def _held_out_names(names: Sequence[str], *, held_out: float) -> set[str]:
+    """The names whose hash is below the share; at least one, and never all."""
+    ranked = sorted(names, key=_hash)
+    held = [name for name in ranked if _hash(name) < held_out]
+    return set((held or ranked[:1])[: len(ranked) - 1])
+
+
+def _hash(name: str) -> float:
+    """A number in [0, 1)."""
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
 
 
 def _tensor(content: bytes) -> Tensor:

@@ -7,44 +7,60 @@ Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
 
 import math
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ...configs import TrainConfig
-from .checkpoint import Checkpoint, load_state, not_finite, state_of
-from .data import Text, evaluation_batches, training_batch
+from .data import Text, evaluation_batches, seed_generators, training_batch
 from .engine import Engine
-from .interrupt import Interrupt, stops_without_output
-from .memory import peak_memory
-from .metrics import Metrics, MetricsFile
+from .interrupt import noted_signals
+from .metrics import Metrics, MetricsFile, peak_memory
 from .optimizer import build_optimizer, learning_rate
 from .progress import TrainingProgress
-from .randomness import seed_generators
-from .utilisation import Utilisation
+from .state import not_finite
 
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a step: mean loss in nats per byte, gradient norm before clipping, learning rate, tokens."""
+    """The result of a step.
 
-    loss: float
-    gradient_norm: float
+    Attributes:
+        step: 1 for the first.
+        learning_rate: of the step.
+        tokens: of the step, of all processes.
+    """
+
+    step: int
     learning_rate: float
     tokens: int
+    _numbers: Tensor
+    _copied: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, float]:
+        """This process's mean loss in nats per byte, and the norm of the whole gradient before clipping.
+
+        It waits until a GPU has finished this step, and not for later ones.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        loss, norm = self._numbers.tolist()
+        return loss, norm
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The last finished step, and the signal that stopped the run, or None; SIGPIPE when the output was lost."""
+    """The last finished step, the signal that stopped the run, if any, and the seconds of compiling, if known."""
 
     step: int
     signal_number: int | None
+    compile_seconds: float | None
 
 
 class Trainer:
@@ -85,8 +101,7 @@ class Trainer:
     def step(self, step: int) -> Update:
         """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
 
-        Raises:
-            ValueError: the loss or the gradient is not finite; the weights do not change.
+        Nothing here waits for a GPU: its numbers are on their way to the host when this returns.
         """
         config = self.config
         rate = learning_rate(
@@ -100,16 +115,16 @@ class Trainer:
             group["lr"] = rate
         self.model.train()
         loss = self._gradients(step)
-        total = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
-        # One read of both, the only wait for a GPU in a step: it decides whether the weights change.
-        own_loss, norm = torch.stack((loss.double(), total.double())).tolist()
-        mean_loss = self.engine.processes.mean(own_loss)
-        if not (math.isfinite(mean_loss) and math.isfinite(norm)):
-            raise _diverged(step, f"the loss is {mean_loss} and the norm of its gradient {norm}")
+        norm = self.engine.clip(config.clip_norm if config.clip_norm > 0 else math.inf)
+        numbers = torch.stack((loss.double(), norm.double())).to("cpu", non_blocking=True)
+        copied = None
+        if self.device.type == "cuda":
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         tokens = config.accumulate * config.batch_size * self.sequence_length
-        return Update(loss=mean_loss, gradient_norm=norm, learning_rate=rate, tokens=tokens)
+        return Update(step, rate, tokens, numbers, copied)
 
     def _gradients(self, step: int) -> Tensor:
         """Forward and backward of a step's micro-batches; the mean loss of this process."""
@@ -157,17 +172,54 @@ class Trainer:
         losses = [self.loss(self._own_rows(tokens_BT), self._own_rows(targets_BT)) for tokens_BT, targets_BT in batches]
         return self.engine.processes.mean(torch.stack(losses).float().mean().item())
 
-    def state(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint, without copies: of split ones this process's parts."""
-        return state_of(self.model, self.optimizer)
 
-    def restore(self, checkpoint: Checkpoint, *, path: Path) -> None:
-        """Continue from a checkpoint.
+@dataclass
+class _Curve:
+    """Reads updates, in their order, and writes each as a row.
+
+    Attributes:
+        durations: the seconds of this session's steps.
+    """
+
+    trainer: Trainer
+    metrics: MetricsFile | None
+    seconds_before: float
+    durations: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.started = self.last_end = time.perf_counter()
+
+    def add(self, update: Update, *, validates: bool) -> Metrics:
+        """The row of an update, with a validation loss if asked.
 
         Raises:
-            ValueError: it is of another architecture, or holds what cannot be continued.
+            ValueError: a loss or the gradient is not finite.
         """
-        load_state(self.model, self.optimizer, checkpoint, path=path)
+        own_loss, norm = update.read()
+        loss = self.trainer.engine.processes.mean(own_loss)
+        check_finite(update.step, {"the loss": loss, "the norm of its gradient": norm})
+        self.durations.append(time.perf_counter() - self.last_end)
+        validation_loss = self.trainer.validation_loss() if validates else None
+        check_finite(update.step, {"the validation loss": validation_loss or 0.0})
+        row = Metrics(
+            step=update.step,
+            loss=loss,
+            validation_loss=validation_loss,
+            learning_rate=update.learning_rate,
+            gradient_norm=norm,
+            tokens_per_second=update.tokens / self.durations[-1],
+            seconds=self.seconds_before + time.perf_counter() - self.started,
+            peak_memory_bytes=peak_memory(self.trainer.device),
+        )
+        if self.metrics is not None:
+            self.metrics.append(row)
+        self.last_end = time.perf_counter()
+        return row
+
+    @property
+    def compile_seconds(self) -> float | None:
+        """What the first step of the session took beyond the others; None without some others."""
+        return self.durations[0] - statistics.median(self.durations[1:]) if len(self.durations) > 2 else None
 
 
 def train_steps(
@@ -176,11 +228,12 @@ def train_steps(
     done: int,
     metrics: MetricsFile | None,
     progress: TrainingProgress,
-    save: Callable[[int], None],
+    save: Callable[[int], object],
     log: Callable[[Metrics], None],
-    utilisation: Utilisation,
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
+
+    The numbers of a step on a GPU are read when the next one is on its way, so that the GPU never waits for the host.
 
     Args:
         trainer: of the model.
@@ -188,63 +241,58 @@ def train_steps(
         metrics: of the run; None in the processes that write no files.
         progress: of the run.
         save: writes the checkpoint of a step; every process calls it.
-        log: takes every row, see `open_sinks`.
-        utilisation: of the model.
+        log: takes every row.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
         ValueError: the run diverged; the checkpoints are from before.
     """
     config, processes = trainer.config, trainer.engine.processes
-    before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
-    started = time.perf_counter()
-    signals = Interrupt(once=not processes.launched)
-    with signals as interrupt, stops_without_output(progress.console, interrupt), progress:
+    seconds_before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
+    curve = _Curve(trainer, metrics, seconds_before)
+    unread: deque[Update] = deque()
+    with noted_signals(second_stops=not processes.launched) as interrupt, progress:
         for step in range(done + 1, config.steps + 1):
-            step_started = time.perf_counter()
-            update = trainer.step(step)
-            speed = update.tokens / (time.perf_counter() - step_started)
-            validation_loss = None
-            if step == config.steps or step % config.evaluate_every == 0:
-                validation_loss = trainer.validation_loss()
-                if not math.isfinite(validation_loss):
-                    raise _diverged(step, f"the validation loss is {validation_loss}")
-            row = Metrics(
-                step=step,
-                loss=update.loss,
-                validation_loss=validation_loss,
-                learning_rate=update.learning_rate,
-                gradient_norm=update.gradient_norm,
-                tokens_per_second=speed,
-                seconds=before + time.perf_counter() - started,
-                model_flops_utilisation=utilisation.of(speed),
-                peak_memory_bytes=peak_memory(trainer.device),
-            )
-            if metrics is not None:
-                metrics.append(row)
-            log(row)
-            progress.step(row)
+            unread.append(trainer.step(step))
             # A signal reaches one process only, or each at another time; all stop after the same step.
             signal_number = processes.largest(interrupt.signal_number or 0) or None
             last = step == config.steps or signal_number is not None
-            if last or step % config.checkpoint_every == 0:
-                # A loss is of the weights before its update: the next step would tell too late.
-                name = processes.first_of(not_finite(trainer.model))
-                if name is not None:
-                    raise _diverged(step, f"{name} holds a NaN or an infinity")
+            saves = last or step % config.checkpoint_every == 0
+            validates = step == config.steps or step % config.evaluate_every == 0
+            at_once = saves or validates or trainer.device.type == "cpu"
+            rows = []
+            while len(unread) > (0 if at_once else 1):
+                update = unread.popleft()
+                rows.append(curve.add(update, validates=validates and update.step == step))
+            if saves:
+                _check_weights(trainer, step)
                 if metrics is not None:
                     metrics.sync()
                 save(step)
+                curve.last_end = time.perf_counter()
+            # What is shown last is not lost with a closed terminal.
+            for row in rows:
+                log(row)
+                progress.step(row, curve.durations)
             if last:
-                return Outcome(step, signal_number)
-    return Outcome(done, None)
+                return Outcome(step, signal_number, curve.compile_seconds)
+    return Outcome(done, None, None)
 
 
-def _diverged(step: int, found: str) -> ValueError:
-    return ValueError(
-        f"training diverged at step {step}: {found}; a checkpoint, if there is one, is from before; try a lower "
-        "train.learning_rate or a longer train.warmup_steps"
-    )
+def _check_weights(trainer: Trainer, step: int) -> None:
+    """A loss is of the weights before its update: the next step would tell too late."""
+    names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
+    check_finite(step, dict.fromkeys(names, math.nan))
+
+
+def check_finite(step: int, numbers: dict[str, float]) -> None:
+    """Raise ValueError if a number of a step, by its name, is not finite."""
+    if not all(map(math.isfinite, numbers.values())):
+        found = " and ".join(f"{name} is {number}" for name, number in numbers.items())
+        raise ValueError(
+            f"training diverged at step {step}: {found}; a checkpoint, if there is one, is from before; try a lower "
+            "train.learning_rate or a longer train.warmup_steps"
+        )
 
 
 @contextmanager

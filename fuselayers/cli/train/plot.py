@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from ...figure import new_figure
 from ..files import write_whole
 from .metrics import Metrics
 
@@ -15,9 +13,10 @@ FILE_NAME = "loss.png"
 def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     """Draw the training and the validation loss as a PNG.
 
-    Agg draws into memory: no display is needed, and a user's own matplotlib backend is left alone.
+    Raises:
+        MissingPackageError: matplotlib is not installed.
     """
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = new_figure(figsize=(8, 4.5))
     axes = figure.add_subplot()
     steps = [row.step for row in rows]
     axes.plot(steps, [row.loss for row in rows], color="tab:blue", alpha=0.3, linewidth=0.8, label="training")
@@ -28,7 +27,7 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    write_whole(path, FigureCanvasAgg(figure).print_png)
+    write_whole(path, lambda file: figure.savefig(file, format="png"))
 
 
 def _smooth(values: Sequence[float], *, weight: float = 0.95) -> list[float]:

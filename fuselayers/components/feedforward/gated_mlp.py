@@ -8,6 +8,7 @@ SwiGLU with the activation silu, GEGLU with gelu, ReGLU with relu, GLU with sigm
 Shazeer, "GLU variants improve transformer", 2020.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -88,7 +89,17 @@ class GatedMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        gate, up = (self.gate_up(x), None) if self.packed else (self.gate(x), self.up(x))
+        return self.through(x, *(getattr(self, name) for name in self.linears))
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """The names of the layers that `through` takes."""
+        return ("gate_up", "down") if self.packed else ("gate", "up", "down")
+
+    def through(self, x: Tensor, *layers: Callable[..., Tensor]) -> Tensor:
+        """As `MLP.through`."""
+        *first, down = layers
+        gate, up = (first[0](x), None) if self.packed else (layer(x) for layer in first)
         if self.custom_activation is None:
             op = op_for(_gated_activation_dropout, backend=self.backend, partition=self.partition)
             shard = self.layout.shard(gate.chunk(2, dim=-1)[0] if up is None else up, -1)
@@ -97,8 +108,7 @@ class GatedMLP(nn.Module):
             if up is None:
                 gate, up = gate.chunk(2, dim=-1)
             hidden = dropout(self.custom_activation(gate) * up, self.dropout, training=self.training)
-        y: Tensor = self.down(hidden)
-        return y
+        return down(hidden)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, packed={self.packed}, dropout={self.dropout}"

@@ -18,23 +18,28 @@ No noise is added to the router (Switch multiplies its input by random numbers):
 their place only for dropout's masks.
 """
 
+from collections.abc import Callable
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import is_compiling, sizes_from_data, transforms_are_active
+from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
 from ...names import no_such
+from ...ops.grouped_linear import grouped_linear
 from ..autocast import without_autocast
 from ..checks import check_input, check_last_dim
-from ..hooks import is_plain_linear
-from ..ranges import Count, NotNegative, Positive, Size, in_range
+from ..hooks import has_hooks, is_plain_linear
+from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
+from .gated_mlp import GatedMLP
+from .mlp import MLP, FusedMLP
 
 Gating = Literal["top_k", "expert_choice"]
 Number = TypeVar("Number", int, Tensor)
+_KNOWN: Final = (MLP, FusedMLP, GatedMLP)
 
 
 @register("feedforward", "mixture_of_experts")
@@ -42,10 +47,13 @@ class MixtureOfExperts(nn.Module):
     """A router and its experts, each of them a feedforward.
 
     Note: [how tokens reach their experts]
-    Without a capacity nothing is dropped: tokens are sorted by expert, and each expert runs once, on its own tokens.
-    Their number depends on the data; to a compiler it is a symbol. With a capacity every expert has C slots; an empty
-    slot computes some other token, and its result is not used. All sizes are fixed then. The layer is one graph both
-    ways.
+    All sizes are fixed. Without a capacity nothing is dropped: tokens are sorted by expert, and a grouped product gives
+    each expert its own tokens (see ops/grouped_linear.py). With a capacity every expert has C slots; an empty slot
+    computes some other token, and its result is not used.
+
+    All experts run at once if they are of this library, with the same options, and their linear layers are unmodified.
+    Else each runs by itself, as with an adapter, a hook, an activation with weights, a class of one's own, or inside
+    `torch.vmap`. Without a capacity each expert then has a slot for every token, which is E / K times the work.
 
     Padding takes no slot, does not count in the losses, and its result is zero except for the shared experts. It does
     not change real tokens. A block passes the key_padding_mask on.
@@ -60,6 +68,8 @@ class MixtureOfExperts(nn.Module):
             takes the C tokens with the highest softmax, of equal ones the first, so that a token may have any number of
             experts; it compares all tokens of a call, so it is not causal (Zhou et al. 2022, section 3.2).
         expert: the feedforward that each expert is, with its options; one that does not mix tokens.
+        dropout: probability of dropping a hidden value of an expert in training, 0 <= dropout <= 1. A dropout above 0
+            among the expert's own options comes first.
         capacity_factor: capacity of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
             tokens, at most N, in training and in eval; N is the number of real tokens of the call. So a longer call may
             keep an early token that a shorter one drops, and generation differs a little from training. An expert takes
@@ -81,7 +91,7 @@ class MixtureOfExperts(nn.Module):
 
     Raises:
         ValueError: a number out of its range, top_k above num_experts, an unknown gating, expert_choice in a causal
-            model, an expert that mixes tokens, or (in forward) x or the mask has another shape.
+            model, an expert that mixes tokens or takes no dropout, or (in forward) x or the mask has another shape.
 
     >>> layer = MixtureOfExperts(8, num_experts=4, expert=Choice("gated_mlp", {"width": 16}))
     >>> layer(torch.ones(2, 3, 8)).shape, layer.auxiliary_loss.dtype
@@ -100,6 +110,7 @@ class MixtureOfExperts(nn.Module):
         top_k: Size = 2,
         gating: Gating = "top_k",
         expert: Annotated[Choice | str, Component("feedforward")] = "mlp",
+        dropout: Probability = 0.0,
         capacity_factor: Positive | None = None,
         normalise_weights: bool = True,
         balance_coefficient: NotNegative = 0.01,
@@ -137,6 +148,9 @@ class MixtureOfExperts(nn.Module):
         self.mixes_tokens = gating == "expert_choice" or capacity_factor is not None
         self.auxiliary_loss: Tensor | None = None
         offered = accepted("feedforward", expert, causal=causal, backend=backend, partition=partition)
+        expert = as_choice(expert)
+        if dropout:
+            expert = Choice(expert.name, {**expert.options, "dropout": expert.options.get("dropout") or dropout})
 
         def build(count: int) -> nn.ModuleList:
             return nn.ModuleList(create("feedforward", expert, hidden_dim, **offered) for _ in range(count))
@@ -146,7 +160,7 @@ class MixtureOfExperts(nn.Module):
         self.shared = build(shared_experts)
         if getattr(self.experts[0], "mixes_tokens", False):
             raise ValueError(
-                f"expert {as_choice(expert).name!r} mixes tokens, and an expert sees its tokens without their "
+                f"expert {expert.name!r} mixes tokens, and an expert sees its tokens without their "
                 f"neighbours; take one that does not, such as 'mlp'"
             )
 
@@ -176,8 +190,8 @@ class MixtureOfExperts(nn.Module):
                 weights_NK = logits_NE.gather(1, chosen_NK).softmax(-1)
             else:
                 weights_NK = logits_NE.softmax(-1).gather(1, chosen_NK)
-            if self.capacity_factor is None:
-                y_NKD = self._all_in_runs(x_ND, order_A, sizes_E)
+            if self.capacity_factor is None and _run_as_one(self.experts):
+                y_NKD = self._all_in_runs(x_ND, real_N, order_A, sizes_E)
             else:
                 y_NKD = self._in_slots(x_ND, real_N, chosen_NK, order_A, sizes_E)
             # Added in the dtype of the weights, float32 at least.
@@ -213,18 +227,18 @@ class MixtureOfExperts(nn.Module):
         places, tokens = self.room
         return -(-num_tokens * places // tokens)
 
-    def _all_in_runs(self, x_ND: Tensor, order_A: Tensor, sizes_E: Tensor) -> Tensor:
-        """Return the unweighted result of each expert of each token: [N, K, D]."""
-        y_AD = _run_sorted(self.experts, x_ND[order_A // self.top_k], sizes_E)
+    def _all_in_runs(self, x_ND: Tensor, real_N: Tensor | None, order_A: Tensor, sizes_E: Tensor) -> Tensor:
+        """Return the unweighted result of each expert of each token: [N, K, D]; zeros for padding."""
+        y_AD = _as_one(self.experts, x_ND[order_A // self.top_k], sizes_E.cumsum(0))
         # Gathered by the inverse order; a scattered sum would add in an undefined order on a GPU.
         y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))  # type: ignore[no-untyped-call]
-        return y_NKD
+        return y_NKD if real_N is None else y_NKD.masked_fill(~real_N[:, None, None], 0.0)
 
     def _in_slots(
         self, x_ND: Tensor, real_N: Tensor | None, chosen_NK: Tensor, order_A: Tensor, sizes_E: Tensor
     ) -> Tensor:
         """As `_all_in_runs`, with zeros for dropped tokens."""
-        capacity = self._capacity(len(x_ND))
+        capacity = len(x_ND) if self.capacity_factor is None else self._capacity(len(x_ND))
         first_E = sizes_E.cumsum(0) - sizes_E
         # The assignment of each slot. A slot past an expert's last token holds one of the next expert, unused.
         slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
@@ -235,7 +249,8 @@ class MixtureOfExperts(nn.Module):
         if real_N is None:
             dropped_NK = rank_NK >= capacity
         else:
-            dropped_NK = (rank_NK >= self._capacity(real_N.sum())) | ~real_N[:, None]
+            most = capacity if self.capacity_factor is None else self._capacity(real_N.sum())
+            dropped_NK = (rank_NK >= most) | ~real_N[:, None]
         # Filled, not multiplied by zero, which would make NaN of an infinite result of another token.
         return y_NKD.masked_fill(dropped_NK[..., None], 0.0)
 
@@ -296,35 +311,45 @@ def _inverse(order_A: Tensor) -> Tensor:
     return torch.empty_like(order_A).scatter_(0, order_A, torch.arange(len(order_A), device=order_A.device))
 
 
-def _run_sorted(experts: nn.ModuleList, x_AD: Tensor, sizes_E: Tensor) -> Tensor:
-    # An expert without tokens runs too: its weights get gradients of zero, not None.
-    sizes = torch.ops.fuselayers.sizes_of_runs(sizes_E) if is_compiling() else _sizes_of_runs(sizes_E)
-    padding = len(x_AD) - sum(sizes)
-    torch._check(padding >= 0)  # type: ignore[no-untyped-call]  # a compiler does not know it
-    *runs, padding_SD = torch.split(x_AD, [*sizes, padding])
-    results = [expert(run_SD) for expert, run_SD in zip(experts, runs, strict=True)]
-    return torch.cat([*results, results[0].new_zeros(padding_SD.shape)])
+def _run_as_one(experts: nn.ModuleList) -> bool:
+    """Return whether `_as_one` gives what calling each expert gives."""
+    if transforms_are_active() and not is_compiling():  # the product has no rule for vmap
+        return False
+    first: Any = experts[0]
+    if type(first) not in _KNOWN or (first.custom_activation is not None and [*first.custom_activation.parameters()]):
+        return False
+    options = [(type(expert), expert.activation, expert.dropout, expert.training) for expert in experts]
+    if any(other != options[0] for other in options) or any("forward" in expert.__dict__ for expert in experts):
+        return False
+    layers = [getattr(expert, name) for expert in experts for name in first.linears]
+    plain = not any(map(has_hooks, experts)) and all(map(is_plain_linear, layers))
+    return plain and all(type(layer.weight) in (Tensor, nn.Parameter, FakeTensor) for layer in layers)
 
 
-def _sizes_of_runs(sizes_E: Tensor) -> list[int]:
-    try:
-        sizes: list[int] = sizes_E.tolist()
-    except RuntimeError as error:
-        if not transforms_are_active():
-            raise
-        raise ValueError(
-            "under vmap a mixture of experts must have a capacity_factor, got None: how many tokens an expert has "
-            "depends on the data; give it one, num_experts / top_k for a place for every token"
-        ) from error
-    return sizes
+def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:
+    """Return the results of the rows of each expert: [R, D] -> [R, D]. Rows past the last end mean nothing."""
+    first: Any = experts[0]
 
+    def layer(name: str) -> Callable[[Tensor], Tensor]:
+        layers: list[Any] = [getattr(expert, name) for expert in experts]
 
-# `tolist` would break the graph of a compiler.
-_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("sizes_of_runs(Tensor sizes) -> SymInt[]", tags=(torch.Tag.data_dependent_output,))  # type: ignore[no-untyped-call]
-_library.impl("sizes_of_runs", _sizes_of_runs, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuselayers::sizes_of_runs", sizes_from_data, lib=_library)
+        def call(z_RX: Tensor) -> Tensor:
+            y_RX = grouped_linear(z_RX, [one.weight for one in layers], ends_E)
+            if layers[0].bias is None:
+                return y_RX
+            # As an embedding, whose backward adds in a defined order.
+            bias_EX = torch.stack([one.bias.to(y_RX.dtype) for one in layers])
+            expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RX), device=y_RX.device), right=True)
+            return y_RX + F.embedding(expert_R.clamp(max=len(layers) - 1), bias_EX)
+
+        return call
+
+    y_RD: Tensor = first.through(x_RD, *map(layer, first.linears))
+    return y_RD
 
 
 def _run_slots(experts: nn.ModuleList, x_ECD: Tensor) -> Tensor:
+    if _run_as_one(experts):
+        ends_E = torch.arange(1, len(experts) + 1, device=x_ECD.device) * x_ECD.shape[1]
+        return _as_one(experts, x_ECD.flatten(0, 1), ends_E).view(x_ECD.shape)
     return torch.stack([expert(x_CD) for expert, x_CD in zip(experts, x_ECD.unbind(), strict=True)])

@@ -7,6 +7,7 @@ fused_mlp has its bias, activation and dropout in one op between the two matmuls
 keys and the numbers of mlp; only the values saved for backward differ.
 """
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -70,10 +71,18 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
         check_last_dim(x, self.hidden_dim)
-        hidden = activated(self.up(x), self.activation, self.custom_activation)
+        return self.through(x, self.up, self.down)
+
+    @property
+    def linears(self) -> tuple[str, ...]:
+        """The names of the layers that `through` takes."""
+        return "up", "down"
+
+    def through(self, x: Tensor, up: Callable[..., Tensor], down: Callable[..., Tensor]) -> Tensor:
+        """Forward through these layers. A mixture of experts passes layers that are those of all its experts."""
+        hidden = activated(up(x), self.activation, self.custom_activation)
         shard = self.layout.shard(hidden, -1)
-        y: Tensor = self.down(dropout(hidden, self.dropout, training=self.training, shard=shard))
-        return y
+        return down(dropout(hidden, self.dropout, training=self.training, shard=shard))
 
     def extra_repr(self) -> str:
         return f"activation={self.activation!r}, dropout={self.dropout}"
@@ -83,8 +92,8 @@ class MLP(nn.Module):
 class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
 
-    With a registered activation that is not in `ops.ACTIVATIONS`, or if `up` is not an unmodified `nn.Linear`, the
-    layer runs as `MLP`.
+    With a registered activation that is not in `ops.ACTIVATIONS` the layer runs as `MLP`. If `up` is not an unmodified
+    `nn.Linear`, it adds its bias itself.
 
     Args:
         backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
@@ -121,16 +130,17 @@ class FusedMLP(MLP):
         self.backend = backend
         self.partition = partition
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
-        check_last_dim(x, self.hidden_dim)
-        if self.custom_activation is not None or not is_plain_linear(self.up):
-            return super().forward(x)
-        hidden = F.linear(x, self.up.weight)
-        # Under autocast the matmul gives bfloat16 and the bias is float32; their sum would be float32, twice the bytes.
-        bias = self.up.bias.to(hidden.dtype) if self.up.bias is not None else None
+    def through(self, x: Tensor, up: Callable[..., Tensor], down: Callable[..., Tensor]) -> Tensor:
+        """As `MLP.through`."""
+        if self.custom_activation is not None:
+            return super().through(x, up, down)
+        bias = None
+        if isinstance(up, nn.Linear) and is_plain_linear(up):
+            hidden = F.linear(x, up.weight)
+            # Under autocast the product is bfloat16; with a float32 bias the sum would be float32, twice the bytes.
+            bias = up.bias.to(hidden.dtype) if up.bias is not None else None
+        else:
+            hidden = up(x)
         op = op_for(bias_activation_dropout, backend=self.backend, partition=self.partition)
         shard = self.layout.shard(hidden, -1)
-        hidden = op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training, shard=shard)
-        y: Tensor = self.down(hidden)
-        return y
+        return down(op(hidden, bias, activation=self.activation, p=self.dropout, training=self.training, shard=shard))

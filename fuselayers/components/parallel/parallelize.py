@@ -63,9 +63,9 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-    from .plan import make_plan, unfused
+    from .plan import make_plan
 
-    if not isinstance(unfused(model), Model):
+    if not isinstance(model, Model):
         raise TypeError(f"model must be a fuselayers.components.Model, got {type(model).__name__}")
     if not isinstance(mesh, DeviceMesh):
         raise TypeError(f"mesh must be a DeviceMesh of the tensor-parallel processes, got {type(mesh).__name__}")
@@ -83,7 +83,7 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
     from .divided import Divided
     from .weights import distribute
 
-    plan = make_plan(unfused(model), mesh.size())
+    plan = make_plan(model, mesh.size())
     group = Group(mesh.get_group().group_name, rank=mesh.get_local_rank(), size=mesh.size())
     layout = Divided(group, sequence=sequence)
     for module, storages in plan.storages.items():

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import nn
 
-from ...partition import FusedModule
+from ...partition import eager_view
 from ..attention import (
     FavorAttention,
     LinearAttention,
@@ -96,16 +96,11 @@ class Plan:
         Raises:
             ValueError: it has none, or its sizes do not divide.
         """
-        module = unfused(module)
+        module = eager_view(module)
         rule = _RULES.get(type(module))
         if rule is None:
             raise ValueError(_no_rule(path, module))
         rule(self, path, module)
-
-
-def unfused(module: nn.Module) -> nn.Module:
-    """Return the module whose fused view this is, or the module itself; both have the same parameters."""
-    return module.module if isinstance(module, FusedModule) else module
 
 
 def make_plan(model: nn.Module, size: int) -> Plan:

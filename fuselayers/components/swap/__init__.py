@@ -6,5 +6,5 @@ from .fallbacks import fallbacks as fallbacks
 from .report import Site as Site
 from .report import Skipped as Skipped
 from .report import SwapReport as SwapReport
-from .rules import Rule as Rule
-from .shipped import RULES as RULES
+from .rule import Rule as Rule
+from .rules import RULES as RULES

@@ -28,7 +28,7 @@ def linear_again(
 
     Args:
         make: a function of the sources that gives the same values each time, [..., K]. The first source has its shape
-            but for the last dimension.
+            but for the last dimension. It must not hold tensors: hooks on saved tensors could not free those.
         sources: tensors; what they require gradients for is computed through `make`.
         weight: [N, K]
         bias: [N] or None.
@@ -94,6 +94,8 @@ class _MadeAgain(torch.autograd.Function):
 
 def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     device = made.device.type
+    if not torch.amp.is_autocast_available(device):  # on the meta device, for one
+        return "cpu", False, torch.bfloat16
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
@@ -107,9 +109,9 @@ def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[T
 
 def _through(made: Tensor, inputs: Sequence[Tensor], dmade: Tensor) -> list[Tensor | None]:
     """The gradients of the inputs."""
-    wanted = [one for one in inputs if one.requires_grad]
-    given = iter(torch.autograd.grad(made, wanted, dmade))
-    return [next(given) if one.requires_grad else None for one in inputs]
+    wanted = [source for source in inputs if source.requires_grad]
+    gradients = iter(torch.autograd.grad(made, wanted, dmade))
+    return [next(gradients) if source.requires_grad else None for source in inputs]
 
 
 def _as_rows(x: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Repeated blocks as one fused function per class."""
 
 import functools
-import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,9 +9,11 @@ from torch import nn
 
 from ..._torch.dispatch import is_compiling
 from ...partition import fuse
+from .cache import find_cache
 from .fallbacks import note
-from .key_values import entry_to_fill, find_cache, with_callers, with_states
-from .sites import subclass
+from .layer import subclass
+from .parts import is_linear
+from .seeded_attention import SeededDropout
 
 __all__ = ["block_class", "repeated_blocks"]
 
@@ -24,19 +25,15 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     inside: list[str] = []
     for name, module in model.named_modules():
-        if any(name.startswith(f"{outer}.") for outer in inside):
+        if any(not outer or name.startswith(f"{outer}.") for outer in inside):
             continue
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
         kinds = {type(block) for block in module}
-        if len(kinds) == 1 and any(isinstance(part, nn.Linear) or _is_conv1d(part) for part in module[0].modules()):
+        if len(kinds) == 1 and any(isinstance(part, nn.Linear) or is_linear(part) for part in module[0].modules()):
             inside.append(name)
             for key, block in module.named_children():
-                yield f"{name}.{key}", block
-
-
-def _is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D"
+                yield f"{name}.{key}" if name else key, block
 
 
 @functools.cache
@@ -49,35 +46,28 @@ def block_class(cls: Any, backend: str) -> type:
     calls it: backward must drop the same elements.
     """
     forward = cls.forward
-    own = inspect.signature(forward).parameters.values()
-    names = tuple(one.name for one in own if one.kind is one.POSITIONAL_OR_KEYWORD)[1:]
-    fused = fuse(forward, backend=backend, dynamic=True)
-    # Made by the first call with a cache: there is none without transformers.
-    fused_with_states = functools.cache(lambda: fuse(with_states(forward), backend=backend, dynamic=True))
+    fused = fuse(_with_seeded_attention(forward), backend=backend, dynamic=True)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
-        given = dict(zip(names, args, strict=False))
-        arguments = {**given, **kwargs}
-        name = find_cache(arguments)
-        if name is None or len(args) > len(names) or not given.keys().isdisjoint(kwargs):
-            return fused(self, *args, **kwargs)
-        cache = arguments[name]
-        entry = entry_to_fill(self, cache) if torch.is_grad_enabled() else None
-        if entry is None:
-            note(
-                self, f"its {name} is a cache that it fills in a way of its own; in training, use_cache=False avoids it"
-            )
+        if find_cache((*args, *kwargs.values())):
+            note(self, "it fills a cache of keys and values; without use_cache=True a model in training has none")
             return forward(self, *args, **kwargs)
-        result, states = fused_with_states()(self, {**arguments, name: None}, name)
-        if states is not None:
-            cache.update(*states, entry)
-        return with_callers(result, cache)
+        return fused(self, *args, **kwargs)
 
-    members = {"forward": fused_forward, "found": (), "block_backend": backend, "__reduce_ex__": _reduce}
+    members = {"forward": fused_forward, "rule": "block", "block_backend": backend, "__reduce_ex__": _reduce}
     return subclass(cls, members)
+
+
+def _with_seeded_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
+    # functools.wraps would let Dynamo trace the function inside.
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with SeededDropout():
+            return forward(*args, **kwargs)
+
+    return call
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:

@@ -1,8 +1,9 @@
 """swap and unswap -- fused layers inside a model that exists."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 import torch
@@ -10,13 +11,16 @@ from torch import nn
 
 from ...names import no_such
 from ...partition import backends
+from .batch import made_batch
 from .blocks import block_class, repeated_blocks
+from .cache import with_cache, without_cache
+from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
-from .rules import Rule
+from .rule import Place, Rule, unread
+from .rules import RULES
+from .saved import tensors_of
 from .sharded import as_in_forward
-from .shipped import RULES
-from .sites import is_swapped, layer_class, unswap_class
-from .verify import check, inputs_of_sites, saved_by_model, tensors_of, with_gradients
+from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
 __all__ = ["swap", "unswap"]
 
@@ -39,26 +43,32 @@ def swap(
     Parameters, buffers, hooks, names of modules and keys of the state_dict stay the same objects. A swapped module gets
     a subclass of its own class, of the same name. `unswap` takes it back.
 
-    What a module computes is read from the source of its forward, so a model of any library will do, and one's own.
-    In each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
+    A rule knows a class, or the forwards of modules, in whatever words they are written: transformers' own, and one's
+    own. In each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
     adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
+
+    A model of transformers is called with `use_cache=False` in training from then on, unless its caller passes
+    `use_cache` or a cache.
 
     Args:
         model: any module.
         where: only modules whose qualified name matches this pattern, or one of these: `layers.1[0-9].*`.
         rules: what to look for; None for all that are shipped, `swap.RULES`.
-        level: "layers" replaces parts of forwards by this library's functions. "blocks" sends each repeated block of
-            the model (a decoder layer) through `fuse`, all blocks of a class as one function, and replaces parts
-            of what is outside of them. "auto" is "blocks" where Inductor can compile and there are blocks.
+        level: "layers" gives modules forwards that save less. "blocks" sends each repeated block of the model (a
+            decoder layer) through `fuse`, all blocks of a class as one function, and swaps layers outside of them.
+            "auto" measures what both save on the batch, and takes the better; without a batch it takes blocks where
+            Inductor can compile and there are blocks.
         backend: of `fuse`, for blocks.
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
-            nothing is dropped; a causal loss in training mode. It stays as it is if it raises, or if its error is more
-            than twice the original's and the dtype's rounding.
-        batch: arguments of the model, which runs once in evaluation mode; its buffers are put back then. A mapping by
-            name, a tuple by position, or one tensor. None takes the
-            `dummy_inputs` that models of transformers have. Sites that no inputs reach are "not verified" in the
-            report.
+            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It stays as it is
+            if it raises, or if its error is more than twice the original's and the dtype's rounding.
+        batch: arguments of the model, which runs on it in evaluation mode; its buffers are put back then. A mapping by
+            name, a tuple by position, or one tensor. None makes one from the config of a model of transformers. Sites
+            that no inputs reach are not verified.
         timed: whether each module that is verified is timed too, before and after, five times each.
+
+    Warns:
+        UserWarning: nothing was swapped; the text says why.
 
     Raises:
         TypeError: `model` is not a module.
@@ -66,8 +76,8 @@ def swap(
 
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
-    >>> [(site.name, site.rules) for site in report.sites]
-    [('', ('mlp',)), ('2', ('dropout',))]
+    >>> [(site.name, site.rule) for site in report.sites]
+    [('', 'mlp'), ('2', 'dropout')]
     >>> unswap(model)
     2
     """
@@ -78,79 +88,174 @@ def swap(
     if any(map(is_swapped, model.modules())):
         raise ValueError("this model is swapped already; call unswap(model) first")
     patterns = (where,) if isinstance(where, str) else tuple(where)
-    chosen = RULES if rules is None else tuple(rules)
-    blocks = [] if level == "layers" else [one for one in repeated_blocks(model) if _matches(one[0], patterns)]
-    if level == "auto" and not (blocks and _inductor_compiles(model)):
-        blocks = []
-    kinds = {name: block_class(type(block), backend) for name, block in blocks}  # type: ignore[arg-type]
-    for name, module in as_in_forward(model).named_modules():
-        if _matches(name, patterns) and name not in kinds:
-            inside = any(name.startswith(f"{block}.") for block, _ in blocks)
-            # A compiler decides by itself about the rest of a block.
-            kind = layer_class(module, tuple(rule for rule in chosen if rule.one_op) if inside else chosen)
-            if kind is not None:
-                kinds[name] = kind
-    report = SwapReport("blocks" if blocks else "layers", (), ())
-    return _checked(model, kinds, report, batch, timed) if verify else _swapped(model, kinds, report)
-
-
-def _inductor_compiles(model: nn.Module) -> bool:
-    device = next((one.device for one in model.parameters()), torch.device("cpu"))
-    return any(status.available for status in backends(device=device) if status.name == "inductor")
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend)
+    plans = [search.plan(name) for name in search.levels(level)]
+    if verify:
+        plan, report = _better(model, plans, batch, timed)
+    else:
+        plan = plans[0]
+        report = SwapReport(plan.level, plan.sites, tuple(plan.skipped))
+    plan.put_into(model)
+    if report.sites:
+        return replace(report, without_cache=without_cache(model))
+    report = replace(report, skipped=(*report.skipped, *search.why_nothing()))
+    reasons = "\n".join(str(report).splitlines()[1:])
+    warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
+    return report
 
 
 def unswap(model: nn.Module) -> int:
     """Give each swapped module of the model its own class back; return how many there were."""
+    with_cache(model)
     return sum(unswap_class(module) for module in model.modules())
 
 
-def _swapped(model: nn.Module, kinds: Mapping[str, type], report: SwapReport) -> SwapReport:
-    modules = dict(model.named_modules())
-    for name, kind in kinds.items():
-        modules[name].__class__ = kind
-    return replace(report, sites=tuple(_site(name, kind) for name, kind in kinds.items()))
+@dataclass(frozen=True)
+class _Plan:
+    """The classes that modules get, by qualified name, and the modules that a rule knows and cannot swap."""
+
+    level: str
+    kinds: dict[str, Any]
+    skipped: list[Skipped]
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(_site(name, kind) for name, kind in self.kinds.items())
+
+    def put_into(self, model: nn.Module) -> None:
+        modules = dict(model.named_modules())
+        for name, kind in self.kinds.items():
+            modules[name].__class__ = kind
 
 
 def _site(name: str, kind: Any) -> Site:
-    if not kind.found:
-        return Site(name, kind.__name__, ("block",), kind.block_backend)
-    return Site(name, kind.__name__, tuple(name for name, _ in kind.found))
+    return Site(name, kind.__name__, kind.rule, getattr(kind, "block_backend", "auto"))
 
 
-def _checked(model: nn.Module, kinds: Mapping[str, type], report: SwapReport, batch: Any, timed: bool) -> SwapReport:
-    batch = getattr(model, "dummy_inputs", None) if batch is None else batch
-    calls = {} if batch is None else inputs_of_sites(model, kinds, batch)
+@dataclass(frozen=True)
+class _Search:
+    """What is looked for in a model, and where."""
+
+    model: nn.Module
+    patterns: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    backend: str
+
+    def levels(self, level: str) -> tuple[str, ...]:
+        """The levels to try, the one to take without a comparison first."""
+        if level != "auto":
+            return (level,)
+        return ("blocks", "layers") if any(self._blocks()) and _inductor_compiles(self.model) else ("layers",)
+
+    def plan(self, level: str) -> _Plan:
+        blocks = dict(self._blocks()) if level == "blocks" else {}
+        kinds: dict[str, Any] = {
+            name: block_class(type(block), self.backend)  # type: ignore[arg-type]
+            for name, block in blocks.items()
+        }
+        skipped: list[Skipped] = []
+        for name, module in self._modules(as_in_forward(self.model)):
+            if any(name == block or name.startswith(f"{block}.") for block in blocks):
+                continue  # a compiler decides about the inside of a block
+            for rule in self.rules:
+                place = rule.place(module)
+                reason = place if isinstance(place, str) else cannot_swap(module) if place else None
+                if reason is not None:
+                    skipped.append(Skipped(name, type(module).__name__, reason))
+                elif isinstance(place, Place):
+                    kinds[name] = layer_class(module, rule, place)
+                    break
+        skipped = [module for module in skipped if module.name not in kinds]
+        return _Plan("blocks" if blocks else "layers", kinds, skipped)
+
+    def why_nothing(self) -> list[Skipped]:
+        """Why no rule fits the modules that compute something, one of each class."""
+        reasons: dict[type, Skipped] = {}
+        for name, module in self._modules(self.model):
+            computes = any(isinstance(child, nn.Linear) for child in module.children())
+            own = any(True for _ in module.parameters(recurse=False)) and not _is_of_torch(module)
+            if (computes or own) and not isinstance(module, (nn.Sequential, nn.ModuleList)):
+                reasons.setdefault(type(module), Skipped(name, type(module).__name__, unread(module)))
+        return list(reasons.values())
+
+    def _blocks(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, block in repeated_blocks(self.model):
+            if self._matches(name) and cannot_swap(block) is None:
+                yield name, block
+
+    def _modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+        return ((name, module) for name, module in model.named_modules() if self._matches(name))
+
+    def _matches(self, name: str) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _inductor_compiles(model: nn.Module) -> bool:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return any(status.available for status in backends(device=device) if status.name == "inductor")
+
+
+def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -> tuple[_Plan, SwapReport]:
+    """What is left of the plan that saves most, verified."""
+    own = batch is None
+    batch = made_batch(model) if own else batch
+    if batch is None:
+        note = "not verified: there is no batch, and none could be made; give batch="
+        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+    names = {name for plan in plans for name in plan.kinds}
+    try:
+        calls = inputs_of_sites(model, names, batch)
+    except Exception as problem:
+        if not own:
+            raise
+        note = f"not verified: the model does not run on a batch made from its config ({problem!s:.100}); give batch="
+        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+    before = saved_by_model(model, batch)
+    saved_before = None if before is None else before.total
+    results = [_verified(model, plan, calls, batch, timed) for plan in plans]
+    results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
+    # Of equal ones the first. What a model without a training call saves is not known.
+    best = min(results, key=lambda result: (not result[1].sites, result[1].saved_after or 0))
+    others = [report for _, report in results if report is not best[1] and report.sites and report.saved_after]
+    notes = tuple(f"level {report.level} would keep {report.saved_after:,} bytes" for report in others)
+    return best[0], replace(best[1], notes=notes)
+
+
+def _verified(
+    model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any, timed: bool
+) -> tuple[_Plan, SwapReport]:
+    """The plan without the modules that fail, and what was measured. The model stays as it is."""
     modules = dict(model.named_modules())
-    sites: list[tuple[Site, type]] = []
-    skipped: list[Skipped] = []
+    sites: list[Site] = []
+    skipped = list(plan.skipped)
     seen: dict[type, Site | Skipped] = {}
     # Of blocks that share a graph one is compared: with gradients of its inputs, if any of them has such inputs.
-    trained = {kinds[name] for name, call in calls.items() if any(one.requires_grad for one in tensors_of(call))}
-    for name, kind in kinds.items():
-        site = _site(name, kind)
-        found: Site | Skipped = site
+    trained = {
+        plan.kinds[name]
+        for name, call in calls.items()
+        if name in plan.kinds and any(tensor.requires_grad for tensor in tensors_of(call))
+    }
+    for name, kind in plan.kinds.items():
+        result: Site | Skipped = _site(name, kind)
         if name in calls:
-            is_block = site.rules == ("block",)
-            if not is_block or kind not in seen:  # one graph serves all blocks
-                call = with_gradients(calls[name]) if is_block and kind in trained else calls[name]
-                seen[kind] = check(site, modules[name], kind, call, timed=timed)
-            found = replace(seen[kind], name=name)
-        if isinstance(found, Skipped):
-            skipped.append(found)
+            if kind.rule != "block" or kind not in seen:
+                call = with_gradients(calls[name]) if kind.rule == "block" and kind in trained else calls[name]
+                seen[kind] = check(_site(name, kind), modules[name], kind, call, timed=timed)
+            result = replace(seen[kind], name=name)
+        if isinstance(result, Skipped):
+            skipped.append(result)
         else:
-            sites.append((found, kind))
-    before = None if batch is None else saved_by_model(model, batch)
-    for site, kind in sites:
-        modules[site.name].__class__ = kind
-    after = None if before is None else saved_by_model(model, batch)
-    return replace(
-        report,
-        sites=tuple(site for site, _ in sites),
-        skipped=tuple(skipped),
-        saved_before=before,
-        saved_after=after,
-    )
+            sites.append(result)
+    left = _Plan(plan.level, {site.name: plan.kinds[site.name] for site in sites}, skipped)
+    left.put_into(model)
+    without_cache(model)
+    after = saved_by_model(model, batch)
+    unswap(model)
+    report = SwapReport(plan.level, tuple(sites), tuple(skipped))
+    if after is None:
+        return left, report
+    return left, replace(report, saved_after=after.total, held_after=after.held)

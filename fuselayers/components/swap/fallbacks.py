@@ -1,19 +1,14 @@
 """The calls of swapped modules that took the original forward, and why."""
 
-import functools
 import weakref
-from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
 from ..._torch.dispatch import is_compiling
-from ..._torch.hooks import hooks_of_all_modules
 from ...errors import say_once
-from ..hooks import has_hooks
 from .report import Skipped
 
-__all__ = ["fallbacks", "forget", "note", "why_not"]
+__all__ = ["fallbacks", "forget", "note"]
 
 # Beside the modules and not in them: what a module holds is copied, pickled and guarded by Dynamo.
 _reasons: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
@@ -29,14 +24,14 @@ def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
 
     >>> import torch, warnings
     >>> from fuselayers.components.swap import swap
-    >>> layer = nn.TransformerEncoderLayer(8, 2, 16)
+    >>> layer = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
     >>> report = swap(layer, level="layers", verify=False)
-    >>> handle = layer.linear1.register_forward_hook(lambda *_: None)
+    >>> handle = layer[0].register_forward_hook(lambda *_: None)
     >>> with warnings.catch_warnings():
     ...     warnings.simplefilter("ignore")
-    ...     y = layer(torch.randn(3, 1, 8))
-    >>> [one.reason for one in fallbacks(layer)]
-    ['linear1 has a hook']
+    ...     y = layer(torch.randn(3, 8))
+    >>> [skipped.reason for skipped in fallbacks(layer)]
+    ['0 has a hook']
     """
     return tuple(
         Skipped(name, type(module).__name__, reason)
@@ -56,31 +51,3 @@ def note(module: nn.Module, reason: str) -> None:
 def forget(module: nn.Module) -> None:
     """Drop what was noted of a module."""
     _reasons.pop(module, None)
-
-
-def why_not(module: nn.Module, path: str, test: Callable[[Any], bool]) -> str:
-    """Return why a call may not bypass the attribute at `path`, which fails a test."""
-    if hasattr(test, "reason"):
-        return str(test.reason)
-    if not path:  # of a sequence
-        return "its modules have changed"
-    try:
-        value: Any = functools.reduce(getattr, path.split("."), module)
-    except AttributeError:
-        return f"there is no {path}"
-    if not isinstance(value, nn.Module):
-        return f"{path} is a {_name(value)}"
-    if "forward" in value.__dict__:
-        return f"{path} has a forward of its own"
-    if has_hooks(value):
-        return f"{path} has a hook"
-    if hooks_of_all_modules():
-        return "there is a hook of all modules"
-    parts = {f"{path}.{name}": part for name, part in value.named_parameters(recurse=False)}
-    strange = next((name for name, part in parts.items() if type(part) is not nn.Parameter), None)
-    return f"{path} is a {_name(value)}" if strange is None else f"{strange} is a {_name(parts[strange])}"
-
-
-def _name(value: Any) -> str:
-    kind = type(value)
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

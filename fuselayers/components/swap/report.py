@@ -2,7 +2,7 @@
 
 import html
 import textwrap
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -18,22 +18,22 @@ class Site:
     Attributes:
         name: qualified name.
         kind: the name of its class.
-        rules: the rules that were found in its forward; "block" for a whole block.
+        rule: the rule that fits it; "block" for a whole block.
         backend: of a block the backend of `fuse`. Of layers, what ran this library's ops in the verification, each of
             which chooses by device, size and dtype: "triton" and "cpp" for kernels,
             "eager" for plain torch alone; "auto" where it was not verified.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.
         error_before: the same of the original module.
-        saved_before: bytes that it saved for backward, on the inputs of the verification; None as above.
-        saved_after: bytes that it saves now.
+        saved_before: bytes that it kept for backward, on the inputs of the verification; None as above.
+        saved_after: bytes that it keeps now.
         seconds_before: median time of its forward and backward in training mode; None unless `timed`.
         seconds_after: the same now.
     """
 
     name: str
     kind: str
-    rules: tuple[str, ...]
+    rule: str
     backend: str = "auto"
     error: float | None = None
     error_before: float | None = None
@@ -59,10 +59,13 @@ class SwapReport:
     Attributes:
         level: "layers" or "blocks".
         sites: the modules that were swapped. One may be inside of another.
-        skipped: those that a rule matched and that stayed as they were, and why.
-        saved_before: bytes that one call of the whole model saved for backward, in training mode; None where it was not
-            verified, or does not run so on the batch.
-        saved_after: bytes that it saves now.
+        skipped: those that stayed as they were: a rule matched, or nothing was found in the whole model.
+        saved_before: bytes that one call of the whole model kept alive for backward, in training mode; None where it
+            was not verified, or does not run so on the batch.
+        saved_after: bytes that it keeps now.
+        held_after: those of them that hooks on saved tensors cannot free, as gradient checkpointing and offloading do.
+        without_cache: whether the model is called with `use_cache=False` in training from now on.
+        notes: what else to know: why nothing was verified, what the other level saves.
     """
 
     level: str
@@ -70,54 +73,101 @@ class SwapReport:
     skipped: tuple[Skipped, ...]
     saved_before: int | None = None
     saved_after: int | None = None
+    held_after: int | None = None
+    without_cache: bool = False
+    notes: tuple[str, ...] = ()
+
+    def require(self, rule: str, *, at_least: int = 1) -> None:
+        """Raise unless a rule was found so often: for a script that relies on it.
+
+        Raises:
+            ValueError: it was found less often; the text says what was found, and what was skipped.
+        """
+        count = sum(site.rule == rule for site in self.sites)
+        if count < at_least:
+            found = sorted({site.rule for site in self.sites})
+            reasons = "".join(f"\n{line}" for line in self._skipped_lines())
+            raise ValueError(
+                f"swap found {count} modules for {rule!r}, at least {at_least} are required; it found these rules: "
+                f"{', '.join(found) or 'none'}{reasons}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """One row for all sites of a class with the same rules."""
-        kinds: dict[tuple[str, tuple[str, ...], str], list[Site]] = {}
+        """One row for all sites of a class with the same rule."""
+        groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
-            kinds.setdefault((site.kind, site.rules, site.backend), []).append(site)
+            groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
         rows: list[tuple[str, ...]] = []
-        for (kind, rules, backend), sites in kinds.items():
+        for (kind, rule, backend), sites in groups.items():
             errors = [site.error for site in sites if site.error is not None]
-            counted = ", ".join(name if count == 1 else f"{count} {name}" for name, count in Counter(rules).items())
-            rows.append(
-                (
-                    kind,
-                    str(len(sites)),
-                    f"{max(errors):.1e}" if errors else "not verified",
-                    _ratio([site.saved_before for site in sites], [site.saved_after for site in sites]),
-                    _ratio([site.seconds_before for site in sites], [site.seconds_after for site in sites]),
-                    backend,
-                    counted,
-                )
+            row = (
+                textwrap.shorten(kind, 32, placeholder="...") if len(kind) <= 32 else f"{kind[:29]}...",
+                rule,
+                str(len(sites)),
+                f"{max(errors):.0e}" if errors else "-",
+                _ratio([site.saved_before for site in sites], [site.saved_after for site in sites]),
+                _times([site.seconds_before for site in sites], [site.seconds_after for site in sites]),
+                backend,
             )
+            rows.append(row)
         return rows
+
+    def _skipped_lines(self) -> list[str]:
+        """One line for all modules of a class with the same reason."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for skipped in self.skipped:
+            groups.setdefault((skipped.kind, skipped.reason), []).append(skipped.name)
+        lines: list[str] = []
+        for (kind, reason), names in groups.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines += _wrapped(f"not swapped: {names[0] or 'the model'} ({kind}){more}: {reason}")
+        return lines
 
     def __str__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
-        rows = [_HEADER, *self._rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER) - 1)]
-        for row in rows if self.sites else ():
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            lines += _wrapped("  ".join(cells)) + _wrapped(row[-1], indent="    ")
+        rows = self._rows()
+        used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
+        table = [tuple(row[column] for column in used) for row in (tuple(_COLUMNS), *rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for row in table if rows else ():
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines += _wrapped("  ".join(cells))
+        for column in used if rows else ():
+            name = list(_COLUMNS)[column]
+            lines += _wrapped(f"  {name}: {_COLUMNS[name]}") if _COLUMNS[name] else []
         if self.saved_before and self.saved_after is not None:
             share = self.saved_after / self.saved_before
             lines += _wrapped(
-                f"a call of the model saves {self.saved_after:,} of {self.saved_before:,} bytes: {share:.2f}"
+                f"a training call keeps {_bytes(self.saved_after)} of {_bytes(self.saved_before)} for backward: "
+                f"{share:.2f}"
             )
-        for one in self.skipped:
-            lines += _wrapped(f"not swapped: {one.name} ({one.kind}): {one.reason}")
-        return "\n".join(lines)
+            if self.held_after:
+                lines += _wrapped(
+                    f"{_bytes(self.held_after)} of them would stay under gradient checkpointing and offloading"
+                )
+        if self.without_cache:
+            lines += _wrapped("in training the model runs with use_cache=False, unless its caller passes use_cache")
+        for note in self.notes:
+            lines += _wrapped(note)
+        return "\n".join([*lines, *self._skipped_lines()])
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-_HEADER: Final = ("class", "modules", "error", "bytes", "time", "backend", "rules")
+_COLUMNS: Final[Mapping[str, str]] = {
+    "class": "",
+    "rule": "",
+    "modules": "",
+    "error": "largest error of results and gradients, in units of the largest value; - not verified",
+    "kept": "bytes kept for backward, as a share of the original module's",
+    "time": "of forward and backward, original and now",
+    "backend": "what ran; auto: not verified",
+}
 
 
 def _ratio(before: list[Any], after: list[Any]) -> str:
@@ -127,7 +177,27 @@ def _ratio(before: list[Any], after: list[Any]) -> str:
     return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
 
 
-def _wrapped(line: str, *, indent: str = "") -> list[str]:
-    if len(indent + line.rstrip()) <= _WIDTH:
-        return [indent + line.rstrip()]
-    return textwrap.wrap(line, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}    ")
+def _times(before: list[Any], after: list[Any]) -> str:
+    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
+    return f"{_seconds(sum(old for old, _ in pairs))} -> {_seconds(sum(new for _, new in pairs))}" if pairs else ""
+
+
+def _seconds(seconds: float) -> str:
+    """Three digits: 2.35 s, 120 ms, 45.6 us."""
+    scale, unit = (1.0, "s") if seconds >= 1.0 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "us")
+    value = seconds / scale
+    digits = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{digits}f} {unit}"
+
+
+def _bytes(number: int) -> str:
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= scale:
+            return f"{number / scale:.3g} {unit}"
+    return f"{number} bytes"
+
+
+def _wrapped(line: str) -> list[str]:
+    if len(line.rstrip()) <= _WIDTH:
+        return [line.rstrip()]
+    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)

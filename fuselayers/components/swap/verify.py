@@ -1,4 +1,4 @@
-"""Whether a swapped module gives the numbers of the original one."""
+"""Whether a swapped module gives the numbers of the original one, and runs in training."""
 
 import contextlib
 import copy
@@ -10,17 +10,18 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from ..._torch.dispatch import SeeOps
-from ...partition import saved_bytes
 from ...partition.timer import Step, median_seconds, time_in_turns
-from . import loss
-from .key_values import is_cache
+from .batch import Call, as_call
+from .cache import is_cache
+from .layer import unswap_class
 from .report import Site, Skipped
-from .sites import unswap_class
+from .rules import attention, loss
+from .saved import Saved, saved_by, tensors_of
 
-__all__ = ["Call", "check", "inputs_of_sites", "saved_by_model", "tensors_of", "with_gradients"]
+__all__ = ["check", "inputs_of_sites", "saved_by_model", "with_gradients"]
 
 _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
@@ -29,9 +30,6 @@ _ROUNDINGS: Final = 16
 """The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64, and for
 blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7.0 at
 2048 and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""The arguments of a call, by position and by name."""
 
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
@@ -58,7 +56,7 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
         # With gradients: an input is a leaf of a comparison if backward comes to it in the model.
         with torch.enable_grad(), _as_it_was(model):
             model.eval()
-            args, kwargs = _as_call(batch)
+            args, kwargs = as_call(batch)
             model(*args, **kwargs)
     finally:
         for hook in hooks:
@@ -94,17 +92,11 @@ def _copied(value: Any) -> Any:
     return None if is_cache(value) else copy.deepcopy(value)
 
 
-def _as_call(batch: Any) -> Call:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+def check(site: Site, module: nn.Module, kind: Any, call: Call, *, timed: bool = False) -> Site | Skipped:
+    """Compare the module with what it will be as a `kind`: results and gradients, and run a training step of it.
 
-
-def check(site: Site, module: nn.Module, kind: type, call: Call, *, timed: bool = False) -> Site | Skipped:
-    """Compare the module with what it will be as a `kind`: results, gradients, and the bytes saved for backward.
-
-    Both run in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where that
-    cannot run, the original does. The module stays as it is. `timed` times both in training mode. Returns the site
+    The comparison is in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where
+    that cannot run, the original does. The module stays as it is. `timed` times both in training mode. Returns the site
     with what was measured, or why it must not be swapped.
     """
     try:
@@ -113,11 +105,11 @@ def check(site: Site, module: nn.Module, kind: type, call: Call, *, timed: bool 
         return site
     for inner in wide.modules():
         unswap_class(inner)
-    if not any(one.requires_grad for one in module.parameters()):  # a frozen model, or a layer without weights
+    if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
-    for one in (original, swapped, wide):  # a loss without logits is for training alone
-        one.training = any(name == loss.NAME for name, _ in kind.found)  # type: ignore[attr-defined]
+    for copied in (original, swapped, wide):  # a loss without logits is for training alone
+        copied.training = kind.rule == loss.NAME
     try:
         before = _run(original, call)
     except Exception:  # its own, on these inputs
@@ -125,34 +117,39 @@ def check(site: Site, module: nn.Module, kind: type, call: Call, *, timed: bool 
     try:
         after = _run(swapped, call)
     except Exception as problem:
-        text = str(problem).partition("\n")[0]
-        reason = f"it raises {type(problem).__name__}: {text:.200}"
-        return Skipped(site.name, site.kind, reason)
-    is_block = not kind.found  # type: ignore[attr-defined]
+        return Skipped(site.name, site.kind, f"it raises {_text(problem)}")
+    is_block = kind.rule == "block"
     dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
     try:
         truth = _run(wide.double(), tree_map(_double, call))
         least = torch.finfo(dtype).eps * (_ROUNDINGS if is_block else 1)
     except Exception:  # some forwards insist on float32
         truth, least = before, _ROUNDINGS * torch.finfo(dtype).eps
-    error_before, error = (_error(one, truth) for one in (before, after))
+    error_before, error = (_error(values, truth) for values in (before, after))
     if not error <= _ALLOWED * max(error_before, least):
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
-    # Nothing is dropped, so the op of `attention_dropout` did not run.
-    if {name for name, _ in kind.found} != {"attention_dropout"}:  # type: ignore[attr-defined]
+    if kind.rule != attention.NAME:  # nothing was dropped, so its op did not run
         site = replace(site, error=error, error_before=error_before)
     try:
-        saved_before = _saved(original, call)
+        _run(original.train(), call)
     except Exception:  # it does not run in training mode
         return site
+    try:
+        see = SeeOps("fuselayers")
+        with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
+            _run(swapped.train(), call)
+    except Exception as problem:
+        return Skipped(site.name, site.kind, f"in training it raises {_text(problem)}")
     if timed:
         before_seconds, after_seconds = _seconds(original, swapped, call)
         site = replace(site, seconds_before=before_seconds, seconds_after=after_seconds)
-    see = SeeOps("fuselayers")
-    with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
-        saved_after = _saved(swapped, call)
+    saved = [_saved(copied, call) for copied in (original, swapped)]
     backend = site.backend if is_block else _backend(see.seen)
-    return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
+    return replace(site, saved_before=saved[0].total, saved_after=saved[1].total, backend=backend)
+
+
+def _text(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]:.200}"
 
 
 _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
@@ -168,11 +165,6 @@ def _backend(seen: set[tuple[str, str, bool]]) -> str:
 
 def _double(value: Any) -> Any:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-def tensors_of(values: Any) -> list[Tensor]:
-    """The tensors in a tree of values."""
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor)]
 
 
 def with_gradients(call: Call) -> Call:
@@ -196,7 +188,7 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
         result = module(*args, **kwargs)
         if isinstance(result, Mapping) and result.get("loss") is not None:
             result = result["loss"]
-        results = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.is_floating_point()]
+        results = [one for one in tensors_of(result) if one.is_floating_point()]
         generator = torch.Generator().manual_seed(0)
         weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one) for one in results]
         total = sum((one * weight).sum() for one, weight in zip(results, weights, strict=True) if one.requires_grad)
@@ -244,21 +236,21 @@ def _seconds(original: nn.Module, swapped: nn.Module, call: Call) -> tuple[float
     return times["before"], times["after"]
 
 
-def saved_by_model(model: nn.Module, batch: Any) -> int | None:
-    """Return the bytes that a call of the model saves in training mode; None if it does not run so on this batch.
+def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
+    """Return what a call of the model saves in training mode; None if it does not run so on this batch.
 
-    Its modes, its buffers and torch's random state stay as they are.
+    Its modules, its buffers and torch's random state stay as they are.
     """
-    with _as_it_was(model):
+    args, kwargs = as_call(batch)
+    with torch.enable_grad(), _as_it_was(model):
         try:
             model.train()
-            args, kwargs = _as_call(batch)
-            return saved_bytes(model, *args, **kwargs)
+            return saved_by(lambda: model(*args, **kwargs), model)
         except Exception:  # its own, such as one that wants labels
             return None
 
 
-def _saved(module: nn.Module, call: Call) -> int:
+def _saved(module: nn.Module, call: Call) -> Saved:
     args, kwargs = _from_leaves(_copies(call))
-    with torch.random.fork_rng():
-        return saved_bytes(module.train(), *args, **kwargs)
+    with torch.enable_grad(), torch.random.fork_rng():
+        return saved_by(lambda: module(*args, **kwargs), module)

@@ -47,9 +47,7 @@ extern "C" void elementwise_backward(Rows dy, Rows x, const float* bias, Rows dx
   parallel(sums.blocks() * stretches, rows * columns, threads, [&](int64_t task) {
     const int64_t block = task / stretches, first = task % stretches * STRETCH;
     const int64_t end = std::min(first + STRETCH, columns);
-    double* const total = sums.of_block(block);
-    if (total) std::fill(total + first, total + end, 0.0);
-    for (int64_t row = sums.first_row(block); row < sums.end_row(block); ++row)
+    sums.for_rows(block, first, end, [&](int64_t row, float* part) {
       for_pieces(first, end, [&](int64_t column, int64_t size) {
         alignas(64) float buffer[PIECE], z[PIECE];
         float* const dz = dx.place(buffer, row, column);
@@ -60,11 +58,12 @@ extern "C" void elementwise_backward(Rows dy, Rows x, const float* bias, Rows dx
           function->chain(z, dz, size);
         }
         dx.store(dz, row, column, size);
-        if (total) {
+        if (dbias) {
 #pragma omp simd
-          for (int64_t i = 0; i < size; ++i) total[column + i] += dz[i];
+          for (int64_t i = 0; i < size; ++i) part[column - first + i] += dz[i];
         }
       });
+    });
   });
   if (dbias) sums.add_blocks(dbias, threads);
 }

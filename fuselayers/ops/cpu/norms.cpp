@@ -73,16 +73,15 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
                               int64_t threshold, float scale, int rms, int wants_norm_bias, int wants_bias, int64_t rows,
                               int64_t columns, int threads) {
   const Mask mask(seed, row_indices, 0, threshold, scale);
-  const RowSums totals(rows, columns * (1 + wants_norm_bias + wants_bias));
+  const int64_t num_sums = columns * (1 + wants_norm_bias + wants_bias);
+  const RowSums totals(rows, num_sums);
   const auto width = static_cast<float>(columns);
   parallel(totals.blocks(), rows * columns, threads, [&](int64_t block) {
-    double* const dweight = totals.of_block(block);
-    double* const dnorm_bias = wants_norm_bias ? dweight + columns : nullptr;
-    double* const dbias = wants_bias ? dweight + columns * (1 + wants_norm_bias) : nullptr;
-    std::fill_n(dweight, columns * (1 + wants_norm_bias + wants_bias), 0.0);
     const std::unique_ptr<float[]> buffer(new float[2 * columns]);
     float *const n = buffer.get(), *const w = n + columns;
-    for (int64_t row = totals.first_row(block); row < totals.end_row(block); ++row) {
+    totals.for_rows(block, 0, num_sums, [&](int64_t row, float* dweight) {
+      float* const dnorm_bias = wants_norm_bias ? dweight + columns : nullptr;
+      float* const dbias = wants_bias ? dweight + columns * (1 + wants_norm_bias) : nullptr;
       const float centre = rms ? 0.0f : mean[row], inverse = rstd[row];
       for_pieces(0, columns, [&](int64_t column, int64_t size) {
         float *const n_piece = n + column, *const w_piece = w + column;
@@ -116,7 +115,7 @@ extern "C" void norm_backward(Rows dy, Rows ds, Rows s, const float* weight, con
         }
         for (const Rows& next : {s, dy, ds}) next.fetch(row + 1, column, size);
       });
-    }
+    });
   });
   totals.add_blocks(sums, threads);
 }

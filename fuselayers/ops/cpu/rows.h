@@ -146,8 +146,8 @@ float sum(int64_t size, Term term) {
 }
 
 // Sums over rows, such as the gradient of a bias: one task for each block of rows, whose sums are then added in order.
-// The blocks follow from the number of rows alone, so the result is the same for any number of threads. They are float64:
-// a long sum in float32 would have several times the error of torch's.
+// The blocks follow from the number of rows alone, so the result is the same for any number of threads. A few rows are
+// summed in float32, and these sums in float64: a long sum in float32 would have several times the error of torch's.
 class RowSums {
  public:
   RowSums(int64_t rows, int64_t width)
@@ -155,17 +155,29 @@ class RowSums {
     if (width_) sums_.reset(new double[blocks_ * width_]);
   }
   int64_t blocks() const { return blocks_; }
-  int64_t first_row(int64_t block) const { return block * block_; }
-  int64_t end_row(int64_t block) const { return std::min(rows_, (block + 1) * block_); }
-  // The sums of a block, [width], which the caller sets to 0 first; null where there are none.
-  double* of_block(int64_t block) const { return width_ ? sums_.get() + block * width_ : nullptr; }
+
+  // Call step(row, part) for each row of a block, to add its columns [first, end) to part, [end - first].
+  template <class Step>
+  void for_rows(int64_t block, int64_t first, int64_t end, Step step) const {
+    constexpr int64_t FEW = 32;
+    const int64_t size = width_ ? end - first : 0, last = std::min(rows_, (block + 1) * block_);
+    double* const total = width_ ? sums_.get() + block * width_ + first : nullptr;
+    const std::unique_ptr<float[]> part(new float[size]);
+    std::fill_n(total, size, 0.0);
+    for (int64_t row = block * block_; row < last;) {
+      std::fill_n(part.get(), size, 0.0f);
+      for (const int64_t stop = std::min(row + FEW, last); row < stop; ++row) step(row, part.get());
+#pragma omp simd
+      for (int64_t i = 0; i < size; ++i) total[i] += part[i];
+    }
+  }
 
   void add_blocks(float* out, int threads) const {
     parallel((width_ + PIECE - 1) / PIECE, blocks_ * width_, threads, [&](int64_t piece) {
       const int64_t first = piece * PIECE, size = std::min(PIECE, width_ - first);
       double total[PIECE] = {};
       for (int64_t block = 0; block < blocks_; ++block) {
-        const double* const sums = of_block(block) + first;
+        const double* const sums = sums_.get() + block * width_ + first;
 #pragma omp simd
         for (int64_t i = 0; i < size; ++i) total[i] += sums[i];
       }

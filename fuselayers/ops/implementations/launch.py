@@ -6,6 +6,7 @@ then called directly.
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
@@ -25,9 +26,8 @@ _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
 _PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
-_resident: dict[tuple[Any, ...], int] = {}
+_resident: dict[Any, int] = {}
 _recording: "Recording | None" = None
-_stub: Callable[..., None] | None = None
 
 
 class Launch(NamedTuple):
@@ -70,8 +70,9 @@ def launch(
     constants: tuple[Any, ...],
     *,
     num_warps: int = 4,
-) -> None:
-    """Run a kernel on the device of its tensors.
+    persistent_warps: int | None = None,
+) -> int:
+    """Run a kernel on the device of its tensors, and return the number of its programs in x.
 
     Args:
         function: a function decorated with `kernel`.
@@ -80,37 +81,63 @@ def launch(
             the device.
         constants: its compile-time constants in order, after the arguments.
         num_warps: warps per program.
+        persistent_warps: of a kernel whose programs take one tile after the other, the most warps on a processor, 64 at
+            most. grid then counts the tiles in x, and only as many programs start as the device runs at a time: more
+            would run alone after the others. None starts all of them.
     """
     if _recording is not None:
         # Detached aliases, so that a record keeps no autograd graph alive; one for a tensor that is given twice.
         aliases = {id(one): one.detach() for one in arguments if isinstance(one, Tensor)}
         recorded = tuple(aliases.get(id(one), one) for one in arguments)
-        _recording.launches.append(Launch(function, grid, recorded, constants, num_warps))
-        return
-    if INTERPRETED and _stub is None:
+        started = Launch(function, grid, recorded, constants, num_warps)
+        if persistent_warps is not None:
+            at_a_time = _recording.processors * min(_recording.resident(started), _most(num_warps, persistent_warps))
+            started = started._replace(grid=_persistent_grid(grid, at_a_time))
+        _recording.launches.append(started)
+        return started.grid[0]
+    device = arguments[0].device
+    if INTERPRETED:
+        if persistent_warps is not None:
+            grid = _persistent_grid(grid, num_processors(device))
         patch_interpreter()
         function[grid](*arguments, *constants)
-        return
-    device = arguments[0].device
+        return grid[0]
+    if device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return launch(function, grid, arguments, constants, num_warps=num_warps, persistent_warps=persistent_warps)
     key = (id(function), device, num_warps, constants, *map(_kind, arguments))
     compiled = _compiled.get(key)
-    if device.index is None or device.index == torch.cuda.current_device():
-        _start(compiled, key, function, grid, arguments)
-    else:
-        with torch.cuda.device(device):
-            _start(compiled, key, function, grid, arguments)
+    if compiled is None:
+        compiled = _compiled[key] = function.warmup(*arguments, *constants, grid=(1,), num_warps=num_warps)
+    if persistent_warps is not None:
+        resident = _resident.get(compiled)
+        if resident is None:
+            resident = _resident[compiled] = _resident_programs(compiled, device, num_warps)
+        grid = _persistent_grid(grid, num_processors(device) * min(resident, _most(num_warps, persistent_warps)))
+    compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
+    return grid[0]
 
 
-def _start(
-    compiled: Any, key: tuple[Any, ...], function: Any, grid: tuple[int, ...], arguments: tuple[Any, ...]
-) -> None:
-    _, _, num_warps, constants, *_ = key
-    if _stub is not None:
-        _stub(*arguments, *constants)
-    elif compiled is not None:
-        compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
-    else:
-        _compiled[key] = function[grid](*arguments, *constants, num_warps=num_warps)
+def most_programs(grid: tuple[int, ...], device: torch.device, *, num_warps: int = 4, persistent_warps: int) -> int:
+    """Return the most programs in x that `launch` starts of a persistent kernel: the rows of a buffer of their sums."""
+    return _persistent_grid(grid, num_processors(device) * _most(num_warps, persistent_warps))[0]
+
+
+def _most(num_warps: int, persistent_warps: int) -> int:
+    return max(persistent_warps // num_warps, 1)
+
+
+def _persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
+    num_tiles, *side_by_side = grid
+    return max(1, min(num_tiles, at_a_time // math.prod(side_by_side))), *side_by_side
+
+
+def _resident_programs(compiled: Any, device: torch.device, num_warps: int) -> int:
+    compiled[1, 1, 1]  # loads the code, which tells its registers
+    properties = torch.cuda.get_device_properties(device)
+    return processor_of(properties).resident(
+        registers=compiled.n_regs, shared=compiled.metadata.shared, threads=num_warps * properties.warp_size
+    )
 
 
 def _kind(argument: Any) -> Any:
@@ -119,50 +146,7 @@ def _kind(argument: Any) -> Any:
         aligned = not argument.data_ptr() % _ALIGNMENT
         small = not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31
         return argument.dtype if aligned and small else (argument.dtype, aligned, small)
-    if isinstance(argument, torch.dtype):
-        return argument
     return argument is None or not _SMALLEST_INT32 <= argument <= _LARGEST_INT32
-
-
-def programs_at_a_time(
-    function: Any,
-    arguments: tuple[Any, ...],
-    constants: tuple[Any, ...],
-    *,
-    num_warps: int = 4,
-    most_warps: int = 64,
-) -> int:
-    """Return how many programs of a kernel a device runs at a time; one per processor in Triton's interpreter.
-
-    Compiles the kernel if it is not compiled yet.
-
-    Args:
-        function: as in `launch`.
-        arguments: as in `launch`; a dtype stands for a tensor that is not allocated yet.
-        constants: as in `launch`.
-        num_warps: as in `launch`.
-        most_warps: per processor. No processor holds more than 64.
-    """
-    device = arguments[0].device
-    most = max(most_warps // num_warps, 1)
-    if _recording is not None:
-        recorded = Launch(function, (1,), arguments, constants, num_warps)
-        return _recording.processors * min(_recording.resident(recorded), most)
-    if _stub is not None or INTERPRETED:
-        return num_processors(device)
-    key = (id(function), device, num_warps, constants, *map(_kind, arguments))
-    resident = _resident.get(key)
-    if resident is None:
-        with torch.cuda.device(device):
-            if key not in _compiled:
-                _compiled[key] = function.warmup(*arguments, *constants, grid=(1,), num_warps=num_warps)
-            compiled = _compiled[key]
-            compiled[1, 1, 1]  # loads the code, which tells its registers
-            properties = torch.cuda.get_device_properties(device)
-            _resident[key] = resident = processor_of(properties).resident(
-                registers=compiled.n_regs, shared=compiled.metadata.shared, threads=num_warps * properties.warp_size
-            )
-    return num_processors(device) * min(resident, most)
 
 
 def processor_of(properties: Any) -> Processor:
@@ -207,7 +191,7 @@ def recorded_launches(
 ) -> Iterator[list[Launch]]:
     """Record the launches of ops on meta tensors, and run none of them.
 
-    The ops must be called with backend="triton". Used by `fuselayers lint-kernels`.
+    The ops must be called with backend="triton". Used by `benchmarks.lint_kernels`.
 
     Args:
         processors: of the GPU; an H200 has 132.
@@ -221,14 +205,3 @@ def recorded_launches(
             yield _recording.launches
     finally:
         _recording = before
-
-
-@contextmanager
-def stubbed_launches() -> Iterator[None]:
-    """Make every launch return at once, to measure the Python time of a call. Used by `bench op --overhead`."""
-    global _stub
-    before, _stub = _stub, lambda *_: None
-    try:
-        yield
-    finally:
-        _stub = before

@@ -1,6 +1,6 @@
 """occupancy -- how many programs of a kernel run on one processor of a GPU at a time.
 
-Used by persistent kernels, which start just as many, and by `fuselayers lint-kernels`.
+Used by persistent kernels, which start just as many, and by `benchmarks.lint_kernels`.
 """
 
 from typing import Final, NamedTuple

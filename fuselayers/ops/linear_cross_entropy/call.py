@@ -5,7 +5,7 @@
     bias     [V]        optional, x's dtype
     target   [...]      int64, in [0, V) or ignore_index
 
-The rows are processed in chunks (see chunks).
+The rows are processed in chunks (see chunks). On a CPU those with ignore_index are not computed, but in 2. below.
 
 Note: [three ways] There are three ways to compute the gradients; only the required ones are computed.
 
@@ -16,7 +16,7 @@ Note: [three ways] There are three ways to compute the gradients; only the requi
    matmuls too. Saved: x, weight and dlogits.
 3. "none" has an incoming gradient per row, and in float16 a gradient that a GradScaler has not scaled yet would
    underflow: backward recomputes the logits, with 4 matmuls in all. Saved: x, weight, bias and target, which exist
-   already, and two numbers per row.
+   already, and three numbers per row.
 
 It is differentiable once: a backward under `create_graph` raises. Inside a transform of `torch.func`, and for tensor
 subclasses, it is `cross_entropy(F.linear(x, weight, bias), target)` with all logits.
@@ -31,6 +31,8 @@ the loss in chunks too; gradients in forward are Liger's idea. torch.nn.function
 does so with `options`, without label smoothing, without compilation, and with a single backward.
 """
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -42,7 +44,7 @@ from ..cross_entropy import cross_entropy, cross_entropy_reference
 from ..implementations import autocast_dtype, uses_kernels, without_repeats
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
-from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, one_chunk
+from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, loss_of_chunk
 
 
 def linear_cross_entropy(
@@ -93,17 +95,11 @@ def linear_cross_entropy(
     check_target(target, "x", x)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     given = x, weight, bias
-    lower = autocast_dtype(x.device)
-    if lower is not None:
-        # As autocast, it leaves float64 unchanged.
-        x, weight = (one if one.dtype == torch.float64 else one.to(lower) for one in (x, weight))
-        bias = bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
+    x, weight, bias = under_autocast(x, weight, bias)
     uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
     compiling = is_compiling()
     dtype = loss_dtype(x.dtype, x.device) if dtype is None else dtype
-    if any(type(one) not in (Tensor, nn.Parameter, FakeTensor, type(None)) for one in (x, weight, bias)) or (
-        not compiling and transforms_are_active()
-    ):
+    if needs_all_logits(x, weight, bias):
         logits = F.linear(x, weight, bias)
         return cross_entropy(
             logits.to(torch.promote_types(logits.dtype, dtype)),
@@ -118,7 +114,7 @@ def linear_cross_entropy(
     wanted = [records and one is not None and one.requires_grad for one in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), backend
     if not any(wanted):
-        losses, _ = (_losses if compiling else _run_losses)(x, weight, bias, target, *options)
+        losses = (_losses if compiling else _run_losses)(x, weight, bias, target, *options)[0]
         return reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)
     if compiling:
         x, weight, bias = without_repeats((x, weight, bias))
@@ -134,6 +130,21 @@ def linear_cross_entropy(
         leaves = [one for one, want in zip(given, wanted, strict=True) if want]
         loss = _NoSecondDerivative.apply(loss, *without_repeats(leaves))  # type: ignore[no-untyped-call]
     return loss
+
+
+def under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return the inputs in autocast's dtype, which leaves float64 unchanged. Used here and by linear_log_prob."""
+    lower = autocast_dtype(x.device)
+    if lower is None:
+        return x, weight, bias
+    x, weight = (one if one.dtype == torch.float64 else one.to(lower) for one in (x, weight))
+    return x, weight, bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
+
+
+def needs_all_logits(*tensors: Tensor | None) -> bool:
+    """Return whether a transform or a tensor subclass needs the formula. Used here and by linear_log_prob."""
+    plain = all(type(one) in (Tensor, nn.Parameter, FakeTensor, type(None)) for one in tensors)
+    return not plain or (not is_compiling() and transforms_are_active())
 
 
 def linear_cross_entropy_reference(
@@ -223,9 +234,10 @@ class _Recomputed(torch.autograd.Function):
         options: _Options,
         wanted: Wanted,
     ) -> Tensor:
-        losses, sums = (_losses if is_compiling() else _run_losses)(x, weight, bias, target, *options)
-        ctx.save_for_backward(x, weight, bias, target, sums)
+        numbers = (_losses if is_compiling() else _run_losses)(x, weight, bias, target, *options)
+        ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = options, wanted
+        losses: Tensor = numbers[0].clone()  # what is saved is no output
         return losses
 
     @staticmethod
@@ -255,12 +267,20 @@ class _NoSecondDerivative(torch.autograd.Function):
         return _no_second_derivative(dloss, list(leaves)), *(None for _ in leaves)
 
 
-def _run_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    """Return the losses of rows [R], and cross_entropy's m and l, [2, R]."""
-    losses, sums, _ = in_chunks(x, weight, bias, target, options)
-    assert losses is not None
-    assert sums is not None
-    return losses, sums
+def _run_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *options: Any) -> Tensor:
+    """Return the losses of rows, and cross_entropy's m and l: [3, R]."""
+    return _in_chunks(x, weight, bias, target, options)[0]
+
+
+def _in_chunks(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, options: Sequence[Any], **rest: Any
+) -> tuple[Tensor, Gradients]:
+    *loss_options, backend = options
+    by_kernel = uses_kernels(backend, x, weight, bias)
+    one_chunk = partial(loss_of_chunk, options=loss_options, by_kernel=by_kernel)
+    # On a GPU the host would wait for their number.
+    skipped = None if x.is_cuda else loss_options[0]
+    return in_chunks(x, weight, bias, target, one_chunk, skipped=skipped, **rest)
 
 
 def _run_with_gradients(
@@ -268,9 +288,8 @@ def _run_with_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *options, reduction, dtype, wanted = rest
     count, scale = _scale_for(x, target, options[0], reduction)
-    losses, _, gradients = in_chunks(x, weight, bias, target, options, scale=scale, wanted=wanted)
-    assert losses is not None
-    return reduce_losses(losses, count, reduction, dtype), *gradients
+    numbers, gradients = _in_chunks(x, weight, bias, target, options, scale=scale.reshape(-1), wanted=wanted)
+    return reduce_losses(numbers[0], count, reduction, dtype), *gradients
 
 
 def _scale_for(x: Tensor, target: Tensor, ignore_index: int, reduction: str) -> tuple[Tensor | None, Tensor]:
@@ -287,36 +306,34 @@ def _run_with_dlogits(
     *options, backend, reduction, dtype = rest
     count, scale = _scale_for(x, target, options[0], reduction)
     with autocast_disabled(x):
-        losses, _, dlogits_RV = one_chunk(
+        numbers, dlogits_RV = loss_of_chunk(
             (x.reshape(target.numel(), x.shape[-1]), weight, bias),
             target.reshape(-1),
-            options,
-            uses_kernels(backend, x, weight, bias),
-            scale_C=scale.reshape(-1),
-            sums_2C=None,
+            scale.reshape(-1),
+            None,
+            options=options,
+            by_kernel=uses_kernels(backend, x, weight, bias),
         )
-    assert losses is not None
     assert dlogits_RV is not None
-    return reduce_losses(losses, count, reduction, dtype), dlogits_RV
+    return reduce_losses(numbers[0], count, reduction, dtype), dlogits_RV
 
 
 def _run_backward(
-    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, sums: Tensor, *rest: Any
+    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
 ) -> Gradients:
     *options, wanted = rest
-    return in_chunks(x, weight, bias, target, options, scale=dlosses, wanted=wanted, sums=sums)[2]
+    return _in_chunks(x, weight, bias, target, options, scale=dlosses, wanted=wanted, numbers=numbers)[1]
 
 
-def _empty_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return x.new_empty(target.numel(), dtype=wide), x.new_empty(2, target.numel(), dtype=wide)
+def _empty_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any) -> Tensor:
+    return x.new_empty(3, target.numel(), dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _empty_loss_and_gradients(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     *_, dtype, wanted = rest
-    return x.new_empty((), dtype=dtype), *_empty_gradients(x, x, weight, bias, target, x, wanted)
+    return x.new_empty((), dtype=dtype), *empty_gradients(x, x, weight, bias, target, x, wanted)
 
 
 def _empty_loss_and_dlogits(
@@ -325,8 +342,8 @@ def _empty_loss_and_dlogits(
     return x.new_empty((), dtype=rest[-1]), x.new_empty(target.numel(), weight.shape[0])
 
 
-def _empty_gradients(
-    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, sums: Tensor, *rest: Any
+def empty_gradients(
+    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
 ) -> Gradients:
     shapes = x.shape, weight.shape, weight.shape[:1]
     dx, dweight, dbias = (x.new_empty(shape if want else (0,)) for shape, want in zip(shapes, rest[-1], strict=True))
@@ -343,7 +360,7 @@ _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-un
 
 
 # See [opaque to compilers]. The ops call torch's matmuls on any device, and on a GPU our kernels.
-def _define(schema: str, run: Any, fake: Any) -> Any:
+def define(schema: str, run: Any, fake: Any) -> Any:
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
     _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
@@ -352,31 +369,30 @@ def _define(schema: str, run: Any, fake: Any) -> Any:
 
 
 _OPTIONS: Final = "int ignore_index, float label_smoothing, float z_loss, str backend"
-_losses = _define(
-    f"linear_cross_entropy_losses(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
-    f"{_OPTIONS}) -> (Tensor, Tensor)",
+_losses = define(
+    f"linear_cross_entropy_losses(Tensor x, Tensor weight, Tensor? bias, Tensor target, {_OPTIONS}) -> Tensor",
     _run_losses,
     _empty_losses,
 )
-_with_gradients = _define(
+_with_gradients = define(
     f"linear_cross_entropy_with_gradients(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"{_OPTIONS}, str reduction, ScalarType dtype, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     _run_with_gradients,
     _empty_loss_and_gradients,
 )
-_with_dlogits = _define(
+_with_dlogits = define(
     f"linear_cross_entropy_with_dlogits(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"{_OPTIONS}, str reduction, ScalarType dtype) -> (Tensor, Tensor)",
     _run_with_dlogits,
     _empty_loss_and_dlogits,
 )
-_backward = _define(
-    "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor sums, "
-    f"{_OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+_backward = define(
+    "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor? bias, Tensor target, "
+    f"Tensor numbers, {_OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _run_backward,
-    _empty_gradients,
+    empty_gradients,
 )
-_no_second_derivative = _define(
+_no_second_derivative = define(
     "linear_cross_entropy_no_second_derivative(Tensor dloss, Tensor[] leaves) -> Tensor",
     lambda dloss, leaves: dloss.clone(),
     lambda dloss, leaves: torch.empty_like(dloss),

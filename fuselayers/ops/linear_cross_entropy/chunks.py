@@ -13,7 +13,7 @@ reads and writes all of dW, 8 V D bytes in float32, for 6 V D floating-point ope
 that is a few per cent of a GPU's time at the widths of a large model; with fewer rows it is more.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..._torch.dispatch import FakeTensor
 from ..cross_entropy import fused_loss, fused_loss_gradients
-from ..implementations import uses_kernels
 from ..rows import cdiv
 
 _FEWEST_ROWS: Final = 512
@@ -47,96 +47,100 @@ def in_chunks(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
-    options: Sequence[Any],
+    one_chunk: Callable[..., tuple[Tensor, Tensor | None]],
     *,
+    skipped: int | None,
     scale: Tensor | None = None,
     wanted: Wanted = (False, False, False),
-    sums: Tensor | None = None,
-) -> tuple[Tensor | None, Tensor | None, Gradients]:
-    """Return the losses of rows [R], cross_entropy's m and l, and the gradients of the sum of scale * losses.
-
-    The first two are None if `sums` is given.
+    numbers: Tensor | None = None,
+) -> tuple[Tensor, Gradients]:
+    """Return the numbers of rows, [N, R] for N numbers per row, and the gradients of the sum of scale * results.
 
     Args:
         x, weight, bias, target: the inputs of the op.
-        options: as _Options.
-        scale: of target's shape; required for gradients.
+        one_chunk: computes the numbers of a chunk, and its dlogits where there is a scale, from (x, weight, bias),
+            target, scale and numbers of the chunk.
+        skipped: rows with this target are not computed: their numbers and gradients are 0. None computes all.
+        scale: [..., R], the gradients of the results; required for gradients.
         wanted: whether x, weight and bias need a gradient.
-        sums: m and l of an earlier call, [2, R].
+        numbers: those of an earlier call.
     """
-    *loss_options, backend = options
-    by_kernel = uses_kernels(backend, x, weight, bias)
     num_rows = target.numel()
     x_RD, target_R = x.reshape(num_rows, x.shape[-1]), target.reshape(-1)
-    size = chunk_rows(num_rows, x_RD.shape[1], weight.shape[0])
+    kept = None
+    if skipped is not None and not (target.is_meta or isinstance(target, FakeTensor)):
+        kept = (target_R != skipped).nonzero()[:, 0]
+        kept = None if len(kept) == num_rows else kept
+    count = num_rows if kept is None else len(kept)
+    size = chunk_rows(count, x_RD.shape[1], weight.shape[0])
     wide = torch.promote_types(x.dtype, torch.float32)
-    dx_RD = x.new_empty(x_RD.shape if wanted[0] else 0)
+    dx_RD = x.new_zeros(x_RD.shape if wanted[0] else 0)
     dweight = dbias = None
-    made: list[tuple[Tensor, Tensor]] = []
+    found = numbers
     with autocast_disabled(x):
-        for start in range(0, max(num_rows, 1), size):
-            rows = slice(start, start + size)
+        for start in range(0, max(count, 1), size):
+            rows = slice(start, start + size) if kept is None else kept[start : start + size]
             x_CD = x_RD[rows]
-            losses_C, sums_2C, dlogits_CV = one_chunk(
+            numbers_NC, dlogits_CV = one_chunk(
                 (x_CD, weight, bias),
                 target_R[rows],
-                loss_options,
-                by_kernel,
-                scale_C=None if scale is None else scale.reshape(-1)[rows],
-                sums_2C=None if sums is None else sums[:, rows],
+                None if scale is None else scale[..., rows],
+                None if numbers is None else numbers[:, rows],
             )
-            if losses_C is not None:
-                made.append((losses_C, sums_2C))
+            if numbers is None:
+                if found is None:
+                    found = numbers_NC.new_zeros(len(numbers_NC), num_rows)
+                found[:, rows] = numbers_NC
             if dlogits_CV is None:
                 continue
             if wanted[0]:
-                torch.mm(dlogits_CV, weight, out=dx_RD[rows])
+                if kept is None:
+                    torch.mm(dlogits_CV, weight, out=dx_RD[rows])
+                else:
+                    dx_RD[rows] = dlogits_CV @ weight
             if wanted[1]:
-                dweight = _plus_product(dweight, dlogits_CV, x_CD, x.dtype if size >= num_rows else wide)
+                dweight = _plus_product(dweight, dlogits_CV, x_CD, x.dtype if size >= count else wide)
             if wanted[2]:
                 part = dlogits_CV.sum(0, dtype=wide)
                 dbias = part if dbias is None else dbias + part
             del dlogits_CV  # else it would live until the next chunk has its own
-    gradients = (
+    assert found is not None
+    return found, (
         dx_RD.view(x.shape) if wanted[0] else dx_RD,
         x.new_empty(0) if dweight is None else cast(dweight, weight.dtype),
         x.new_empty(0) if dbias is None else cast(dbias, weight.dtype),
     )
-    if not made:
-        return None, None, gradients
-    losses, sums_of_chunks = zip(*made, strict=True)
-    return torch.cat(losses), torch.cat(sums_of_chunks, dim=1), gradients
 
 
-def one_chunk(
+def loss_of_chunk(
     factors: tuple[Tensor, Tensor, Tensor | None],
     target_C: Tensor,
+    scale_C: Tensor | None,
+    numbers_3C: Tensor | None,
+    *,
     options: Sequence[Any],
     by_kernel: bool,
-    *,
-    scale_C: Tensor | None,
-    sums_2C: Tensor | None,
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Return losses (None if the sums are given), the sums, and dlogits (None without a scale)."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return the losses with cross_entropy's m and l, and dlogits (None without a scale)."""
     # The matmul is here and not in the caller, whose frame would keep the logits alive until this call returns.
     logits_CV = F.linear(*factors)
-    losses_C = None
     if by_kernel:
-        if sums_2C is None:
+        if numbers_3C is None:
             losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
+            numbers_3C = torch.cat((losses_C[None], sums_2C))
         if scale_C is None:
-            return losses_C, sums_2C, None
-        return losses_C, sums_2C, fused_loss_gradients(scale_C, None, logits_CV, target_C, sums_2C, *options)
+            return numbers_3C, None
+        return numbers_3C, fused_loss_gradients(scale_C, None, logits_CV, target_C, numbers_3C[1:], *options)
     dtype = logits_CV.dtype
     # From here on there is one tensor of this size, modified in place.
     logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
-    if sums_2C is None:
-        losses_C, sums_2C = _losses_in_place(logits_CV, target_C, *options)
+    if numbers_3C is None:
+        numbers_3C = _losses_in_place(logits_CV, target_C, *options)
     else:
-        logits_CV.sub_(sums_2C[0, :, None]).exp_()
+        logits_CV.sub_(numbers_3C[1, :, None]).exp_()
     if scale_C is None:
-        return losses_C, sums_2C, None
-    return losses_C, sums_2C, cast(_gradients_in_place(scale_C, logits_CV, target_C, sums_2C, *options), dtype)
+        return numbers_3C, None
+    return numbers_3C, cast(_gradients_in_place(scale_C, logits_CV, target_C, numbers_3C[1:], *options), dtype)
 
 
 def autocast_disabled(x: Tensor) -> AbstractContextManager[Any]:
@@ -150,8 +154,8 @@ def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _losses_in_place(
     logits_CV: Tensor, target_C: Tensor, ignore_index: int, label_smoothing: float, z_loss: float
-) -> tuple[Tensor, Tensor]:
-    """Return the losses and m and l of each row; overwrites the logits with exp(logits - largest)."""
+) -> Tensor:
+    """Return the losses and m and l of each row, [3, C]; overwrites the logits with exp(logits - largest)."""
     largest_C1 = logits_CV.amax(-1, keepdim=True)
     below_CV = logits_CV.sub_(largest_C1)
     losses_C = F.nll_loss(below_CV, target_C, ignore_index=ignore_index, reduction="none")
@@ -161,7 +165,8 @@ def _losses_in_place(
     losses_C = losses_C + log_total_C1[:, 0]
     if z_loss:
         losses_C = losses_C + z_loss * (largest_C1 + log_total_C1)[:, 0].square()
-    return losses_C.masked_fill(target_C == ignore_index, 0.0), torch.stack((largest_C1[:, 0], log_total_C1[:, 0]))
+    losses_C = losses_C.masked_fill(target_C == ignore_index, 0.0)
+    return torch.stack((losses_C, largest_C1[:, 0], log_total_C1[:, 0]))
 
 
 def _gradients_in_place(

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..cpu import pointer, rows, run
 from ..implementations import define, in_cpp
-from ..implementations.launch import kernel, launch, programs_at_a_time
+from ..implementations.launch import kernel, launch, most_programs
 from ..implementations.triton_language import tl
 from ..philox import keep_tile, mask_numbers
-from ..rows import WARPS_WITH_SUMS, as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
+from ..rows import WARPS_WITH_SUMS, as_rows, cdiv, tile_of_rows, vector_of
 from ..sums import sum_partials
 from .formula import gradients_formula
 from .forward import in_dtype
@@ -70,18 +70,12 @@ def _launch_backward(
     else:
         summing, constants = _backward_kernel, (rms, vector, block_rows, block_columns)
     constants = wants_norm_bias, wants_bias, *constants
-    at_a_time = programs_at_a_time(
-        summing,
-        (*arguments, torch.float32, *numbers),
-        constants,
-        num_warps=num_warps,
-        most_warps=WARPS_WITH_SUMS,
-    )
-    num_programs = persistent_programs(num_tiles, at_a_time=at_a_time, side_by_side=num_pieces)
+    grid = (num_tiles, num_pieces) if split else (num_tiles,)
+    warps = {"num_warps": num_warps, "persistent_warps": WARPS_WITH_SUMS}
+    num_programs = most_programs(grid, dy.device, **warps)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
-    grid = (num_programs, num_pieces) if split else (num_programs,)
-    launch(summing, grid, (*arguments, partial_PKN, *numbers), constants, num_warps=num_warps)
-    return dx, dresidual, sum_partials(partial_PKN, sums_KN.dtype)
+    started = launch(summing, grid, (*arguments, partial_PKN, *numbers), constants, **warps)
+    return dx, dresidual, sum_partials(partial_PKN[:started], sums_KN.dtype)
 
 
 def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from ..cpu import pointer, rows, run, vector
 from ..implementations import define, in_cpp
-from ..implementations.launch import kernel, launch, programs_at_a_time
+from ..implementations.launch import kernel, launch
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_tile, mask_numbers
-from ..rows import as_rows, cdiv, persistent_programs, tile_of_rows, vector_of
+from ..rows import as_rows, cdiv, tile_of_rows, vector_of
 from .formula import s_is_x
 
 
@@ -56,9 +56,7 @@ def _launch_forward(
     if split:
         launch(_forward_split_kernel, (num_tiles,), arguments, constants, num_warps=num_warps)
     else:
-        at_a_time = programs_at_a_time(_forward_kernel, arguments, constants, num_warps=num_warps)
-        num_programs = persistent_programs(num_tiles, at_a_time=at_a_time)
-        launch(_forward_kernel, (num_programs,), arguments, constants, num_warps=num_warps)
+        launch(_forward_kernel, (num_tiles,), arguments, constants, num_warps=num_warps, persistent_warps=64)
     return results
 
 

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,35 @@ def test_times_an_op_in_its_plain_its_eager_and_its_compiled_form(
         times = content["seconds"][name]
         assert len(times["forward"]) == len(times["forward_backward"]) == 3
         assert float(row[1]) == pytest.approx(sorted(times["forward"])[1] * 1e3, abs=1e-3)
+
+
+def test_overhead_is_the_hosts_time_beside_plain_pytorchs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, threads = tmp_path / "overhead.json", torch.get_num_threads()
+    code, out, _ = _bench(capsys, "op", "layer_norm", "--overhead", "--repeats", "3", "--json", str(file))
+    assert code == 0
+    assert "layer_norm of 2x4x64 float32, host time of a call" in out
+    assert torch.get_num_threads() == threads
+    seconds = json.loads(file.read_text())["seconds"]
+    assert list(seconds) == ["plain", "fuselayers"]
+    for spans in seconds.values():
+        assert [len(readings) for readings in spans.values()] == [3, 3]
+        assert 0 < min(spans["forward"]) < min(spans["forward + backward"]) < 0.01
+    row = next(line for line in out.splitlines() if "forward " in line and "backward" not in line)
+    assert f"{sorted(seconds['fuselayers']['forward'])[1] * 1e6:.1f}" in row
+
+
+@pytest.mark.slow
+def test_the_first_step_of_a_compiled_model_is_slow_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, folder = tmp_path / "model.json", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--repeats", "1", "--json", str(file)]
+    code, out, _ = _bench(capsys, *arguments, "--backends", "eager,inductor,torch.compile")
+    assert code == 0
+    assert "first step, cold / warm" in out
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder
+    first = json.loads(file.read_text())["first_step"]
+    assert list(first) == ["inductor", "torch.compile"]
+    for cold, warm in first.values():
+        assert 0 < warm < cold
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

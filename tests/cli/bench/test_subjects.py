@@ -5,7 +5,7 @@ import torch
 
 from fuselayers.cli.bench import subjects
 from fuselayers.cli.bench.cases import Settings
-from fuselayers.cli.bench.subjects import Subject, model_subject, op_subject
+from fuselayers.cli.bench.subjects import ModelCall, Subject, model_subject, op_subject
 from fuselayers.configs import build
 
 CPU = torch.device("cpu")
@@ -17,8 +17,9 @@ def op_of(name: str, dropout: float) -> Subject:
 
 
 def model_of(name: str, overrides: list[str], **options: Any) -> Subject:
-    defaults = {"shape": None, "dropout": None, "backends": ["eager"], "dtype": torch.float32, "device": CPU}
-    return model_subject(name, overrides, **(defaults | options))
+    backends = options.pop("backends", ["eager"])
+    defaults = {"shape": None, "dropout": None, "dtype": torch.float32, "device": CPU}
+    return model_subject(ModelCall(name, tuple(overrides), **(defaults | options)), backends=backends)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.cli.bench import suite as module
-from fuselayers.cli.bench.ahead import compile_ahead, run_ahead
+from fuselayers.cli.bench.ahead import compile_ahead
 from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name
 from fuselayers.cli.bench.measure import EAGER, OURS
 from fuselayers.cli.bench.suite import Round, Suite, Variant, measure_suite
@@ -99,12 +99,12 @@ def test_the_workers_run_what_will_be_measured() -> None:
     ]
 
 
-# Not in pytest's process, where other modules come before torch: see `run_ahead`.
+# Not in pytest's process, where other modules come before torch: see `compile_ahead`.
 COMPILED_AHEAD = """
 from functools import partial
 
 from fuselayers.cli.bench import suite
-from fuselayers.cli.bench.ahead import run_ahead
+from fuselayers.cli.bench.ahead import compile_ahead
 
 
 def main():
@@ -114,7 +114,7 @@ def main():
     variant, device = suite.Variant("softmax"), torch.device("cpu")
     one = suite.Round(torch.float32, ((2, 3, 8),), any_size=False)
     calls = [partial(suite._run_once, given, one, device) for given in (variant, None)]
-    done = run_ahead(calls, workers=1, seconds=200.0)
+    done = compile_ahead(calls, workers=1, seconds=200.0, say=lambda line: None)
     suite._run_once(variant, one, device)
     print("done", done, "hits", counters["inductor"]["fxgraph_cache_hit"], dict(counters["inductor"]))
 
@@ -131,27 +131,14 @@ def test_what_the_workers_compile_is_not_compiled_again(tmp_path: Path) -> None:
     program.write_text(COMPILED_AHEAD)
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "done [True, None] hits 4 {'fxgraph_cache_hit': 4}\n"
+    assert done.stdout == "done 1 hits 4 {'fxgraph_cache_hit': 4}\n"
 
 
-def test_workers_that_take_too_long_are_stopped() -> None:
-    started = time.monotonic()
-    assert run_ahead([partial(time.sleep, 600)] * 2, workers=1, seconds=0.2) == [None, None]
+def test_workers_that_take_too_long_are_stopped_and_the_number_of_the_others_is_said() -> None:
+    started, said = time.monotonic(), list[str]()
+    compile_ahead([partial(time.sleep, 600)] * 2, workers=1, seconds=0.2, say=said.append)
     assert time.monotonic() - started < 60
-
-
-def test_the_workers_say_how_many_calls_succeeded(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Any] = []
-
-    def ahead(calls: Any, *, workers: int, seconds: float) -> list[Any]:
-        given.append((calls, workers, seconds))
-        return [True, None]
-
-    monkeypatch.setattr("fuselayers.cli.bench.ahead.run_ahead", ahead)
-    said: list[str] = []
-    compile_ahead([dict, list], workers=3, minutes=0.5, say=said.append)
-    assert given == [([dict, list], 3, 30.0)]
-    assert said == ["compiling, on 3 processes", "compiled 1 of 2"]
+    assert said == ["compiling, on 1 processes", "compiled 0 of 2"]
 
 
 def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:

@@ -1,10 +1,10 @@
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from fuselayers.cli.bench.calls import CallCost
 from fuselayers.cli.bench.suite import Measured, Suite
 from fuselayers.cli.bench.suite_report import table, write_report
 
@@ -52,34 +52,6 @@ def test_the_table_says_ratios_to_eager(suite: Suite) -> None:
     assert len({len(cells) for cells in rows}) == 1
 
 
-def test_the_table_says_what_was_expected(suite: Suite) -> None:
-    heading = "## Expected and measured"
-    assert heading not in table(suite, said="a machine, a day")
-    suite.rows[2].expected.update({"forward": 450e-6, "forward_backward": 1890e-6})
-    lines = table(suite, said="a machine, a day").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[lines.index(heading) :][4:7]]
-    assert rows[0] == ["op", "shape", "dtype", "expected us f", "us f", "expected us fb", "us fb"]
-    assert rows[2] == ["op, a", "2x4x8", "float16", "450.0", "500.0", "1890.0", "2000.0"]
-
-
-def test_the_table_says_what_calls_cost(suite: Suite) -> None:
-    heading = "## What a call costs the CPU"
-    assert heading not in table(suite, said="a machine, a day")
-    microseconds = {"fuselayers": (12.0, 45.0), "bare": (8.0, 30.0)}
-    seconds = {
-        name: {"forward": [forward / 1e6] * 3, "forward_backward": [both / 1e6] * 3}
-        for name, (forward, both) in microseconds.items()
-    }
-    suite.calls.append(CallCost("op, a", seconds))
-    lines = table(suite, said="a machine, a day").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[lines.index(heading) :][4:7]]
-    assert rows[0] == [
-        *("op", "bare f", "bare fb", "fuselayers f", "fuselayers fb"),
-        *("fuselayers / bare f", "fuselayers / bare fb"),
-    ]
-    assert rows[2] == ["op, a", "8.0", "30.0", "12.0", "45.0", "1.50", "1.50"]
-
-
 def test_a_folder_holds_data_table_and_pictures(suite: Suite, tmp_path: Path) -> None:
     files = write_report(tmp_path, suite, machine="a machine", date="a day", repeats=3)
     names = ["results.json", "results.md", "results_forward_float16.svg", "results_forward_backward_float16.svg"]
@@ -93,6 +65,15 @@ def test_a_folder_holds_data_table_and_pictures(suite: Suite, tmp_path: Path) ->
         2e9,
     )
     assert content["rows"][2]["seconds"]["forward"] == [0.0005, 0.0005, 9.0]
+
+
+def test_without_matplotlib_the_data_is_written_all_the_same(
+    suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = write_report(tmp_path, suite, machine="a machine", date="a day", repeats=3)
+    assert [path.name for path in files] == ["results.json", "results.md"]
+    assert "no pictures: a picture needs matplotlib; install it with: pip install" in capsys.readouterr().err
 
 
 def test_a_picture_has_the_ops_in_the_order_of_their_gain(suite: Suite, tmp_path: Path) -> None:

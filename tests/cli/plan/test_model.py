@@ -1,52 +1,85 @@
-from dataclasses import replace
+import gc
+from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
-from fuselayers.cli.plan import model as module
-from fuselayers.cli.plan.layout import Layout
-from fuselayers.cli.plan.model import PlannedModel, planned_model
-from fuselayers.configs import build, compose
-from tests.cli.plan.conftest import COUNTED
+from fuselayers.cli.plan.model import planned_model
+from fuselayers.cli.train.engine.checkpointing import checkpoint_blocks
+from fuselayers.configs import build, compose, model_costs
+from fuselayers.partition import explain
+from tests.cli.conftest import TINY_MODEL
+
+TINY = [*TINY_MODEL, "model.num_layers=3"]
 
 
-@pytest.fixture(autouse=True)
-def _not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "count", lambda _, *, kinds, **__: {kind: replace(COUNTED) for kind in kinds})
+def test_the_numbers_are_those_of_the_whole_model() -> None:
+    config = compose("gpt_nano", TINY)
+    planned = planned_model(config, checkpointing="none", precision="float32")
+    costs = model_costs(config)
+    assert (planned.parameters, planned.blocks) == (costs.parameters, 3)
+    assert planned.flops == costs.forward_flops + costs.backward_flops
+    model = build(config, ["fusion=off"])
+    report = explain(model, *model.example_inputs(1, device="cpu"), backend="inductor", partition="min_cut")
+    in_blocks = sum(value.num_bytes for value in report.saved if value.module.startswith("blocks."))
+    assert planned.run.saved == pytest.approx(in_blocks, rel=0.05)
+
+
+def test_each_way_keeps_less_and_repeats_more() -> None:
+    config = compose("gpt_nano", TINY)
+    ways = ("none", "selective", "budget:0.3", "block")
+    none, selective, budget, block = (planned_model(config, checkpointing=way, precision="bfloat16") for way in ways)
+    assert none.kept == none.run == block.run
+    assert block.kept.saved == block.stream == 3 * block.tokens * block.width * 2
+    assert block.kept.saved < min(selective.kept.saved, budget.kept.saved)
+    assert max(selective.kept.saved, budget.kept.saved) < none.kept.saved
+    assert 0 < selective.kept.repeated_flops < block.kept.repeated_flops
+    assert budget.kept.repeated_flops > 0
+
+
+# A gated feedforward marks most.
+@pytest.mark.parametrize("name", ["gpt_nano", "llama_tiny"])
+def test_selective_keeps_what_is_alive_after_an_eager_forward(name: str) -> None:
+    config = compose(name, ["fusion=off", "model.num_layers=1"])
+    model: Any = build(config)
+    checkpoint_blocks(model, "selective")
+    calls: list[Any] = []
+    hook = model.blocks[0].register_forward_pre_hook(lambda _, *call: calls.append(call), with_kwargs=True)
+    model(*model.example_inputs(1, device="cpu"))
+    hook.remove()
+    (args, kwargs), before = calls[0], _alive()
+    result = model.blocks[0](*args, **kwargs)
+    kept = sum(size for storage, size in _alive().items() if storage not in before) - result.nbytes + args[0].nbytes
+    planned = planned_model(config, checkpointing="selective", precision="float32").kept.saved
+    assert planned == pytest.approx(kept, rel=0.02)  # torch's random state is kept too
+
+
+def _alive() -> dict[int, int]:
+    gc.collect()
+    storages = [one.untyped_storage() for one in gc.get_objects() if type(one) in (Tensor, nn.Parameter)]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
+def test_blocks_that_differ_are_counted_each() -> None:
+    windows = planned_model(compose("gemma2_tiny"), checkpointing="none", precision="bfloat16")
+    assert windows.blocks == 2
+    pair = planned_model(compose("t5_tiny"), checkpointing="none", precision="bfloat16")
+    assert pair.blocks == 4
+    assert pair.run.saved < 4 * pair.run.largest
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "layer"),
+    ("overrides", "error"),
     [
-        ("gpt2_tiny", ["model.num_layers=3"], "blocks.1."),
-        ("gemma2_tiny", [], "blocks.1."),  # its windows differ
-        ("t5_tiny", [], "no path"),
+        (["data.sequence_length=200"], r"data\.sequence_length is 200 tokens, and the model's context 128; lower it"),
+        (["model.block=reversible"], r"reversible blocks keep nothing; set model\.block=transformer"),
     ],
 )
-def test_parameters_are_those_of_the_model(name: str, overrides: list[str], layer: str) -> None:
-    config = compose(name, [*overrides, "fusion=off"])
-    sizes = planned_model(config, checkpointing=(), precision="bfloat16").sizes
-    built = build(config)
-    assert sizes.parameters == sum(one.numel() for one in built.parameters())
-    of_layer = [tuple(one.shape) for path, one in built.named_parameters() if path.startswith(layer)]
-    assert not of_layer or sorted(sizes.layer) == sorted(of_layer)
-    assert sizes.layer_parameters > 0
+def test_a_model_that_cannot_be_counted_is_refused(overrides: list[str], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        planned_model(compose("gpt_nano", overrides), checkpointing="none", precision="bfloat16")
 
 
-def test_an_unfused_model_runs_eagerly_and_a_budget_has_its_own_numbers() -> None:
-    eager = planned_model(compose("gpt_nano", ["fusion=off"]), checkpointing=["none", "selective"], precision="float32")
-    assert eager.run_kind == "eager"
-    assert list(eager.counted) == ["eager", "selective"]
-    assert eager.precision == "float32"
-    fused = planned_model(compose("gpt_nano"), checkpointing=["budget:0.3"], precision="bfloat16")
-    assert fused.counted_for(Layout(checkpointing="block")) is fused.counted["min_cut"]
-    assert fused.counted_for(Layout(checkpointing="budget:0.3")) is fused.counted["budget:0.3"]
-    assert (fused.heads, fused.kv_heads, fused.tokens) == (4, 4, 128)
-
-
-def test_recomputed_blocks_run_their_forward_again(model: PlannedModel) -> None:
-    assert model.block_flops - model.flops("min_cut") == 4 * (4e3 + 1e3)
-
-
-def test_a_sequence_longer_than_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.sequence_length is 200 tokens, and the model's context 128; lower it"):
-        planned_model(compose("gpt_nano", ["data.sequence_length=200"]), checkpointing=(), precision="bfloat16")
+def test_a_shorter_sequence_is_counted() -> None:
+    config = compose("gpt_nano", ["data.sequence_length=16"])
+    assert planned_model(config, checkpointing="none", precision="bfloat16").tokens == 16

@@ -1,7 +1,111 @@
+"""One finished run, one that was killed and resumed, made once: tests only read them, or change a copy."""
+
+import io
+import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
+from rich.console import Console
+
+from fuselayers.cli.train import train
+from fuselayers.cli.train.checkpoint import checkpoints_of, listed, read_checkpoint, whole_tensors
+from fuselayers.cli.train.loop import Trainer, Update
+from fuselayers.cli.train.metrics import read_metrics
+from tests.cli.conftest import tiny_on, write_text_file
+
+
+def run_train(overrides: list[str], *, code: int = 0) -> str:
+    """What a training on one thread prints that ends with this exit code; fixtures of a session begin with more."""
+    output, threads = io.StringIO(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert train(overrides, console=Console(file=output, width=200)) == code
+    finally:
+        torch.set_num_threads(threads)
+    return output.getvalue()
+
+
+def curve(folder: Path) -> list[tuple[object, ...]]:
+    """All of the curve that does not depend on the clock."""
+    return [
+        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
+        for row in read_metrics(folder / "metrics.csv")
+    ]
+
+
+def newest(folder: Path) -> Path:
+    """The newest checkpoint of a run."""
+    return listed(checkpoints_of(folder))[-1][1]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """All but the line that says who is there."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """Curve, weights and optimizer have the same bits."""
+    assert curve(first) == curve(second)
+    assert read_checkpoint(newest(first)).step == read_checkpoint(newest(second)).step
+    left, right = (whole_tensors(newest(folder)) for folder in (first, second))
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+def before_step(patch: pytest.MonkeyPatch, number: int, act: Callable[[Trainer], object]) -> None:
+    """Let something happen when a step begins."""
+    step = Trainer.step
+
+    def watched(trainer: Trainer, index: int) -> Update:
+        if index == number:
+            act(trainer)
+        return step(trainer, index)
+
+    patch.setattr(Trainer, "step", watched)
+
+
+def killed(trainer: Trainer) -> None:
+    """An end without a word to the run."""
+    raise RuntimeError("killed")
+
+
+# Dropout and accumulation, so that the random numbers of each micro-batch count.
+_RUN = ["model.dropout=0.1", "train.accumulate=2"]
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps to its end; beside it printed.txt."""
+    folder = tmp_path_factory.mktemp("finished")
+    asked = [*tiny_on(write_text_file(folder)), *_RUN, f"train.output={folder / 'run'}", "train.sample_bytes=40"]
+    (folder / "printed.txt").write_text(run_train(asked))
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def resumed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, killed in its tenth step and continued, with TensorBoard; beside it printed.txt, of the end."""
+    folder = tmp_path_factory.mktemp("resumed")
+    text = finished.parent / "text.py"
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, 10, killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            run_train([*tiny_on(text), *_RUN, f"train.output={folder / 'run'}", "train.log=[tensorboard]"])
+    assert [row[0] for row in curve(folder / "run")] == list(range(1, 10))
+    torch.manual_seed(999)
+    (folder / "printed.txt").write_text(run_train([f"train.resume={folder / 'run'}", "train.sample_bytes=40"]))
+    return folder / "run"
+
+
+@pytest.fixture
+def own(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run that a test may change."""
+    return Path(shutil.copytree(finished, tmp_path / "own"))
 
 
 @pytest.fixture

@@ -1,526 +1,275 @@
 """Whole runs, from the overrides to the files."""
 
 import errno
-import io
 import json
 import math
 import os
 import shutil
 import signal
+import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
 import pytest
 import torch
-from rich.console import Console
 
-from fuselayers.cli.train import train
-from fuselayers.cli.train.checkpoint import find_checkpoint, newest, read_checkpoint, save, whole_tensors
-from fuselayers.cli.train.loop import Trainer, Update
+from fuselayers.cli.main import main
+from fuselayers.cli.train.checkpoint import Content, read_checkpoint, save, whole_tensors
+from fuselayers.cli.train.loop import Trainer
 from fuselayers.cli.train.metrics import read_metrics
-from fuselayers.cli.train.utilisation import measured_matmul
 from fuselayers.configs import build, compose, to_yaml
-from fuselayers.configs.costs import model_costs
-from tests.cli.conftest import tiny_on, write_text_file
+from tests.cli.train.conftest import assert_same_run, before_step, curve, files, killed, newest, run_train
 from tests.processes import Program
 
 
-def _train(overrides: list[str]) -> str:
-    output = io.StringIO()
-    assert train(overrides, console=Console(file=output, width=200)) == 0
-    return output.getvalue()
-
-
-def _curve(folder: Path) -> list[tuple[object, ...]]:
-    """All of the curve that does not depend on the clock."""
-    return [
-        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
-        for row in read_metrics(folder / "metrics.csv")
-    ]
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    """All but the line that says who is there."""
-    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def _newest(folder: Path) -> Path:
-    path = newest(folder / "checkpoints")
-    assert path is not None
-    return path
-
-
-def _step_of(folder: Path) -> int:
-    return read_checkpoint(_newest(folder)).step
-
-
-def _assert_same_state(first: Path, second: Path) -> None:
-    assert _step_of(first) == _step_of(second)
-    left, right = (whole_tensors(path, read_checkpoint(path)) for path in (_newest(first), _newest(second)))
-    assert left.keys() == right.keys()
-    for name, tensor in left.items():
-        assert torch.equal(tensor, right[name]), name
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `tiny` to its end. Tests only read it."""
-    folder = tmp_path_factory.mktemp("finished")
-    _train([*tiny_on(write_text_file(folder)), f"train.output={folder / 'run'}"])
-    return folder / "run"
-
-
-@pytest.fixture(scope="module")
-def rotary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four steps of `tiny` with rotary positions. Tests only read it."""
-    folder = tmp_path_factory.mktemp("rotary")
-    overrides = tiny_on(write_text_file(folder))
-    _train([*overrides, "position=rotary", f"train.output={folder / 'run'}", "train.steps=4"])
-    return folder / "run"
-
-
-@pytest.fixture
-def own(finished: Path, tmp_path: Path) -> Path:
-    """A copy of the finished run that a test may change."""
-    return Path(shutil.copytree(finished, tmp_path / "run"))
-
-
-def test_a_run_learns_and_leaves_its_files(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    output = _train(
-        [
-            *tiny,
-            f"train.output={folder}",
-            "train.steps=120",
-            "train.learning_rate=1e-2",
-            "train.sample_bytes=40",
-            "train.evaluate_every=40",
-        ]
-    )
-    rows = read_metrics(folder / "metrics.csv")
-    assert [row.step for row in rows] == list(range(1, 121))
-    assert rows[0].loss == pytest.approx(5.545, abs=0.1)  # ln 256: it knows nothing
-    assert rows[-1].validation_loss is not None
-    assert rows[-1].validation_loss < 2.7
-    assert [row.step for row in rows if row.validation_loss is not None] == [40, 80, 120]
-    assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in output
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoints",
-        "config.yaml",
-        "loss.png",
-        "metrics.csv",
-        "run.lock",
-        "sample.txt",
-    ]
-    assert matplotlib.image.imread(folder / "loss.png").shape[:2] == (450, 800)
-    sample = (folder / "sample.txt").read_text()
+def test_a_run_leaves_its_files(finished: Path) -> None:
+    printed = (finished.parent / "printed.txt").read_text()
+    rows = read_metrics(finished / "metrics.csv")
+    assert [row.step for row in rows] == list(range(1, 13))
+    assert rows[0].loss == pytest.approx(math.log(256), abs=0.1)  # it knows nothing
+    assert rows[-1].loss < rows[0].loss
+    assert [row.step for row in rows if row.validation_loss is not None] == [4, 8, 12]
+    assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in printed
+    names = {"checkpoints", "config.yaml", "loss.png", "metrics.csv", "run.lock", "sample.txt"}
+    assert {path.name for path in finished.iterdir()} == names
+    assert [path.name for path in sorted((finished / "checkpoints").iterdir())] == ["step-000008", "step-000012"]
+    assert matplotlib.image.imread(finished / "loss.png").shape[:2] == (450, 800)
+    sample = (finished / "sample.txt").read_text()
     assert 20 <= len(sample) <= 40
-    assert all(f"  | {line}" in output for line in sample.splitlines())
-    config = compose(str(folder / "config.yaml"))
-    assert config.train.steps == 120
-    assert config.model.options["hidden_dim"] == 16
+    assert all(f"  | {line}" in printed for line in sample.splitlines())
+    assert rows[-1].peak_memory_bytes > 100e6  # Python with torch
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accumulate: int
-) -> None:
-    # With dropout, so that the random numbers count.
-    overrides = [*tiny, f"train.accumulate={accumulate}", "model.dropout=0.1"]
-    _train([*overrides, f"train.output={tmp_path / 'whole'}"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(finished: Path, resumed: Path) -> None:
+    assert "continuing after step 8" in (resumed.parent / "printed.txt").read_text()
+    assert_same_run(resumed, finished)
+    assert (resumed / "sample.txt").read_text() == (finished / "sample.txt").read_text()
 
-    step = Trainer.step
 
-    def killed_in_the_tenth(trainer: Trainer, number: int) -> Update:
-        if number == 10:
-            raise RuntimeError("killed")
-        return step(trainer, number)
+def test_tensorboard_has_the_curve_of_both_sessions_once(resumed: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(resumed / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    rows = read_metrics(resumed / "metrics.csv")
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (row.step, pytest.approx(row.loss, rel=1e-6)) for row in rows
+    ]
+    assert [event.step for event in events.Scalars("validation_loss")] == [4, 8, 12]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", killed_in_the_tenth)
+
+def test_the_config_of_a_run_builds_the_model_of_its_checkpoint(finished: Path) -> None:
+    model: Any = build(finished / "config.yaml")
+    model.load_state_dict(whole_tensors(newest(finished), prefix="model."))
+    assert "$" not in (finished / "config.yaml").read_text()
+    assert compose(finished / "config.yaml").train.accumulate == 2
+
+
+def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(finished: Path, tmp_path: Path) -> None:
+    before = files(finished)
+    run_train([f"train.resume={newest(finished)}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
+    assert files(finished) == before
+    assert curve(tmp_path / "on")[:12] == curve(finished)
+    assert [row[0] for row in curve(tmp_path / "on")] == list(range(1, 17))
+
+
+def test_a_run_goes_back_to_an_older_checkpoint_and_keeps_as_many_as_asked(own: Path, finished: Path) -> None:
+    older = own / "checkpoints" / "step-000008"
+    # A kill before the first new checkpoint leaves both.
+    with pytest.MonkeyPatch.context() as patch:
+        before_step(patch, 9, killed)
         with pytest.raises(RuntimeError, match="killed"):
-            _train([*overrides, f"train.output={tmp_path / 'parts'}"])
-    assert len(_curve(tmp_path / "parts")) == 9
-    assert _step_of(tmp_path / "parts") == 8
-    torch.manual_seed(999)
-    output = _train([f"train.resume={tmp_path / 'parts'}"])
-
-    assert "continuing after step 8" in output
-    assert len(_curve(tmp_path / "whole")) == 12
-    assert _curve(tmp_path / "parts") == _curve(tmp_path / "whole")
-    _assert_same_state(tmp_path / "parts", tmp_path / "whole")
-
-
-def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(own: Path, tmp_path: Path) -> None:
-    before = _files(own)
-    _train([f"train.resume={_newest(own)}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
-    assert _files(own) == before
-    assert _curve(tmp_path / "on")[:12] == _curve(own)
-    assert [row[0] for row in _curve(tmp_path / "on")] == list(range(1, 17))
-
-
-def test_a_run_keeps_as_many_as_asked(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    _train([*tiny, f"train.output={folder}", "train.steps=10", "train.keep_checkpoints=3"])
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "step-000004",
-        "step-000008",
-        "step-000010",
-    ]
-    # Its learning rates are those of ten steps; the first eight steps are continued with those of twelve.
-    output = _train([f"train.resume={folder / 'checkpoints' / 'step-000004'}", "train.steps=12"])
-    assert f"writing {folder}, continuing after step 4" in output
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
-        "step-000004",
-        "step-000008",
-        "step-000012",
-    ]
-    assert [row[0] for row in _curve(folder)] == list(range(1, 13))
+            run_train([f"train.resume={older}"])
+    assert newest(own).name == "step-000012"
+    printed = run_train([f"train.resume={older}", "train.checkpoint_every=2", "train.keep_checkpoints=3"])
+    assert f"writing {own}, continuing after step 8" in printed
+    names = ["step-000008", "step-000010", "step-000012"]
+    assert sorted(path.name for path in (own / "checkpoints").iterdir()) == names
+    assert_same_run(own, finished)
 
 
 def test_a_checkpoint_that_was_copied_elsewhere_begins_a_run_of_its_own(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copytree(_newest(finished), tmp_path / "copy")
+    copy = shutil.copytree(newest(finished), tmp_path / "copy")
     monkeypatch.chdir(tmp_path)
-    assert "writing runs/" in _train([f"train.resume={copy}", "train.steps=14"])
+    assert "writing runs/" in run_train([f"train.resume={copy}", "train.steps=14"])
     (folder,) = (tmp_path / "runs").iterdir()
-    assert [row[0] for row in _curve(folder)] == list(range(1, 15))
-
-
-@pytest.mark.parametrize("way", ["option", "mapping", "quoted", "file", "reference"])
-def test_a_run_is_resumed_however_it_is_said(rotary: Path, tmp_path: Path, way: str) -> None:
-    folder = shutil.copytree(rotary, tmp_path / "run")
-    (tmp_path / "configs" / "train").mkdir(parents=True)
-    file = tmp_path / "configs" / "train" / "mine.yaml"
-    file.write_text(f"defaults: [quick]\nresume: {folder}\nsteps: 6\ndevice: cpu\ncompare: false\n")
-    asked = {
-        "option": [f"train.resume={folder}", "train.steps=6"],
-        "mapping": [f"train={{resume: '{folder}', steps: 6}}"],
-        "quoted": [f"train.resume='{folder}'", "train.steps=6"],
-        "file": [f"hydra.searchpath=[{tmp_path / 'configs'}]", "train=mine"],
-        "reference": ["train.resume=${train.output}", f"train.output={folder}", "train.steps=6"],
-    }[way]
-    # gpt_nano has no base: it is an option of the checkpoint's position alone.
-    output = _train([*asked, "position.base=10000"])
-    assert f"writing {folder}, continuing after step 4" in output
-    assert [row[0] for row in _curve(folder)] == [1, 2, 3, 4, 5, 6]
+    assert [row[0] for row in curve(folder)] == list(range(1, 15))
 
 
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("attention.num_heads=4", r"attention\.num_heads is 2 there and 4 here"),
-        ("model.hidden_dim=32", r"model\.hidden_dim is 16 there and 32 here"),
-        ("feedforward.activation=relu", r"feedforward\.activation is gelu there and relu here"),
-        ("feedforward=gated_mlp", r"feedforward is mlp there and gated_mlp here"),
-        ("norm=rms_norm", r"norm is layer_norm there and rms_norm here"),
+        ("attention.num_heads=4", r"keeps the model of its checkpoint \S+, and attention would be another one; leave"),
+        ("norm=rms_norm", r"and norm would be another one; leave its overrides out"),
         ("train.steps=4", r"is of step 12, beyond train\.steps=4; there is nothing left to train"),
     ],
 )
-def test_a_checkpoint_of_something_else_is_refused(own: Path, override: str, text: str) -> None:
-    before = _files(own)
+def test_a_checkpoint_of_something_else_is_refused(finished: Path, override: str, text: str) -> None:
+    before = files(finished)
     with pytest.raises(ValueError, match=text):
-        _train([f"train.resume={own}", override])
-    assert _files(own) == before
+        run_train([f"train.resume={finished}", override])
+    assert files(finished) == before
 
 
-def test_a_run_is_not_overwritten(tiny: list[str], own: Path) -> None:
-    with pytest.raises(
-        FileExistsError, match=rf"already holds a run \(checkpoints/step-000012\); .* train\.resume={own}, or"
-    ):
-        _train([*tiny, f"train.output={own}"])
-
-
-def test_a_folder_that_cannot_be_made_is_named(tiny: list[str], tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"cannot make the folder of the run, .*/file/run: Not a directory"):
-        _train([*tiny, f"train.output={tmp_path / 'file' / 'run'}"])
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
-    tiny: list[str],
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    hangup: None,
-    number: signal.Signals,
-) -> None:
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer, index: int) -> Update:
-        update = step(trainer, index)
-        if index == 6:
-            signal.raise_signal(number)
-        return update
-
-    output = io.StringIO()
-    folder = tmp_path / "run"
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", interrupted)
-        code = train([*tiny, f"train.output={folder}"], console=Console(file=output, width=200))
-    assert code == (0 if number == signal.SIGTERM else 128 + number)
-    assert _step_of(folder) == 6
-    assert f"stopped after step 6; to continue: fuselayers train train.resume={folder}" in output.getvalue()
-    assert (folder / "loss.png").exists()
-    _train([f"train.resume={folder}"])
-    assert _curve(folder) == _curve(finished)
-    _assert_same_state(folder, finished)
-
-
-def test_a_full_disk_in_training_keeps_the_last_checkpoint(
-    tiny: list[str], finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "run"
-    rename = os.rename
-
-    def fills_up(source: Path, target: Path) -> None:
-        if Path(target).name == "step-000008":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", fills_up)
-        text = r"cannot write the checkpoint .*/step-000008: No space left on device; .*train\.resume=.*/step-000004$"
-        with pytest.raises(OSError, match=text):
-            _train([*tiny, f"train.output={folder}"])
-    assert _step_of(folder) == 4
-    assert find_checkpoint(str(folder)) == folder / "checkpoints" / "step-000004"
-    _train([f"train.resume={folder}"])
-    assert _curve(folder) == _curve(finished)
-    _assert_same_state(folder, finished)
-
-
-_LOSES_ITS_OUTPUT = """
-import os, sys, torch
-from fuselayers.cli.main import main
-from fuselayers.cli.train.loop import Trainer
-torch.set_num_threads(1)
-reads, writes = os.openpty() if sys.argv[1] == "terminal" else os.pipe()
-os.dup2(writes, 1)
-os.close(writes)
-step = Trainer.step
-def loses(trainer, number):
-    if number == 6:
-        os.close(reads)
-    return step(trainer, number)
-Trainer.step = loses
-sys.stdout = open(1, "w", closefd=False)
-sys.exit(main(["train", *sys.argv[2:]]))
-"""
-
-
-@pytest.mark.parametrize("kind", ["pipe", "terminal"])
-def test_a_run_that_loses_its_output_saves_and_ends(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    monkeypatch.setenv("TERM", "dumb")  # a line per step, where a bar is drawn ten times a second
-    folder = tmp_path / "run"
-    done = Program(_LOSES_ITS_OUTPUT, kind, *tiny, f"train.output={folder}", "train.evaluate_every=1").wait()
-    stopped = f"stopped after step 6; to continue: fuselayers train train.resume={folder}\n"
-    assert (done.code, done.errors) == (141, f"fuselayers: the output cannot be written any more; {stopped}")
-    assert _step_of(folder) == 6
-    assert (folder / "loss.png").exists()
-
-
-_LOSES_ITS_OUTPUT_AT_THE_END = """
-import os, sys
-from fuselayers.cli.main import main
-from fuselayers.cli.train import command
-finish = command._finish
-def loses(*arguments, **named):
-    reads, writes = os.pipe()
-    os.dup2(writes, 1)
-    os.close(reads)
-    os.close(writes)
-    finish(*arguments, **named)
-command._finish = loses
-sys.stdout = open(1, "w", closefd=False)
-sys.exit(main(["train", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.slow
-def test_output_that_is_lost_at_the_end_loses_no_file(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    compared = ("train.compare=true", "train.sample_bytes=3", "feedforward=fused_mlp")
-    done = Program(_LOSES_ITS_OUTPUT_AT_THE_END, *tiny, f"train.output={folder}", *compared).wait()
-    text = f"fuselayers: the output cannot be written any more; the run has ended, its files are in {folder}\n"
-    assert (done.code, done.errors) == (141, text)
-    assert (folder / "sample.txt").exists()
-
-
-def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    program = """
-import sys, torch
-from fuselayers.cli.main import main
-torch.set_num_threads(1)
-sys.exit(main(sys.argv[1:]))
-"""
-    overrides = [text for text in tiny if not text.startswith("train.steps")]
-    first = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
-    deadline = time.monotonic() + 120
-    while newest(folder / "checkpoints") is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    second = Program(program, "train", f"train.resume={folder}").wait()
-    for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}", f"train.output={folder}"]):
-        with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; let it end, or choose"):
-            _train(refused)
-    first.interrupt()
-    assert first.wait().code == 130
-    assert (second.code, second.errors.count("\n")) == (2, 1)
-    assert second.errors.startswith(f"fuselayers: {folder} is in use by process ")
-    step = _step_of(folder)
-    assert [row[0] for row in _curve(folder)] == list(range(1, step + 1))
+@pytest.mark.parametrize("held", ["checkpoints/step-000012", "loss.png", "metrics.csv"])
+def test_a_run_or_a_table_of_ones_own_is_not_overwritten(held: str, tiny: list[str], own: Path) -> None:
+    if held != "checkpoints/step-000012":
+        shutil.rmtree(own / "checkpoints")
+    if held == "metrics.csv":
+        (own / "loss.png").unlink()
+        (own / held).write_text("my,own,table\n")
+    before = files(own)
+    text = rf"already holds a run \((checkpoints/step-000008|{held})\); continue it with train\.resume={own}, or"
+    with pytest.raises(FileExistsError, match=text):
+        run_train([*tiny, f"train.output={own}"])
+    assert files(own) == before
 
 
 def test_a_start_that_wrote_no_checkpoint_is_replaced(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "run"
-    step = Trainer.step
-
-    def killed_in_the_third(trainer: Trainer, number: int) -> Update:
-        if number == 3:
-            raise RuntimeError("killed")
-        return step(trainer, number)
-
+    asked = [*tiny, f"train.output={tmp_path / 'run'}"]
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", killed_in_the_third)
+        before_step(patch, 3, killed)
         with pytest.raises(RuntimeError, match="killed"):
-            _train([*tiny, f"train.output={folder}"])
-    assert len(_curve(folder)) == 2
-    output = _train([*tiny, f"train.output={folder}"])
-    assert f"an earlier start in {folder} ended before its first checkpoint: it is replaced\n" in output
-    assert [row[0] for row in _curve(folder)] == list(range(1, 13))
+            run_train(asked)
+    run_train(asked)
+    assert [row[0] for row in curve(tmp_path / "run")] == list(range(1, 13))
 
 
-def test_a_table_of_the_users_is_not_replaced(tiny: list[str], tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.csv").write_text("my,own,table\n")
-    with pytest.raises(ValueError, match=r"run/metrics\.csv is not the curve of a run: .*; move the file away"):
-        _train([*tiny, f"train.output={tmp_path / 'run'}"])
-    assert _files(tmp_path / "run") == {"metrics.csv": b"my,own,table\n"}
-
-
-def test_a_finished_run_without_its_checkpoints_is_not_replaced(tiny: list[str], own: Path) -> None:
-    shutil.rmtree(own / "checkpoints")
-    with pytest.raises(FileExistsError, match=r"already holds a run \(loss\.png\)"):
-        _train([*tiny, f"train.output={own}"])
-
-
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(own: Path, finished: Path) -> None:
-    whole, folder = finished, own
-    last, previous = folder / "checkpoints" / "step-000012", folder / "checkpoints" / "step-000008"
-    content = (last / "rank-00000.bin").read_bytes()
-    (last / "rank-00000.bin").write_bytes(content[:5000] + bytes([content[5000] ^ 4]) + content[5001:])
-    (folder / "metrics.csv").write_bytes(b"")
-    before = _files(folder)
-    with pytest.raises(ValueError, match=rf"or a damaged one.* \(step 8\): train\.resume={previous}$"):
-        _train([f"train.resume={folder}"])
-    assert _files(folder) == before
-    assert "continuing after step 8" in _train([f"train.resume={previous}"])
-    assert _curve(folder) == _curve(whole)
-    _assert_same_state(folder, whole)
-    # The damaged one is replaced.
-    assert [read_checkpoint(path).step for path in (last, previous)] == [12, 8]
-
-
-def test_a_run_that_goes_back_to_the_checkpoint_before_keeps_both_until_it_writes(
-    own: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
+    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, hangup: None, number: signal.Signals
 ) -> None:
-    last, previous = own / "checkpoints" / "step-000012", own / "checkpoints" / "step-000008"
-
-    def fails(trainer: Trainer, number: int) -> Update:
-        raise RuntimeError("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "step", fails)
-        with pytest.raises(RuntimeError, match=r"^killed$"):
-            _train([f"train.resume={previous}"])
-    assert [read_checkpoint(path).step for path in (last, previous)] == [12, 8]
+        before_step(patch, 10, lambda trainer: signal.raise_signal(number))
+        asked = [f"train.resume={own / 'checkpoints' / 'step-000008'}"]
+        printed = run_train(asked, code=0 if number == signal.SIGTERM else 128 + number)
+    assert read_checkpoint(newest(own)).step == 10
+    assert f"stopped after step 10; to continue: fuselayers train train.resume={own}" in printed
+    run_train([f"train.resume={own}"])
+    assert_same_run(own, finished)
 
 
-@pytest.mark.parametrize("damage", ["weights", "validation loss"])
-def test_a_last_step_without_a_number_is_divergence(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+def test_a_full_disk_in_training_keeps_the_last_checkpoint(
+    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rename = os.rename
+
+    def fills_up(source: Path, target: Path) -> None:
+        if Path(target).name == "step-000012":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        rename(source, target)
+
+    older = own / "checkpoints" / "step-000008"
+    shutil.rmtree(own / "checkpoints" / "step-000012")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", fills_up)
+        text = r"cannot write the checkpoint .*/step-000012: No space left on device; those before it are whole: make"
+        with pytest.raises(OSError, match=text):
+            run_train([f"train.resume={older}"])
+    assert list((own / "checkpoints").iterdir()) == [older]
+    run_train([f"train.resume={own}"])
+    assert_same_run(own, finished)
+
+
+_PROGRAM = """
+import sys, torch
+from fuselayers.cli.main import main
+torch.set_num_threads(1)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    step, validation_loss = Trainer.step, Trainer.validation_loss
+    first = Program(_PROGRAM, "train", *tiny, "train.steps=100000", f"train.output={folder}")
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoints/step-??????")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}"]):
+        with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; let it end, or choose"):
+            run_train(refused)
+    first.interrupt()
+    assert first.wait().code == 130
+    assert [row[0] for row in curve(folder)] == list(range(1, read_checkpoint(newest(folder)).step + 1))
 
-    def diverges(trainer: Trainer, number: int) -> Update:
-        update = step(trainer, number)
-        if number == 12:
-            next(trainer.model.parameters()).data[0, 0] = math.nan
-        return update
+
+@pytest.mark.parametrize("file", ["shard-00001-model-00001-of-00001.safetensors", "manifest.json"])
+def test_a_run_goes_on_from_the_newest_whole_checkpoint(
+    file: str, own: Path, finished: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = own / "checkpoints" / "step-000012"
+    content = bytearray((path / file).read_bytes())
+    content[len(content) // 2] ^= 4
+    (path / file).write_bytes(content)
+    (own / "metrics.csv").write_bytes(b"")
+    text = f"{path} is not a checkpoint of fuselayers, or a damaged one: the checksum of {file} is wrong"
+    with pytest.raises(ValueError, match=f"^{text}$"):
+        run_train([f"train.resume={path}"])
+    assert "continuing after step 8" in run_train([f"train.resume={own}"])
+    assert capsys.readouterr().err == f"fuselayers: {text}; trying the one before\n"
+    assert_same_run(own, finished)
+
+
+@pytest.mark.parametrize("number", ["loss", "weights", "validation loss"])
+def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(trainer: Trainer) -> None:
+        next(trainer.model.parameters()).data[:] = math.nan
 
     with monkeypatch.context() as patch:
-        if damage == "weights":
-            patch.setattr(Trainer, "step", diverges)
-            patch.setattr(Trainer, "validation_loss", lambda trainer: 1.0)
-            text = r"training diverged at step 12: \S+ holds a NaN or an infinity; a checkpoint, if"
+        if number == "validation loss":
+            patch.setattr(Trainer, "validation_loss", lambda trainer: math.inf)
+            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+        elif number == "loss":
+            before_step(patch, 10, spoil)
+            text = r"training diverged at step 10: the loss is nan and the norm of its gradient is nan; a checkpoint"
         else:
-            patch.setattr(
-                Trainer,
-                "validation_loss",
-                lambda trainer: (
-                    math.inf if (folder / "checkpoints" / "step-000008").exists() else validation_loss(trainer)
-                ),
+            patch.setattr(Trainer, "validation_loss", lambda trainer: spoil(trainer) or 1.0)
+            text = (
+                r"training diverged at step 12: blocks\.0\.attention\.qkv\.weight is nan; a checkpoint, if there is one"
             )
-            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if"
+        shutil.rmtree(own / "checkpoints" / "step-000012")
         with pytest.raises(ValueError, match=text):
-            _train([*tiny, f"train.output={folder}"])
-    assert _step_of(folder) == 8
+            run_train([f"train.resume={own}"])
+    assert newest(own).name == "step-000008"
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (
-            {"config_yaml": "{" * 500},
-            r"the config in the checkpoint .* does not compose: config_yaml: line 1 is nested",
-        ),
+        ({"config_yaml": "{" * 500}, r"the config in the checkpoint .* does not compose: config_yaml: line 1 is nest"),
         ({"config_yaml": "train: ["}, r"does not compose: config_yaml: not YAML, line 1: "),
-        ({"config_yaml": "- 1"}, r"the config in the checkpoint .* does not compose: "),
-        ({"config_yaml": "3"}, r"the config in the checkpoint .* does not compose: config_yaml: a config must be"),
         ({"config_yaml": "a: !!python/name:os.system x"}, r"does not compose: config_yaml: YAML tags are refused"),
-        ({"curve": "text"}, r"the curve in the checkpoint .* is not the curve of a run: its first line must be"),
+        ({"config_yaml": "norm: layernorm"}, r"does not compose: no norm 'layernorm'; did you mean 'layer_norm'\?"),
+        ({"curve": "text"}, r"the curve in the checkpoint .* is not the curve of a run: its first line must be step,"),
     ],
 )
 def test_a_checkpoint_with_wrong_contents_is_refused_before_anything_is_written(
     own: Path, change: dict[str, str], text: str
 ) -> None:
-    path = _newest(own)
-    checkpoint = read_checkpoint(path)
-    save(path.parent, whole_tensors(path, checkpoint), step=12, texts=replace(checkpoint.texts, **change))
-    before = _files(own)
+    content = vars(read_checkpoint(newest(own))) | change
+    save(own / "checkpoints", whole_tensors(newest(own)), Content(**content))
+    before = files(own)
     with pytest.raises(ValueError, match=text) as caught:
-        _train([f"train.resume={own}"])
+        run_train([f"train.resume={own}"])
     assert len(str(caught.value)) < 600
-    assert _files(own) == before
+    assert files(own) == before
 
 
-def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], tmp_path: Path) -> None:
-    compared, not_compared = tmp_path / "compared", tmp_path / "not"
-    overrides = [*tiny, "feedforward=fused_mlp", "model.dropout=0.1"]
-    output = _train([*overrides, f"train.output={compared}", "train.compare=true"])
-    _train([*overrides, f"train.output={not_compared}"])
-    result = json.loads((compared / "comparison.json").read_text())
+def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path) -> None:
+    fused = ["feedforward=fused_mlp", "model.dropout=0.1", "fusion=eager", "train.compare=true", "train.steps=4"]
+    printed = run_train([*tiny, *fused, f"train.output={tmp_path / 'run'}"])
+    result = json.loads((tmp_path / "run" / "comparison.json").read_text())
+    assert list(result["sides"]) == ["plain PyTorch", "eager layers", "fused"]
     assert result["loss_difference"] < 1e-5
     assert result["sides"]["fused"]["saved_bytes"] <= result["sides"]["eager layers"]["saved_bytes"]
-    assert "tokens/s" in output
-    assert "saved for backward" in output
-    assert f"torch {torch.__version__}" in output
-    assert not (not_compared / "comparison.json").exists()
-    # Going on from either gives the same run.
-    for folder in (compared, not_compared):
-        _train([f"train.resume={folder}", "train.steps=14", "train.compare=false"])
-    _assert_same_state(compared, not_compared)
+    assert result["compile_seconds"] > 0
+    for text in ("tokens/s", "saved for backward", "compiling, seconds", f"torch {torch.__version__}"):
+        assert text in printed
 
 
 @pytest.mark.parametrize(
@@ -533,44 +282,42 @@ def test_the_end_compares_eager_with_fused_and_changes_nothing(tiny: list[str], 
         ),
         (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
         (["train.device=toaster"], r"train\.device must be auto, cpu or a GPU that torch can use, got 'toaster'"),
-        (
-            ["train.resume=/nowhere"],
-            r"no checkpoint /nowhere, it is not there; name a run, or a checkpoint such as \S+/step-000200$",
-        ),
+        (["train.resume=/nowhere"], r"no checkpoint /nowhere: it has no manifest\.json; name a run, or a checkpoint"),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.stepz=3"], r"steps"),
-        (["model.num_layers=5000000"], r"the model needs at least [\d,]+ GB of memory, and this machine has"),
+        (["train.log=[tensorbord]"], r"^no train\.log\[0\] 'tensorbord'; did you mean 'tensorboard'\?"),
+        (["train.output=/dev/null/run"], r"cannot make the folder of the run, /dev/null/run: Not a directory"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before_anything_is_written(
     tiny: list[str], tmp_path: Path, overrides: list[str], text: str
 ) -> None:
     with pytest.raises((ValueError, OSError), match=text):
-        _train([*tiny, f"train.output={tmp_path / 'run'}", *overrides])
+        run_train([*tiny, f"train.output={tmp_path / 'run'}", *overrides])
     assert not (tmp_path / "run").exists()
 
 
-def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path) -> None:
+def test_a_missing_tensorboard_is_named(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    text = r"^train\.log=\[tensorboard\] needs the package tensorboard, which cannot be imported: .*; pip install tenso"
+    with pytest.raises(ValueError, match=text):
+        run_train([*tiny, f"train.output={tmp_path / 'run'}", "train.log=[tensorboard]"])
+
+
+def test_a_run_without_matplotlib_ends_without_its_picture(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run_train([*tiny, f"train.output={tmp_path / 'run'}", "train.steps=2"])
+    said = "no loss.png: a picture needs matplotlib; install it with: pip install 'fuselayers[plots]'"
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "run" / "loss.png").exists()
+
+
+def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tiny.yaml"
     path.write_text(to_yaml(compose("gpt_nano", [*tiny, "train.steps=50"])))
-    _train([str(path), "train.steps=2", f"train.output={tmp_path / 'run'}"])
-    saved = compose(tmp_path / "run" / "config.yaml")
-    assert saved.train.steps == 2
-    assert saved.model == compose(path).model == build(path).built_from.model
-    with pytest.raises(ValueError, match=r"the config of its checkpoint; leave \S*tiny\.yaml or train\.resume out$"):
-        _train([str(path), f"train.resume={tmp_path / 'run'}"])
-    with pytest.raises(FileNotFoundError, match=r"cannot read the config file nowhere\.yaml: No such file"):
-        _train(["nowhere.yaml"])
-
-
-def test_the_curve_has_utilisation_and_memory(tiny: list[str], tmp_path: Path) -> None:
-    output = _train([*tiny, f"train.output={tmp_path / 'run'}", "train.steps=4"])
-    rate = measured_matmul(torch.float32, threads=torch.get_num_threads())
-    flops = model_costs("gpt_nano", [text for text in tiny if not text.startswith("data.path")])
-    assert f"MFU is the share of {rate / 1e9:,.0f} GFLOP/s, the rate of a float32 matmul measured here" in output
-    for row in read_metrics(tmp_path / "run" / "metrics.csv"):
-        assert row.model_flops_utilisation == pytest.approx(
-            row.tokens_per_second * flops.training_flops_per_token / rate
-        )
-        assert row.peak_memory_bytes > 100e6  # Python with torch
-    assert "  peak memory " in output
+    assert main(["train", str(path), "train.steps=2", f"train.output={tmp_path / 'run'}"]) == 0
+    assert compose(tmp_path / "run" / "config.yaml").model == compose(path).model
+    assert main(["train", str(path), f"train.resume={tmp_path / 'run'}"]) == 2
+    assert "a resumed run takes the config of its checkpoint; leave " in capsys.readouterr().err

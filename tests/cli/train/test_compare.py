@@ -88,12 +88,15 @@ def test_the_table_shows_medians_and_ratios() -> None:
         plain_difference=2.5e-7,
         num_batches=8,
         conditions="a machine, 2 threads",
+        compile_seconds=21.0,
     )
     assert [list(row.values()) for row in comparison_rows(comparison)] == [
         ["tokens/s", "5,000", "10,000"],
         ["", "1.00 x", "2.00 x"],
         ["saved for backward, MB per step", "4.0", "1.0"],
         ["", "1.00 x", "0.25 x"],
+        ["compiling, seconds", "", "21.0"],
+        ["steps until fusion has earned that back", "210", ""],
     ]
     assert list(comparison_rows(comparison)[0]) == ["", PLAIN, FUSED]
     assert comparison_notes(comparison) == [

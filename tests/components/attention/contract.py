@@ -5,7 +5,6 @@ layer's own functions.
 """
 
 import copy
-import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder, RotaryPosition
+from fuselayers.components import RotaryPosition
 from fuselayers.components.attention.inputs import takes
 from tests.components.compare import assert_same_step
 
@@ -57,11 +56,6 @@ def allowed(tokens: int, real_BT: Tensor | None, *, causal: bool, window: int | 
     pairs = (distance.abs() < (tokens if window is None else window)) & (distance >= (0 if causal else -tokens))
     real_BT = torch.ones(1, tokens, dtype=torch.bool) if real_BT is None else real_BT
     return pairs & real_BT[:, None, None]
-
-
-def weights_of(scores: Tensor, allowed: Tensor) -> Tensor:
-    """Return the softmax over what is allowed; zeros where nothing is."""
-    return torch.nan_to_num(scores.masked_fill(~allowed, -torch.inf).softmax(-1)) * allowed
 
 
 def small(layer: Any) -> Any:
@@ -131,44 +125,6 @@ def assert_causal(layer: nn.Module) -> None:
             assert gradient[:, changed - 1].abs().max() > 0
 
 
-def assert_forms(layer: nn.Module, *, rotated: bool, bfloat16_atol: float = 0.05) -> None:
-    """Fail unless compiled, low-precision, copied and meta-built forms of the layer give its values."""
-    x, real_BT = torch.randn(4, 7, HIDDEN_DIM), padding(7)
-    inputs: dict[str, Any] = {"key_padding_mask": real_BT}
-    if rotated:
-        inputs["rotate"] = RotaryPosition().rotate
-    torch.manual_seed(1)
-    expected = layer(x, **inputs)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    assert_same_step(lambda x: layer(x, **inputs), lambda x: compiled(x, **inputs), x, rtol=1e-4, atol=1e-4)
-    _assert_compiled_for_other_lengths(layer, rotated=rotated)
-    assert_no_tokens(layer)
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        torch.manual_seed(1)
-        torch.testing.assert_close(other(x, **inputs), expected, rtol=0, atol=0)
-    for dtype, atol in ((torch.bfloat16, bfloat16_atol), (torch.float16, bfloat16_atol)):
-        lower = copy.deepcopy(layer).to(dtype)
-        torch.manual_seed(1)
-        got = lower(x.to(dtype), **inputs)
-        assert got.dtype == dtype
-        torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=atol)
-        torch.manual_seed(1)
-        with torch.autocast("cpu", dtype):
-            torch.testing.assert_close(layer(x, **inputs).float(), expected, rtol=0.05, atol=atol)
-
-
-def _assert_compiled_for_other_lengths(layer: nn.Module, *, rotated: bool) -> None:
-    """From the second length on, the compiler takes the length for a symbol."""
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    for tokens in (9, 17, 70):
-        x, inputs = torch.randn(2, tokens, HIDDEN_DIM), {"rotate": RotaryPosition().rotate} if rotated else {}
-        torch.manual_seed(1)
-        expected = layer(x, **inputs)
-        torch.manual_seed(1)
-        torch.testing.assert_close(compiled(x, **inputs), expected, rtol=1e-4, atol=1e-4)
-
-
 def assert_no_tokens(layer: nn.Module) -> None:
     """Fail unless a sequence of no tokens is refused, and a batch of no sequences goes through."""
     text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
@@ -177,36 +133,3 @@ def assert_no_tokens(layer: nn.Module) -> None:
     x = torch.zeros(0, 3, HIDDEN_DIM, requires_grad=True)
     (gradient,) = torch.autograd.grad(layer(x).sum(), x)
     assert gradient.shape == x.shape
-
-
-def assert_built_on_meta(made: Callable[[], nn.Module]) -> None:
-    """Fail unless a layer that was built without memory is the layer it should be, once its state is loaded."""
-    layer = made()
-    with torch.device("meta"):
-        empty = made()
-    assert all(value.is_meta for value in (*empty.parameters(), *empty.buffers()))
-    filled = empty.to_empty(device="cpu")
-    filled.load_state_dict(layer.state_dict())
-    x = torch.randn(2, 7, HIDDEN_DIM)
-    torch.testing.assert_close(filled(x), layer(x), rtol=0, atol=0)
-
-
-def assert_trains(model: type[Encoder | Decoder], name: str, **options: Any) -> None:
-    """Fail unless one step of training in a model, with every gradient there, lowers its loss."""
-    built = model(
-        vocab_size=13,
-        hidden_dim=HIDDEN_DIM,
-        num_layers=2,
-        context_length=9,
-        attention=Choice(name, options),
-        init_std=0.2,
-    )
-    tokens = torch.randint(13, (3, 7))
-    inputs = {"key_padding_mask": padding(7)[:3]} if isinstance(built, Encoder) else {}
-    before = built(tokens, tokens, **inputs)
-    before.backward()
-    with torch.no_grad():
-        for parameter in built.parameters():
-            assert parameter.grad is not None
-            parameter -= 1e-3 * parameter.grad
-    assert built(tokens, tokens, **inputs) < before

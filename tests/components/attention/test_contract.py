@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuselayers.components import Decoder, Encoder, MultiHeadAttention, create, get
+from fuselayers.components import MultiHeadAttention, create, get
 from fuselayers.components.registry import Choice
 from fuselayers.partition import saved_bytes
 from tests.components.attention import contract
@@ -78,44 +78,6 @@ def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
     assert many < 4.2 * few
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("linformer", {"dropout": 0.3}),
-        ("fourier_mix", {}),
-        ("pooling", {}),
-        *(
-            pytest.param(name, options, marks=pytest.mark.slow)
-            for name, options in (
-                ("favor", {}),
-                ("favor", {"causal": False}),
-                ("linear", {}),  # the sums of causal=False are those of favor
-                ("local", {"dropout": 0.3}),
-                ("local", {"causal": False}),
-                ("nystrom", {}),
-                ("pooling", {"causal": False}),
-            )
-        ),
-    ],
-    ids=str,
-)
-def test_compiled_low_precision_and_copied(name: str, options: dict[str, Any]) -> None:
-    atol = 0.3 if name == "fourier_mix" else 0.05
-    contract.assert_forms(made(name, **options), rotated=name in WITH_HEADS, bfloat16_atol=atol)
-
-
-@pytest.mark.parametrize("name", WITH_HEADS)
-def test_built_on_meta(name: str) -> None:
-    contract.assert_built_on_meta(lambda: made(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "model"), [*((name, Decoder) for name in CAUSAL), *((name, Encoder) for name in OPTIONS)]
-)
-def test_a_step_of_training(name: str, model: type[Encoder | Decoder]) -> None:
-    contract.assert_trains(model, name, **OPTIONS[name])
-
-
 @pytest.mark.parametrize("attention", [MultiHeadAttention, *(get("attention", name) for name in WITH_HEADS)])
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -134,9 +96,3 @@ def test_an_even_convolution() -> None:
     text = "conv_kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5"
     with pytest.raises(ValueError, match=f"^{text}$"):
         made("nystrom", conv_kernel_size=4)
-
-
-@pytest.mark.parametrize("name", ["pooling", "fourier_mix"])
-def test_x_of_another_width(name: str) -> None:
-    with pytest.raises(ValueError, match=r"^x must be \[B, T, 12\], got \[1, 2, 9\]$"):
-        made(name)(torch.zeros(1, 2, 9))

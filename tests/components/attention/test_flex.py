@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers.components import MultiHeadAttention
@@ -56,40 +55,3 @@ def test_a_block_mask_is_a_mask() -> None:
     x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
     calls = (Call(layer, {"mask": m}, written_out=False, names=()) for layer, m in ((plain, allowed), (flex, blocks)))
     assert_same_step(*calls, x, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("options", [{}, {"sinks": True}, {"window": 2, "soft_cap": 0.7}], ids=str)
-@pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias",), ("mask",), INPUTS], ids=str)
-def test_an_empty_batch(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
-    layer = made(kernel="flex", **options)
-    given = inputs_of(inputs)
-    given |= {name: given[name][:0] for name in ("key_padding_mask", "mask") if name in given}
-    x = torch.randn(0, TOKENS, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
-    y = layer(x, **given)
-    assert (y.shape, y.dtype) == (x.shape, x.dtype)
-    y.sum().backward()
-    assert all(not parameter.grad.any() for parameter in layer.parameters())
-
-
-@pytest.mark.slow
-def test_one_graph_for_a_compiler() -> None:
-    x = torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64)
-    torch._dynamo.reset()
-    layer = made(window=3, soft_cap=0.7, kernel="flex")
-    with torch.no_grad():
-        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(x), layer(x))
-
-
-@torch.no_grad()
-def test_fake_tensors_do_not_stay() -> None:
-    layer, x = made(kernel="flex"), torch.randn(1, 11, HIDDEN_DIM, dtype=torch.float64)
-    for _ in range(2):  # before real tensors went through it, and after
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            assert isinstance(layer(mode.from_tensor(x)), FakeTensor)
-        assert type(layer(x)) is torch.Tensor
-
-
-def test_it_says_that_it_has_no_gradient_on_a_cpu() -> None:
-    with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        made(kernel="flex")(torch.zeros(1, 3, HIDDEN_DIM, dtype=torch.float64))

@@ -3,7 +3,6 @@ import torch
 from torch import Tensor
 
 from fuselayers.components import LinearAttention
-from fuselayers.components.attention.linear import _phi
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
 
@@ -28,12 +27,6 @@ def reference(layer: LinearAttention, x_BTD: Tensor, rotate: object, real_BT: Te
 @pytest.mark.parametrize("heads", HEADS)
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int) -> None:
     contract.assert_is(made(causal=causal, **HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
-
-
-def test_the_slope_of_a_feature_where_its_pieces_meet() -> None:
-    x = torch.zeros(1, requires_grad=True)
-    _phi(x).sum().backward()
-    assert x.grad.item() == 1
 
 
 def test_keys_without_any_weight_are_no_division_by_zero() -> None:

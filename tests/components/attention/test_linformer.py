@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import Choice, Encoder, LinformerAttention, MultiHeadAttention, TransformerBlock
+from fuselayers.components import LinformerAttention
 from tests.components.adapter import Adapter
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
@@ -39,17 +39,6 @@ def test_values_and_gradients(share_projection: bool, heads: str, rotated: bool,
     contract.assert_is(layer, reference, tokens=tokens, padded=padded, rotated=rotated)
 
 
-def test_a_projection_that_changes_nothing_is_softmax_attention() -> None:
-    layer = made(context_length=7, projected_length=7, num_kv_heads=2)
-    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, causal=False)
-    exact.load_state_dict(layer.state_dict(), strict=False)
-    with torch.no_grad():
-        layer.key_projection.weight.copy_(torch.eye(7))
-        layer.value_projection.weight.copy_(torch.eye(7))
-    x = torch.randn(2, 7, HIDDEN_DIM)
-    torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("tokens", [1, 7, 11])
 @pytest.mark.parametrize("padded", [True, False])
 @pytest.mark.parametrize("share_projection", [True, False])
@@ -64,26 +53,6 @@ def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, p
     x, real_BT = torch.randn(4, tokens, HIDDEN_DIM).double(), contract.padding(tokens) if padded else None
     got, expected = (layer(x, key_padding_mask=real_BT) for layer in (adapted, merged))
     torch.testing.assert_close(got, expected)
-
-
-def test_a_model_fills_in_its_context_length() -> None:
-    model = Encoder(
-        vocab_size=5,
-        hidden_dim=8,
-        num_layers=1,
-        context_length=9,
-        attention=Choice("linformer", {"num_heads": 2, "projected_length": 3}),
-    )
-    assert tuple(model.blocks[0].attention.key_projection.weight.shape) == (3, 9)
-
-
-def test_a_block_alone_must_be_told_the_context_length() -> None:
-    choice = Choice("linformer", {"num_heads": 2})
-    text = "attention 'linformer' needs the longest sequence in tokens; pass context_length to the block"
-    with pytest.raises(ValueError, match=f"^{text}$"):
-        TransformerBlock(8, attention=choice, causal=False)
-    block = TransformerBlock(8, attention=choice, causal=False, context_length=6)
-    assert block.attention.key_projection.in_features == 6
 
 
 def test_a_sequence_that_is_too_long() -> None:

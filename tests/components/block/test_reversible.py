@@ -1,4 +1,3 @@
-import copy
 import re
 from typing import Any
 
@@ -6,11 +5,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Decoder, Encoder, LayerChange, ReversibleBlock
+from fuselayers.components import Choice, Decoder, ReversibleBlock
 from fuselayers.components.block.reversible import run_reversible
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse, saved_bytes
-from tests.components.compare import assert_same_step, randomise, run
+from tests.components.compare import assert_same_step, randomise
 from tests.components.registered import registered
 from tests.selection import every_value
 
@@ -56,26 +55,6 @@ def test_gradients_are_those_of_the_formula(p: float, shape: tuple[int, ...]) ->
     assert_same_step(Plain(blocks).eval(), Reversible(blocks).eval(), x, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{"layer_scale": 0.3}, {"stochastic_depth": 0.5}])
-def test_layer_scale_and_stochastic_depth(options: dict[str, float]) -> None:
-    residual = Choice("pre", options)
-    blocks = blocks_of(2, residual=residual).double()
-    x = torch.randn(6, 3, 8, dtype=torch.float64)
-    got = run(Reversible(blocks), [x])
-
-    class Written(Plain):
-        def forward(self, x: Tensor) -> Tensor:
-            x1 = x2 = x
-            for block in self.blocks:
-                r = block.residual
-                x1 = x1 + r.branch(0, block.attention, r.norms[0](x2))
-                x2 = x2 + r.branch(1, block.feedforward, r.norms[1](x1))
-            return (x1 + x2) / 2
-
-    for name, expected in run(Written(blocks), [x]).items():
-        torch.testing.assert_close(got[name], expected, rtol=1e-9, atol=1e-9, msg=name)
-
-
 def model_of(num_layers: int, **options: object) -> Decoder:
     sizes = {"vocab_size": 13, "hidden_dim": 32, "context_length": 16, "attention": DROPPING, "block": "reversible"}
     return Decoder(num_layers=num_layers, **{**sizes, "dropout": 0.1, "init_std": 0.1, **options})  # type: ignore[arg-type]
@@ -88,40 +67,6 @@ def test_what_is_saved_does_not_grow_with_the_number_of_layers() -> None:
     plain = [saved_bytes(model_of(layers, block="transformer"), tokens, targets) for layers in (2, 8)]
     assert plain[1] > 3 * plain[0]
     assert few < plain[0] / 4
-
-
-def test_other_blocks_among_them_part_the_streams() -> None:
-    model = model_of(4, dropout=0.0, attention=HEADS, layers=(LayerChange("2", block="transformer"),))
-    x = torch.randn(2, 5, 32)
-    first = Plain(nn.ModuleList(model.blocks[:2]))
-    expected = Plain(nn.ModuleList(model.blocks[3:]))(model.blocks[2](first(x)))
-    torch.testing.assert_close(model.run_blocks(x), model.norm(expected))
-
-
-def test_positions_padding_and_frozen_parameters() -> None:
-    options = {"position": "rotary", "norm": "rms_norm", "context_length": 16}
-    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "attention": HEADS, "init_std": 0.5}
-    model = Encoder(**sizes, **options, block="reversible", residual="pre").double()  # type: ignore[arg-type]
-    tokens, padding = torch.randint(13, (2, 5)), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    model.blocks[0].feedforward.requires_grad_(False)
-
-    def gradients() -> list[Tensor]:
-        model.zero_grad()
-        model(tokens, tokens, key_padding_mask=padding).backward()
-        return [value.grad.clone() for value in model.parameters() if value.requires_grad]
-
-    got = gradients()
-    assert all(value.grad is None for value in model.blocks[0].feedforward.parameters())
-    rotate = model.position.rotate
-    x1 = x2 = model.embedding_norm(model.token(tokens) + model.segment.weight[0])
-    for block in model.blocks:
-        x1 = x1 + block.branch(0, x2, rotate=rotate, key_padding_mask=padding)
-        x2 = x2 + block.branch(1, x1)
-    model.zero_grad()
-    model.run_blocks = lambda *_, **__: model.norm((x1 + x2) / 2)  # type: ignore[method-assign]
-    model(tokens, tokens, key_padding_mask=padding).backward()
-    expected = [value.grad for value in model.parameters() if value.requires_grad]
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
 class Look(nn.Module):
@@ -208,92 +153,6 @@ def test_backward_twice_and_twice_differentiated() -> None:
         torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
-def test_weights_that_change_before_backward() -> None:
-    model = Reversible(blocks_of(1))
-    y = model(torch.randn(1, 3, 8))
-    with torch.no_grad():
-        model.blocks[0].attention.out.weight.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
-@pytest.mark.parametrize("part", ["", "blocks.0.attention", "blocks.0.feedforward"])
-def test_a_mode_that_changes_before_backward(part: str) -> None:
-    model = Reversible(blocks_of(1, p=0.5))
-    y = model(torch.randn(1, 3, 8))
-    model.get_submodule(part).eval()
-    text = (
-        "reversible blocks run again in backward, as they ran in forward; change between train() and eval() after "
-        "backward"
-    )
-    with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
-        y.sum().backward()
-
-
-def test_what_learns_is_what_learned_in_forward() -> None:
-    blocks = blocks_of(2).double()
-    before, behind = (blocks[0].residual.norms[0], blocks[1].residual.norms[1])
-    before.weight.requires_grad_(False)
-    x = torch.randn(1, 3, 8, dtype=torch.float64)
-
-    def gradients(model: nn.Module) -> dict[str, Tensor]:
-        blocks.zero_grad()
-        y = model(x)
-        # Of the same shape, so that gradients in another order would pass for each other's.
-        before.weight.requires_grad_(True)
-        behind.bias.requires_grad_(False)
-        blocks[1].attention.qkv.weight.requires_grad_(False)
-        y.square().sum().backward()
-        found = {name: value.grad for name, value in blocks.named_parameters() if value.grad is not None}
-        blocks.requires_grad_(True)
-        before.weight.requires_grad_(False)
-        return found
-
-    got, expected = gradients(Reversible(blocks)), gradients(Plain(blocks))
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
-    frozen = {"0.residual.norms.0.weight", "1.residual.norms.1.bias", "1.attention.qkv.weight"}
-    assert got.keys() == dict(blocks.named_parameters()).keys() - frozen
-
-
-class Autocast(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            y: Tensor = self.model(x)
-        return y
-
-
-def assert_no_worse(reversible: nn.Module, plain: nn.Module, x: Tensor) -> None:
-    """Fail unless all gradients together are as near to those in float64 as autograd's own."""
-    expected = run(copy.deepcopy(plain).double(), [x.double()])
-    got, usual = run(reversible, [x]), run(plain, [x])
-    assert got["output 0"].dtype == usual["output 0"].dtype
-    error, allowed = (
-        sum(((found[name].double() - value).norm() / value.norm()).item() for name, value in expected.items())
-        for found in (got, usual)
-    )
-    assert 0 < error <= 1.1 * allowed
-
-
-@pytest.mark.parametrize(
-    ("autocast", "dtype"), [(True, torch.float32), (True, torch.bfloat16), (False, torch.bfloat16)]
-)
-def test_low_precision(autocast: bool, dtype: torch.dtype) -> None:
-    blocks = blocks_of(12, feedforward="mlp")
-    with torch.no_grad():
-        for value in blocks.parameters():
-            value.mul_(0.3)
-    if not autocast:
-        blocks.to(dtype)
-    wrap = Autocast if autocast else nn.Sequential
-    assert_no_worse(wrap(Reversible(blocks)), wrap(Plain(blocks)), torch.randn(2, 5, 8).to(dtype))
-    gradient = blocks[0].attention.qkv.weight.grad
-    assert gradient.dtype == blocks[0].attention.qkv.weight.dtype
-
-
 # Each backend has its own way from a graph to what autograd saves; Inductor compiles for seconds.
 @pytest.mark.parametrize(
     "backend", ["eager", *(pytest.param(one, marks=pytest.mark.slow) for one in ("inductor", "auto"))]
@@ -311,20 +170,6 @@ def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> No
         return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
 
     torch.testing.assert_close(step(fused[0]), step(plain[0]))
-
-
-def test_single_blocks_that_are_fused_stay_in_the_stream() -> None:
-    model = model_of(3, dropout=0.0, attention=HEADS)
-    tokens = torch.randint(13, (2, 7))
-
-    def step() -> list[Tensor]:
-        loss = model(tokens, tokens)
-        return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()))]
-
-    expected = step()
-    for number, block in enumerate(model.blocks):
-        model.blocks[number] = fuse(block, backend="eager")
-    torch.testing.assert_close(step(), expected)
 
 
 @pytest.mark.parametrize(
@@ -386,34 +231,6 @@ def test_a_block_that_is_sharded_in_part_is_refused(one_process_mesh: Any, part:
             fuse(model.blocks[1], backend="eager")(torch.randn(2, 7, 32))
 
 
-def test_a_model_that_is_sharded_as_one_learns(one_process_mesh: Any) -> None:
-    from torch.distributed.fsdp import fully_shard
-
-    model = model_of(2, dropout=0.0, attention=HEADS)
-    sharded = fully_shard(copy.deepcopy(model), mesh=one_process_mesh)
-    tokens = torch.randint(13, (2, 7))
-    for one in (model, sharded):
-        one(tokens, tokens).backward()
-    for name, parameter in model.named_parameters():
-        gradient = sharded.get_parameter(name).grad
-        assert gradient is not None, name
-        torch.testing.assert_close(gradient.to_local(), parameter.grad, msg=name)
-
-
-def test_weights_that_are_lent_for_forward_get_the_gradients() -> None:
-    """`functional_call` is over when backward runs the sublayers again, and the model has its own weights back."""
-    model, plain = Reversible(blocks_of(2, p=0.1).double()), Plain(blocks_of(2, p=0.1).double())
-    lent = {name: value.detach().clone().requires_grad_() for name, value in plain.named_parameters()}
-    x = torch.randn(2, 5, 8, dtype=torch.float64)
-    torch.manual_seed(1)
-    torch.func.functional_call(model, lent, x).square().sum().backward()
-    torch.manual_seed(1)
-    plain(x).square().sum().backward()
-    for name, value in plain.named_parameters():
-        torch.testing.assert_close(lent[name].grad, value.grad, rtol=1e-9, atol=1e-9, msg=name)
-    assert all(value.grad is None for value in model.parameters())
-
-
 @pytest.mark.parametrize("options", [{}, {"layer_scale": 0.3, "stochastic_depth": 0.5}])
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_post_norms_each_branch(p: float, options: dict[str, float]) -> None:
@@ -433,74 +250,7 @@ def test_post_norms_each_branch(p: float, options: dict[str, float]) -> None:
     )
 
 
-def test_post_in_a_model_ends_with_a_norm_and_saves_as_little() -> None:
-    tokens = torch.randint(13, (4, 16))
-    kinds = {"attention": DROPPING, "block": "reversible", "residual": "post", "dropout": 0.1}
-    sizes = {"vocab_size": 13, "hidden_dim": 32, "context_length": 16}
-    few, many = (Encoder(num_layers=layers, **sizes, **kinds) for layers in (2, 8))  # type: ignore[arg-type]
-    assert few.norm is not None
-    assert saved_bytes(few, tokens, tokens) == saved_bytes(many, tokens, tokens)
-
-
 EXPERTS = Choice("mixture_of_experts", {"num_experts": 3, "balance_coefficient": 0.5, "z_coefficient": 0.1})
-
-
-class WithLosses(nn.Module):
-    """The stream of some blocks, and their losses, each once."""
-
-    def __init__(self, run: nn.Module) -> None:
-        super().__init__()
-        self.run = run
-
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        y = self.run(x)
-        return y, *(block.feedforward.auxiliary_loss for block in self.run.blocks)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("residual", ["pre", pytest.param("post", marks=pytest.mark.slow)])
-def test_the_loss_of_experts_comes_through(residual: str) -> None:
-    class Written(Reversible):
-        def forward(self, x: Tensor) -> Tensor:
-            x1 = x2 = x
-            for block in self.blocks:
-                x1 = x1 + block.branch(0, x2)
-                x2 = x2 + block.branch(1, x1)
-            return (x1 + x2) / 2
-
-    blocks = blocks_of(3, feedforward=EXPERTS, residual=residual).double()
-    x = torch.randn(3, 7, 8, dtype=torch.float64)
-    # The losses are float32.
-    assert_same_step(WithLosses(Written(blocks)), WithLosses(Reversible(blocks)), x, rtol=1e-6, atol=1e-6)
-
-
-def test_a_model_of_reversible_experts_learns_from_their_loss_once() -> None:
-    tokens, targets = torch.randint(13, (2, 4, 16))
-    model = model_of(2, feedforward=EXPERTS, attention=HEADS, dropout=0.0)
-    of_model = model.auxiliary_loss
-    loss = model(tokens, targets)
-    before = of_model()
-    routers = [block.feedforward.router.weight for block in model.blocks]
-    expected = torch.autograd.grad(loss, routers, retain_graph=True)
-    loss.backward()
-    for router, gradient in zip(routers, expected, strict=True):
-        torch.testing.assert_close(router.grad, gradient)
-    assert torch.equal(of_model(), before)  # backward's second run leaves the losses as they were
-    model.loss = "plain"
-    with torch.no_grad():
-        logits = model.eval()(tokens)
-        assert model.auxiliary_loss() is None
-        model.train()(tokens, targets)
-        assert torch.equal(model.auxiliary_loss(), before)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()) + before)
-
-
-@pytest.mark.slow
-def test_experts_in_a_compiled_model() -> None:
-    tokens, targets = torch.randint(13, (2, 4, 16))
-    capped = Choice("mixture_of_experts", {**EXPERTS.options, "capacity_factor": 2.0})
-    model = model_of(2, feedforward=capped, attention=HEADS, dropout=0.0)
-    expected = model(tokens, targets)
-    torch.testing.assert_close(fuse(model, backend="eager")(tokens, targets), expected)
 
 
 def test_errors() -> None:

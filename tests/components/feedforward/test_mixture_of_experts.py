@@ -2,6 +2,7 @@ import copy
 import math
 import pickle
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 
@@ -9,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
+from fuselayers.configs import build
 from fuselayers.partition import fuse
 from tests.components.compare import assert_same_step, randomise
 
@@ -325,7 +328,58 @@ def test_without_a_capacity_it_is_fused_as_one_graph(partition: str) -> None:
     assert len(fused.report().graphs) == 1
 
 
-def test_under_vmap_it_needs_a_capacity() -> None:
+def test_a_token_costs_its_experts_and_no_value_is_read() -> None:
+    layer = MixtureOfExperts(6, num_experts=8, top_k=2, expert=Choice("gated_mlp", {"width": 4})).to("meta")
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.zeros(5, 6, device="meta"))  # a meta tensor has no values
+    assert counter.get_total_flops() == 2 * 5 * (6 * 8 + 2 * 3 * 6 * 4)
+
+
+def with_a_hook(layer: MixtureOfExperts) -> None:
+    layer.experts[1].register_forward_hook(lambda module, args, y: 2 * y)
+
+
+def with_an_adapter(layer: MixtureOfExperts) -> None:
+    layer.experts[1].up = nn.Sequential(layer.experts[1].up, nn.Tanh())
+
+
+def with_options_of_its_own(layer: MixtureOfExperts) -> None:
+    layer.experts[1].activation = "relu"
+
+
+@pytest.mark.parametrize("change", [with_a_hook, with_an_adapter, with_options_of_its_own])
+@pytest.mark.parametrize("capacity_factor", [None, 1.25])
+def test_an_expert_that_was_changed_is_called(
+    change: Callable[[MixtureOfExperts], None], capacity_factor: float | None
+) -> None:
+    layer = mixture(num_experts=3, capacity_factor=capacity_factor)
+    change(layer)
+    check(layer, torch.randn(3, 7, 6, dtype=torch.float64))
+
+
+def test_the_second_derivative() -> None:
+    layer, x = mixture(num_experts=3), torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x, *_: layer(x), (x, *layer.experts.parameters()))
+
+
+def test_the_dropout_of_the_model_reaches_experts() -> None:
+    def dropout_of(*overrides: str) -> float:
+        overrides = ("feedforward=mixture_of_experts", "feedforward.num_experts=2", *overrides)
+        return float(build("gpt_nano", [*overrides, "fusion=off"]).blocks[0].feedforward.experts[1].dropout)  # type: ignore[index, union-attr]
+
+    assert dropout_of() == 0.1
+    assert dropout_of("model.dropout=0.3") == 0.3
+    assert dropout_of("feedforward.expert.dropout=0.2") == 0.2
+    layer, x = mixture(num_experts=2, dropout=0.5), torch.randn(64, 6, dtype=torch.float64)
+    torch.manual_seed(3)
+    first = layer(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(layer(x), first, rtol=0, atol=0)
+    assert not torch.equal(layer(x), first)
+
+
+@pytest.mark.parametrize("capacity_factor", [None, 1.5])
+def test_under_vmap_it_gives_the_gradients_of_each_sample(capacity_factor: float | None) -> None:
     x, parameters = torch.randn(3, 5, 6, dtype=torch.float64), dict(mixture(num_experts=3).named_parameters())
 
     def gradients(layer: MixtureOfExperts) -> dict[str, Tensor]:
@@ -334,13 +388,7 @@ def test_under_vmap_it_needs_a_capacity() -> None:
 
         return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
 
-    said = (
-        "under vmap a mixture of experts must have a capacity_factor, got None: how many tokens an expert has depends "
-    )
-    for call in (torch.func.vmap(mixture(num_experts=3)), lambda x: gradients(mixture(num_experts=3))):
-        with pytest.raises(ValueError, match=f"^{said}"):
-            call(x)
-    layer = mixture(num_experts=3, top_k=2, capacity_factor=1.5)
+    layer = mixture(num_experts=3, top_k=2, capacity_factor=capacity_factor)
     layer.load_state_dict(parameters)
     for one, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
         (expected,) = torch.autograd.grad(layer(one).square().sum(), layer.router.weight)

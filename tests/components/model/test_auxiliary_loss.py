@@ -61,14 +61,6 @@ def test_the_layers_losses_are_added_in_training_only(kind: type) -> None:
     assert plain.auxiliary_loss() is None
 
 
-def test_the_routers_learn_from_it() -> None:
-    plain = model()
-    expected = torch.autograd.grad(by_hand(plain), [block.feedforward.router.weight for block in plain.blocks])
-    _, gradients = step(plain)
-    for number, gradient in enumerate(expected):
-        torch.testing.assert_close(gradients[f"blocks.{number}.feedforward.router.weight"], gradient)
-
-
 def built(scope: str, **options: object) -> nn.Module:
     config = compose(
         {
@@ -117,23 +109,3 @@ def test_a_loss_that_was_computed_without_a_graph_is_refused() -> None:
         plain(TOKENS, TARGETS)
     with torch.no_grad():
         torch.testing.assert_close(plain(TOKENS, TARGETS), by_hand(model()))
-
-
-def test_the_loss_of_a_frozen_router_is_a_constant() -> None:
-    plain = model()
-    expected = plain(TOKENS, TARGETS)
-    plain.requires_grad_(False)
-    plain.blocks[0].feedforward.experts.requires_grad_(True)
-    loss = plain(TOKENS, TARGETS)
-    assert not plain.blocks[0].feedforward.auxiliary_loss.requires_grad
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
-    assert plain.blocks[0].feedforward.experts[0].up.weight.grad.any()
-
-
-@pytest.mark.slow
-def test_with_a_capacity_a_training_step_is_one_graph() -> None:
-    plain = model(capacity_factor=0.8)
-    expected = step(plain)
-    plain.compile(backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(step(plain), expected)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
-from fuselayers.configs.sections import checked_choice, completed
 from tests.components.adapter import Adapter
 from tests.components.compare import assert_same_step
 from tests.components.registered import registered
@@ -111,24 +110,6 @@ def test_an_adapter_in_place_of_the_head_is_called(model: type[nn.Module]) -> No
     assert adapted.head.low.grad.any()  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_hook_on_the_head_is_called(model: type[nn.Module]) -> None:
-    built, inputs = with_a_head(model)
-    silent, _ = with_a_head(model)
-    silent.load_state_dict(built.state_dict())
-    nn.init.zeros_(silent.head.weight)  # type: ignore[arg-type, union-attr]
-    built.head.register_forward_hook(lambda _module, _inputs, logits: logits * 0)  # type: ignore[union-attr]
-    torch.testing.assert_close(built(*inputs), silent(*inputs))
-
-
-def test_a_config_completes_the_embedding_of_a_model() -> None:
-    section = {"name": "decoder", "vocab_size": 13, "num_layers": 1, "hidden_dim": 8, "context_length": 4}
-    complete = completed("model", {**section, "embedding": {"name": "token", "scale": True}}, where="model")
-    assert complete["embedding"] == {"name": "token", "scale": True}
-    assert completed("model", section, where="model")["embedding"] == {"name": "token", "scale": False}
-    assert checked_choice("model", complete, where="model").options["embedding"] == SCALED
-
-
 @pytest.mark.parametrize("model", [Decoder, Encoder])
 def test_errors_of_the_embedding(model: type[nn.Module]) -> None:
     with pytest.raises(ValueError, match=r"^no embedding 'tokens'; did you mean 'token'\? there are: patch, token$"):
@@ -138,9 +119,3 @@ def test_errors_of_the_embedding(model: type[nn.Module]) -> None:
     text = "embedding 'no_table' must be a subclass of nn.Embedding, a table of tokens"
     with registered("embedding", no_table=NoTable), pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         made(model, embedding="no_table")
-
-
-@pytest.mark.parametrize("name", ["logit_scale", "logit_soft_cap"])
-def test_errors_of_the_logits(name: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be above 0, got 0$"):
-        made(Decoder, **{name: 0})

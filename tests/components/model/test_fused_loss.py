@@ -1,6 +1,5 @@
 """The loss of the models of tokens without all logits in memory."""
 
-import copy
 import re
 from typing import Any
 
@@ -9,9 +8,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselayers import build, fuse
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, Model
-from tests.components.adapter import Adapter
 from tests.selection import every_value
 
 VOCABULARY, TOKENS = 4100, 1100
@@ -69,20 +66,6 @@ def test_the_fused_loss_and_its_gradients_are_those_of_the_logits(model: type[Mo
         torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_it_takes_a_bias_of_the_logits(tied: bool) -> None:
-    options = {"head_bias": True, "tie_embeddings": tied}
-    plain, fused = (made(Decoder, loss=loss, **options).double() for loss in ("plain", "fused"))
-    with torch.no_grad():
-        plain.bias.normal_()
-    fused.load_state_dict(plain.state_dict())
-    (expected, wanted), (loss, got) = step(plain), step(fused)
-    torch.testing.assert_close(loss, expected)
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(got[name], gradient, rtol=1e-5, atol=1e-7, msg=name)
-    assert got["bias"].any()
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_from_4096_words_on_no_tensor_is_as_large_as_the_logits(model: type[Model]) -> None:
     largest = {}
@@ -92,13 +75,6 @@ def test_from_4096_words_on_no_tensor_is_as_large_as_the_logits(model: type[Mode
         largest[loss] = seen.elements
     assert largest["plain"] == TOKENS_BT.numel() * VOCABULARY
     assert largest["auto"] < 0.6 * largest["plain"]
-
-
-def test_with_few_words_auto_is_plain() -> None:
-    with LargestTensor() as seen:
-        model = made(Decoder, vocab_size=4095)
-        model(TOKENS_BT % 4095, TOKENS_BT % 4095)
-    assert seen.elements == TOKENS_BT.numel() * 4095
 
 
 @pytest.mark.parametrize("casts", [{}, {"enabled": True, "dtype": torch.bfloat16}], ids=["bfloat16", "autocast"])
@@ -112,48 +88,9 @@ def test_in_16_bits_the_loss_is_float32(casts: dict[str, Any]) -> None:
     assert gap < 0.05
 
 
-def test_an_adapter_on_the_head_is_called() -> None:
-    model = made(Decoder, tie_embeddings=False, loss="auto")
-    adapted = copy.deepcopy(model)
-    adapted.head = Adapter(adapted.head)
-    nn.init.normal_(adapted.head.high)
-    loss, gradients = step(adapted)
-    assert not torch.allclose(loss, step(model)[0])
-    assert gradients["head.low"].any()
-    adapted.loss = "fused"
-    with pytest.raises(
-        ValueError, match=r"^the loss 'fused' needs an output layer that is one matrix, .* got Adapter; take"
-    ):
-        step(adapted)
-
-
-def test_a_target_outside_the_vocabulary() -> None:
-    with pytest.raises(ValueError, match=r"^targets must be in 0\.\.4099 or -100, got 0\.\.4100$"):
-        made(Decoder)(TOKENS_BT, TOKENS_BT.masked_fill(TOKENS_BT == 7, VOCABULARY))
-
-
-def test_a_model_that_is_fused_as_a_whole_has_the_same_loss() -> None:
-    model = made(Decoder)
-    fused = fuse(copy.deepcopy(model), backend="eager", fallback=(), fullgraph=True)
-    (expected, wanted), (loss, got) = step(model), step(fused)
-    torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(got["token.weight"], wanted["token.weight"])
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_errors(model: type[Model]) -> None:
-    with pytest.raises(ValueError, match=r"^no loss 'fuse'; did you mean 'fused'\? there are: auto, fused, plain$"):
-        made(model, loss="fuse")
-
-
 def test_capped_logits_have_no_fused_loss() -> None:
     text = "the loss 'fused' cannot cap logits; take 'auto', or leave logit_soft_cap out"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         made(Decoder, loss="fused", logit_soft_cap=30.0)
     plain = made(Decoder, loss="plain", logit_soft_cap=0.5)
     torch.testing.assert_close(step(made(Decoder, logit_soft_cap=0.5))[0], step(plain)[0], rtol=0, atol=0)
-
-
-def test_a_config_chooses_it() -> None:
-    assert build("gpt_nano", ["fusion=off"]).loss == "auto"
-    assert build("gpt_nano", ["fusion=off", "model.loss=fused"]).loss == "fused"

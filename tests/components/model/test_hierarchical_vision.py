@@ -1,4 +1,3 @@
-import copy
 import math
 import re
 from typing import Any
@@ -9,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers import build, rebuild
-from fuselayers.components import Choice, HierarchicalVision, LayerChange, PoolingMix, initialise
+from fuselayers.components import Choice, HierarchicalVision, LayerChange
 from fuselayers.configs import RebuildWarning
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
@@ -64,19 +63,6 @@ def test_values_and_gradients(sizes: dict[str, Any], p: float) -> None:
     assert_same_step(WrittenOut(model), model, images, rtol=1e-8, atol=1e-8)  # type: ignore[arg-type]
 
 
-def test_heads_are_as_wide_in_every_stage_and_layers_count_through_them() -> None:
-    changes = (
-        LayerChange(":2", attention="pooling"),
-        LayerChange("-1", attention=Choice("multi_head", {"num_heads": 2})),
-    )
-    model = made(widths=(8, 16), depths=(1, 2), layers=changes)
-    found = [block.attention for stage in model.stages for block in stage.blocks]
-    assert [type(one) for one in found[:2]] == [PoolingMix, PoolingMix]
-    assert (found[2].num_heads, found[2].head_dim) == (4, 4)
-    plain = [block.attention for stage in made(widths=(8, 16)).stages for block in stage.blocks]
-    assert [(one.num_heads, one.num_kv_heads, one.head_dim) for one in plain] == [(1, 1, 8), (2, 2, 8), (2, 2, 8)]
-
-
 def test_the_shipped_config_trains() -> None:
     model = build("hierarchical_vision", ["model.image_size=8", "model.widths=[16,32,32]", "fusion=off"])
     assert [stage.context_length for stage in model.stages] == [16, 4, 1]
@@ -95,35 +81,6 @@ def test_the_shipped_config_trains() -> None:
     with pytest.warns(RebuildWarning, match=r"stages.0-2.blocks.0-1.attention: qkv.weight, .* left behind"):
         other = rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
     assert other(images).shape == (6, 10)
-
-
-@pytest.mark.slow
-def test_a_fused_model_and_experts() -> None:
-    mixture = ["feedforward=mixture_of_experts", "feedforward.num_experts=2", "feedforward.capacity_factor=2"]
-    sizes = ["model.image_size=8", "model.widths=[8,8,16]", "model.depths=[1,1,1]"]
-    plain = build("hierarchical_vision", [*sizes, *mixture, "fusion=off"])
-    fused = build("hierarchical_vision", [*sizes, *mixture, "fusion=eager"])
-    fused.load_state_dict(plain.state_dict())
-    images, targets = torch.randn(2, 3, 8, 8), torch.tensor([1, -100])
-    expected = plain(images, targets)
-    torch.testing.assert_close(fused(images, targets), expected)
-    assert plain.auxiliary_loss() > 0
-    own = plain.auxiliary_loss()
-    torch.testing.assert_close(expected, F.cross_entropy(plain.eval()(images), targets) + own)
-
-
-def test_meta_and_copies() -> None:
-    model, images = made(), torch.randn(2, 3, 10, 10)
-    torch.testing.assert_close(copy.deepcopy(model)(images), model(images), rtol=0, atol=0)
-    with torch.device("meta"):
-        empty = made()
-    empty.to_empty(device="cpu")
-    with torch.no_grad():
-        for parameter in empty.parameters():
-            parameter.fill_(math.nan)
-    initialise(empty, "vit", num_layers=3)
-    assert [name for name, value in empty.named_parameters() if not value.isfinite().all()] == []
-    assert empty.patch[1].projection.weight.std() > 0
 
 
 @pytest.mark.parametrize(

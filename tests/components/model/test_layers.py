@@ -25,13 +25,6 @@ def test_what_names_no_layer(at: str) -> None:
         matching_layers(at, 6)
 
 
-@pytest.mark.parametrize("at", [0, -1, None, slice(2)])
-def test_an_at_that_is_no_text(at: object) -> None:
-    text = f'layers.at must be text, an index or a slice such as "0", "1::2" or ":3", got {at!r}'
-    with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        LayerChange(at, feedforward="mlp")  # type: ignore[arg-type]
-
-
 def test_a_change_of_nothing() -> None:
     text = "layers.at '0' changes nothing; name a component, one of attention, feedforward, norm, residual, block"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):

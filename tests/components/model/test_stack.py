@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fuselayers.components import Choice, LayerChange, LayerNorm
 from fuselayers.components.model import Stack
-from fuselayers.partition import fuse
 from tests.components.registered import registered
 
 HEADS = Choice("multi_head", {"num_heads": 2})
@@ -46,21 +45,6 @@ def test_some_layers_differ() -> None:
     torch.testing.assert_close(y.square().mean(-1), torch.ones(2, 5), rtol=1e-3, atol=1e-3)
 
 
-def test_the_depth_reaches_the_residual_style() -> None:
-    built = stack(residual=Choice("deepnorm", {"stochastic_depth": 0.3}))
-    assert [block.residual.skipped for block in built.blocks] == pytest.approx([0.1, 0.2, 0.3])
-    assert {block.residual.alpha for block in built.blocks} == {6**0.25}
-
-
-def test_heads_that_the_position_cannot_rotate() -> None:
-    odd = Choice("multi_head", {"num_heads": 2, "head_dim": 3})
-    assert len(stack(attention=odd, position="none").blocks) == 3
-    text = r"^position 'rotary' needs an even number of channels per head, two at least, got 3$"
-    for options in ({"attention": odd}, {"layers": [LayerChange("2", attention=odd)]}):
-        with pytest.raises(ValueError, match=text):
-            stack(position="rotary", **options)
-
-
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:
@@ -75,17 +59,6 @@ def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) 
     torch.testing.assert_close(built.run_blocks(x), built.norm(expected))
     first = built.blocks[0]
     assert not torch.allclose(first(x, bias=torch.zeros_like(bias_HTS)), first(x, bias=bias_HTS))
-
-
-def test_a_learned_bias_learns_through_the_fusion_core() -> None:
-    built, x = stack(position="relative"), torch.randn(2, 5, 8)
-    gradients = []
-    for run in (built.run_blocks, fuse(built.run_blocks, backend="eager")):
-        built.zero_grad()
-        run(x).square().sum().backward()
-        gradients.append(built.position.table.weight.grad.clone())  # type: ignore[union-attr]
-    torch.testing.assert_close(gradients[1], gradients[0])
-    assert gradients[0].abs().sum() > 0
 
 
 def test_heads_that_share_no_bias() -> None:

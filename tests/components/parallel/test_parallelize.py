@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
-from fuselayers.components.parallel.plan import make_plan, unfused
+from fuselayers.components.parallel.plan import make_plan
 from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_of, errors_of, step
 from tests.components.parallel.ranks import run
 
@@ -182,7 +182,7 @@ def test_a_plan_that_cannot_be_right_is_refused(wrong: str) -> None:
 def test_a_fused_model_has_the_plan_of_the_model_inside() -> None:
     plans = []
     for fusion in ("fusion=off", "fusion=eager", "fusion.scope=block"):
-        model = unfused(fl.build("gpt_nano", [fusion]))
+        model = fl.build("gpt_nano", [fusion])
         storages = make_plan(model, 2).storages
         path_of = {id(parameter): path for path, parameter in model.named_parameters()}
         plans.append(

@@ -22,10 +22,3 @@ def test_a_full_context_fits_and_a_longer_one_does_not() -> None:
     )
     with pytest.raises(ValueError, match=f"^{text}$"):
         position(torch.zeros(1, 5, 3))
-
-
-def test_errors() -> None:
-    with pytest.raises(ValueError, match=r"^context_length must be at least 1, got 0$"):
-        LearnedPosition(0, 3)
-    with pytest.raises(ValueError, match=r"^hidden_dim must be at least 1, got 0$"):
-        LearnedPosition(3, 0)

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fuselayers.components import RotaryPosition
-from tests.components.compare import run
 
 
 def as_complex(x: Tensor) -> Tensor:
@@ -45,27 +44,6 @@ def test_it_multiplies_complex_numbers(tokens: int, channels: int, base: float) 
     rotated_q, rotated_k = RotaryPosition(base=base).rotate(q, k)
     torch.testing.assert_close(rotated_q.double(), turned(q, base), rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(rotated_k.double(), turned(k, base), rtol=1e-5, atol=1e-4)
-
-
-def test_gradients_turn_back() -> None:
-    position = RotaryPosition()
-    q, k = torch.randn(1, 2, 5, 4), torch.randn(1, 1, 5, 4)
-    got = run(lambda q, k: position.rotate(q, k), [q, k])
-    weights = torch.linspace(-1, 1, q.numel()).view_as(q)
-    back = (
-        as_complex(weights)
-        * as_complex(turned(torch.ones_like(q), 10000.0)).conj()
-        / as_complex(torch.ones(4))[0].conj()
-    )
-    expected = torch.cat((back.real, back.imag), dim=-1)
-    torch.testing.assert_close(got["gradient of input 0"].double(), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_dtype_is_kept_and_angles_are_not_rounded_to_it() -> None:
-    q = torch.randn(1, 1, 300, 8).bfloat16()
-    rotated, _ = RotaryPosition().rotate(q, q)
-    assert rotated.dtype == torch.bfloat16
-    torch.testing.assert_close(rotated.double(), turned(q, 10000.0), rtol=0.01, atol=0.01)
 
 
 def test_errors() -> None:

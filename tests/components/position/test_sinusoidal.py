@@ -30,30 +30,3 @@ def test_it_is_the_papers_table(base: float, hidden_dim: int, tokens: int, first
     expected = run(lambda x: written_out(x, base=base, first=first), [x])
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=2e-5)  # the angles are float32
-
-
-def test_what_is_said_later_is_a_part_of_the_whole() -> None:
-    x = torch.randn(1, 9, 6)
-    position = SinusoidalPosition()
-    torch.testing.assert_close(position(x[:, 4:], first=4), position(x)[:, 4:], rtol=0, atol=0)
-
-
-def test_bfloat16_is_rounded_once() -> None:
-    x = torch.randn(2, 129, 16).bfloat16()
-    got = SinusoidalPosition()(x)
-    assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got, written_out(x.double()).bfloat16(), rtol=2**-7, atol=1e-6)
-
-
-def test_one_graph_for_a_compiler() -> None:
-    position, x = SinusoidalPosition(), torch.randn(2, 7, 6)
-    torch.testing.assert_close(torch.compile(position, backend="aot_eager", fullgraph=True)(x), position(x))
-
-
-def test_it_holds_nothing_and_says_what_it_is() -> None:
-    position = SinusoidalPosition(base=50.0)
-    assert not position.state_dict()
-    assert position.needs == frozenset()
-    assert repr(position) == "SinusoidalPosition(base=50.0)"
-    with pytest.raises(ValueError, match=r"^base must be above 0, got 0$"):
-        SinusoidalPosition(base=0)

@@ -89,12 +89,6 @@ def _falcon(**more: Any) -> nn.Module:
     return model
 
 
-def _gptj() -> nn.Module:
-    config = transformers.GPTJConfig(vocab_size=99, n_embd=32, n_layer=2, n_head=4, rotary_dim=4, n_positions=64)
-    model: nn.Module = transformers.GPTJForCausalLM(config)
-    return model
-
-
 def _deberta() -> nn.Module:
     config = transformers.DebertaV2Config(
         **_SIZES, relative_attention=True, pos_att_type=["p2c", "c2p"], max_relative_positions=16
@@ -146,140 +140,88 @@ def _vit() -> nn.Module:
     return model
 
 
+def _deit() -> nn.Module:
+    sizes = {name: size for name, size in _SIZES.items() if not name.endswith(("_id", "vocab_size"))}
+    config = transformers.DeiTConfig(image_size=16, patch_size=8, hidden_dropout_prob=0.1, **sizes)
+    model: nn.Module = transformers.DeiTForImageClassification(config)
+    return model
+
+
+def _swin() -> nn.Module:
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    model: nn.Module = transformers.SwinForImageClassification(
+        transformers.SwinConfig(image_size=32, patch_size=4, **sizes)
+    )
+    return model
+
+
 def _torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
 
 
-_LLAMA: Final = frozenset({"residual_rms_norm", "gated_mlp", "rms_norm", "causal_lm_loss"})
-_GEMMA: Final = frozenset({"gated_mlp", "rms_norm_from_one"})
-_BERT: Final = frozenset({"mlp", "dropout_residual_norm", "residual_norm", "attention_dropout", "dropout"})
+_LLAMA: Final = {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 5}
+_BERT: Final = {"attention_dropout": 2, "dense_dropout_residual_norm": 4, "dropout": 7}
+_BLOOM: Final = {"attention_dropout": 2, "dropout": 2}
+_NEOX: Final = {"causal_lm_loss": 1, "dropout": 5, "mlp": 2}
 
-FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
-    "gpt2": (
-        _gpt2,
-        frozenset(
-            {
-                *("mlp", "gelu_tanh", "dropout_residual", "dropout"),
-                *("attention_dropout", "causal_lm_loss"),
-            }
-        ),
-    ),
+FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], dict[str, int]]]] = {
+    "gpt2": (_gpt2, {"attention_dropout": 2, "causal_lm_loss": 1, "dropout": 7, "gelu_tanh": 2, "mlp": 2}),
     "llama": (lambda: _decoder("Llama"), _LLAMA),
     "mistral": (lambda: _decoder("Mistral"), _LLAMA),
-    "mixtral": (
-        lambda: _decoder("Mixtral", num_local_experts=2),
-        frozenset({"residual_rms_norm", "rms_norm", "causal_lm_loss"}),
-    ),
-    "qwen3": (lambda: _decoder("Qwen3"), _LLAMA),
-    "gemma": (lambda: _decoder("Gemma"), _GEMMA | {"causal_lm_loss"}),
-    "gemma2": (lambda: _decoder("Gemma2"), _GEMMA),
-    "olmo2": (lambda: _decoder("Olmo2"), frozenset({"gated_mlp", "rms_norm", "causal_lm_loss"})),
-    "phi3": (
-        lambda: _decoder("Phi3"),
-        frozenset(
-            {
-                *("packed_gated_mlp", "rms_norm", "residual_rms_norm"),
-                *("dropout_residual", "dropout", "causal_lm_loss"),
-            }
-        ),
-    ),
+    "mixtral": (lambda: _decoder("Mixtral", num_local_experts=2), {"rms_norm": 5}),
+    "qwen3": (lambda: _decoder("Qwen3"), {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 9}),
+    "gemma": (lambda: _decoder("Gemma"), {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm_from_one": 5}),
+    "gemma2": (lambda: _decoder("Gemma2"), {"gated_mlp": 2, "rms_norm_from_one": 9}),
+    "olmo2": (lambda: _decoder("Olmo2"), {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 9}),
+    "phi3": (lambda: _decoder("Phi3"), {"causal_lm_loss": 1, "dropout": 4, "packed_gated_mlp": 2, "rms_norm": 5}),
     "bert": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(**_SIZES)), _BERT),
     "roberta": (lambda: transformers.RobertaForMaskedLM(transformers.RobertaConfig(**_SIZES)), _BERT),
-    "distilbert": (
-        _distilbert,
-        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "attention_dropout", "dropout"}),
-    ),
-    "bart": (_bart, frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout"})),
-    "t5": (
-        _t5,
-        frozenset(
-            {
-                *("gated_mlp", "wide_rms_norm", "gelu_tanh"),
-                *("dropout_residual", "dropout", "attention_dropout"),
-            }
-        ),
-    ),
-    "mbart": (
-        lambda: _bart("MBart"),
-        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout_residual", "dropout"}),
-    ),
-    "opt": (_opt, frozenset({"mlp", "dropout_residual", "causal_lm_loss"})),
-    "bloom": (_bloom, frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"})),
-    "falcon": (_falcon, frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"})),
-    "gpt_neox": (
-        lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES)),
-        frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
-    ),
-    "gptj": (_gptj, frozenset({"mlp", "gelu_tanh", "dropout_residual", "dropout", "causal_lm_loss"})),
+    "distilbert": (_distilbert, {"attention_dropout": 2, "dropout": 5}),
+    "bart": (_bart, {}),
+    "t5": (_t5, {"attention_dropout": 6, "dropout": 16, "gated_mlp": 4, "gelu_tanh": 4, "wide_rms_norm": 12}),
+    "mbart": (lambda: _bart("MBart"), {}),
+    "opt": (_opt, {"causal_lm_loss": 1}),
+    "bloom": (_bloom, _BLOOM),
+    "falcon": (_falcon, {"attention_dropout": 2, "dropout": 2, "mlp": 2}),
+    "gpt_neox": (lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**_SIZES)), _NEOX),
     "phi": (
         lambda: transformers.PhiForCausalLM(transformers.PhiConfig(**_SIZES)),
-        frozenset({"mlp", "gelu_tanh", "dropout", "causal_lm_loss"}),
+        {"causal_lm_loss": 1, "dropout": 3, "gelu_tanh": 2, "mlp": 2},
     ),
-    "cohere": (lambda: _decoder("Cohere"), frozenset({"gated_mlp"})),
+    "cohere": (lambda: _decoder("Cohere"), {"gated_mlp": 2}),
     "stablelm": (
         lambda: transformers.StableLmForCausalLM(transformers.StableLmConfig(**_SIZES, num_key_value_heads=2)),
-        frozenset({"residual_norm", "gated_mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        {"causal_lm_loss": 1, "dropout": 2, "gated_mlp": 2},
     ),
     "starcoder2": (
         lambda: transformers.Starcoder2ForCausalLM(transformers.Starcoder2Config(**_SIZES, num_key_value_heads=2)),
-        frozenset({"residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
+        {"causal_lm_loss": 1},
     ),
-    "deberta-v2": (
-        _deberta,
-        frozenset({"mlp", "dropout_residual_norm", "residual_norm", "dropout"}),
-    ),
+    "deberta-v2": (_deberta, {"attention_dropout": 2, "dense_dropout_residual_norm": 4, "dropout": 9}),
     "electra": (
         lambda: transformers.ElectraForMaskedLM(transformers.ElectraConfig(**_SIZES, embedding_size=16)),
         _BERT,
     ),
-    "whisper": (_whisper, frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "dropout"})),
-    "wav2vec2": (
-        _wav2vec2,
-        _BERT,
-    ),
-    "siglip": (lambda: _vision("SiglipVision"), frozenset({"residual_norm", "mlp"})),
-    "dinov2": (lambda: _vision("Dinov2"), frozenset({"residual_norm", "mlp", "dropout"})),
-    "vit": (_vit, frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout"})),
-    "clip": (lambda: _vision("CLIPVision"), frozenset({"residual_norm", "mlp"})),
-    "torch encoder": (
-        _torch_encoder,
-        frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "dropout"}),
-    ),
+    "whisper": (_whisper, {}),
+    "wav2vec2": (_wav2vec2, {"attention_dropout": 2, "dropout": 8, "mlp": 2}),
+    "siglip": (lambda: _vision("SiglipVision"), {"mlp": 3}),
+    "dinov2": (lambda: _vision("Dinov2"), {"dropout": 1, "mlp": 2}),
+    "vit": (_vit, {"dropout": 3, "mlp": 2}),
+    "deit": (_deit, {"dropout": 3, "mlp": 2}),
+    "swin": (_swin, {"dropout": 9}),
+    "clip": (lambda: _vision("CLIPVision"), {"mlp": 2}),
+    "torch encoder": (_torch_encoder, {"dropout": 6}),
 }
-"""Each family: its model, and the rules that `swap` finds in it at level "layers"."""
-
-
-VARIANTS: Final[dict[str, tuple[Callable[[], nn.Module], frozenset[str]]]] = {
-    "opt, norm last": (
-        lambda: _opt(do_layer_norm_before=False),
-        frozenset({"mlp", "dropout_residual_norm", "dropout_residual", "causal_lm_loss"}),
-    ),
-    "bloom in slices": (
-        lambda: _bloom(slow_but_exact=True, pretraining_tp=2),
-        frozenset({"dropout_residual", "dropout", "causal_lm_loss"}),
-    ),
-    "falcon, one after the other": (
-        lambda: _falcon(parallel_attn=False, multi_query=False, bias=True, alibi=True),
-        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
-    ),
-    "falcon, two norms": (
-        lambda: _falcon(new_decoder_architecture=True, num_kv_heads=2, bias=True),
-        frozenset({"mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
-    ),
-    "gpt_neox, one after the other": (
-        lambda: transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(use_parallel_residual=False, **_SIZES)),
-        frozenset({"dropout_residual_norm", "mlp", "dropout_residual", "dropout", "causal_lm_loss"}),
-    ),
-}
-"""The same for other branches of some families."""
+"""Each family: its model, and how often each rule fits at level "layers"."""
 
 
 def batch_for(name: str, tokens: int = 12) -> dict[str, torch.Tensor]:
     """A batch for a model of FAMILIES."""
     generator = torch.Generator().manual_seed(1)
-    if name in ("vit", "clip", "siglip", "dinov2"):
-        images = torch.randn(2, 3, 16, 16, generator=generator)
-        return {"pixel_values": images} | ({"labels": torch.tensor([0, 1])} if name == "vit" else {})
+    if name in ("vit", "deit", "swin", "clip", "siglip", "dinov2"):
+        size = 32 if name == "swin" else 16
+        images = torch.randn(2, 3, size, size, generator=generator)
+        return {"pixel_values": images} | ({"labels": torch.tensor([0, 1])} if name in ("vit", "deit", "swin") else {})
     if name == "torch encoder":
         return {"src": torch.randn(2, tokens, 32, generator=generator)}
     if name == "wav2vec2":

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fuselayers import ops
-from fuselayers.components.swap.attention import Attention, seeded_attention
+from fuselayers.components.swap.seeded_attention import Attention, seeded_attention
 from fuselayers.partition import saved_bytes
 
 

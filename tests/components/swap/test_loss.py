@@ -1,193 +1,88 @@
-"""Which forwards keep their own loss."""
+"""The loss of a causal language model, without logits."""
 
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from fuselayers.components.swap import swap, unswap
+from fuselayers.components.swap import swap
+from tests.components.swap.levels import gradients, without_dropout
+from tests.components.swap.models import FAMILIES, batch_for
 
 transformers = pytest.importorskip("transformers")
-loss_utils = pytest.importorskip("transformers.loss.loss_utils")
-Output = transformers.modeling_outputs.CausalLMOutputWithPast
 
 
-class Head(nn.Module):
-    """The end of a causal model; x is [B, T, 4]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.lm_head = nn.Linear(4, 4), nn.Linear(4, 7)
-        self.loss_function: Any = loss_utils.ForCausalLMLoss
-        self.vocab_size = 7
-
-
-class Plain(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
-        return Output(loss=loss, logits=logits)
+def pair(name: str) -> tuple[Any, Any]:
+    """A model in training, without dropout, and a copy with the fused loss."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(without_dropout(FAMILIES[name][0]()).train())
+    swap(models[1], "", level="layers", verify=False).require("causal_lm_loss")
+    return models[0], models[1]
 
 
-class ByPosition(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x)).contiguous()
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, self.vocab_size)
-        if not return_dict:
-            return (loss, logits)
-        return Output(loss=loss, logits=logits)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "opt", "stablelm", "gpt_neox"])
+def test_the_loss_in_training_makes_no_logits(name: str) -> None:
+    plain, swapped = pair(name)
+    batch = batch_for(name)
+    assert swapped(**batch).logits is None
+    wanted, got = gradients(plain, batch), gradients(swapped, batch)
+    assert list(got) == list(wanted)
+    for key, value in wanted.items():
+        torch.testing.assert_close(got[key], value, atol=2e-6, rtol=1e-4)
+    counted = {**batch, "num_items_in_batch": torch.tensor(11)}
+    torch.testing.assert_close(swapped(**counted).loss, plain(**counted).loss)
 
 
-class TupleInABranch(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        if loss is not None:  # noqa: SIM102
-            if not return_dict:
-                return (loss, logits)
-        return Output(loss=loss, logits=logits)
+def test_where_logits_are_wanted_the_models_own_forward_runs() -> None:
+    plain, swapped = pair("llama")
+    batch = batch_for("llama")
+    ids = {"input_ids": batch["input_ids"]}
+    for call in (ids, {**ids, "logits_to_keep": 2}):
+        torch.testing.assert_close(swapped(**call).logits, plain(**call).logits)
+    got, wanted = (model(**batch, return_dict=False) for model in (swapped, plain))
+    torch.testing.assert_close(got[:2], wanted[:2])
+    assert swapped.eval()(**batch).logits is not None
 
 
-class TupleBeforeTheLoss(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        extra = None
-        if not return_dict:
-            extra = logits.mean()
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits, hidden_states=extra)
+def test_another_loss_function_is_called() -> None:
+    plain, swapped = pair("llama")
+    for model in (plain, swapped):
+        model.loss_function = lambda logits, labels, vocab_size, **_: logits.sum()
+    batch = batch_for("llama")
+    torch.testing.assert_close(swapped(**batch).loss, plain(**batch).loss)
 
 
-class ReturnDictIsBound(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        with torch.no_grad():
-            return_dict = False
-        if not return_dict:
-            return (loss, logits)
-        return Output(loss=loss, logits=logits)
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "bert"])
+def test_a_forward_that_does_more_with_its_logits_keeps_its_loss(name: str) -> None:
+    report = swap(FAMILIES[name][0](), level="layers", verify=False)
+    assert "causal_lm_loss" not in {site.rule for site in report.sites}
 
 
-class Written(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        hidden = self.inner(x)
-        logits = self.lm_head(hidden)
-        hidden = hidden.detach().mul_(3)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits, hidden_states=hidden)
+def test_labels_of_a_wrong_length() -> None:
+    _, swapped = pair("llama")
+    ids = batch_for("llama")["input_ids"]
+    with pytest.raises(ValueError, match=r"labels must have one entry per token, \[2, 12\], got \[2, 11\]"):
+        swapped(input_ids=ids, labels=ids[:, 1:])
 
 
-class WrittenByAFunction(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        hidden = self.inner(x)
-        logits = self.lm_head(hidden)
-        loss = None
-        if labels is not None:
-            written = F.relu_(hidden.detach())
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size) + written.sum()
-        return Output(loss=loss, logits=logits)
+def test_a_head_that_does_not_fit_the_config_raises_as_before() -> None:
+    plain, swapped = pair("llama")
+    texts = []
+    for model in (plain, swapped):
+        model.config.vocab_size = 50
+        with pytest.raises((RuntimeError, ValueError)) as raised:
+            model(**batch_for("llama"))
+        texts.append(str(raised.value))
+    assert texts[0] == texts[1]
 
 
-class WrittenByAStatement(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        hidden = self.inner(x)
-        logits = self.lm_head(hidden)
-        with torch.no_grad():
-            hidden *= 3
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits)
-
-
-class LogitsTwice(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits, hidden_states=logits)
-
-
-class LabelsAreBound(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            labels = None
-        logits = self.lm_head(self.inner(x))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits)
-
-
-class Scaled(Head):
-    def forward(self, x: torch.Tensor, labels: Any = None, return_dict: bool = True, **kwargs: Any) -> Any:
-        logits = self.lm_head(self.inner(x)) * 0.5
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size)
-        return Output(loss=loss, logits=logits)
-
-
-def batch() -> dict[str, torch.Tensor]:
-    return {"x": torch.randn(2, 5, 4), "labels": torch.randint(7, (2, 5))}
-
-
-@pytest.mark.parametrize("kind", [Plain, ByPosition])
-def test_the_loss_is_found(kind: type[Head]) -> None:
-    model, given = kind().train(), batch()
-    wanted = model(**given)
-    wanted_tuple = model(**given, return_dict=False) if kind is ByPosition else None
-    (site,) = swap(model, level="layers", batch=given).sites
-    assert site.rules == ("causal_lm_loss",)
-    got = model(**given)
-    assert got.logits is None
-    torch.testing.assert_close(got.loss, wanted.loss)
-    if wanted_tuple is not None:
-        torch.testing.assert_close(model(**given, return_dict=False), wanted_tuple)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        *(TupleInABranch, TupleBeforeTheLoss, ReturnDictIsBound, Written),
-        *(WrittenByAFunction, WrittenByAStatement, LogitsTwice, LabelsAreBound, Scaled),
-    ],
-)
-def test_another_forward_keeps_its_own(kind: type[Head]) -> None:
-    assert swap(kind(), level="layers", verify=False).sites == ()
-
-
-@pytest.mark.parametrize("kind", [Plain, ByPosition])
-def test_a_loss_function_of_ones_own_is_called_as_the_forward_calls_it(kind: type[Head]) -> None:
-    model, given = kind().train(), batch()
-    seen: list[Any] = []
-
-    def first_logit(logits: torch.Tensor, labels: torch.Tensor, vocab_size: int) -> torch.Tensor:
-        seen.append((logits.shape, vocab_size))
-        return logits[0, 0, 0]
-
-    def of_outputs(outputs: torch.Tensor, targets: torch.Tensor, size: int) -> torch.Tensor:
-        return first_logit(outputs, targets, size)
-
-    swap(model, level="layers", batch=given)
-    model.loss_function = first_logit if kind is Plain else of_outputs
-    got = model(**given)
-    unswap(model)
-    assert torch.equal(got.loss, model(**given).loss)
-    assert seen == [((2, 5, 7), 7)] * 2
+def test_a_head_with_a_hook_is_called() -> None:
+    _, swapped = pair("llama")
+    called = []
+    head: nn.Module = swapped.lm_head
+    head.register_forward_hook(lambda *_: called.append(1))
+    assert swapped(**batch_for("llama")).logits is not None
+    assert called == [1]

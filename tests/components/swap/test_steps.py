@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.components.swap.levels import FAMILIES, LEVELS, batch_for, loss_of, pair
+from tests.components.swap.levels import LEVELS, batch_for, loss_of, pair
 
 STEPS = 30
 LONG = ("gpt2", "bert", "llama", "qwen3", "gemma", "phi3", "vit", "t5")
@@ -34,9 +34,8 @@ def losses(model: nn.Module, name: str) -> torch.Tensor:
         pytest.param(
             *(name, level), marks=() if level == "layers" and name in ("gpt2", "bert", "phi3") else pytest.mark.slow
         )
-        for name in FAMILIES
+        for name in LONG
         for level in LEVELS
-        if name in LONG or level == "layers"
     ],
 )
 def test_thirty_steps(name: str, level: str) -> None:

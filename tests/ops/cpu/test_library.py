@@ -66,39 +66,6 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
             assert torch.equal(got, expected)
 
 
-def test_sums_over_many_rows_are_as_good_as_torchs() -> None:
-    torch.manual_seed(0)
-    x, dy, bias = torch.randn(16384, 64), torch.rand(16384, 64), torch.zeros(64, requires_grad=True)
-    y = ops.bias_activation_dropout(x, bias, activation="relu", backend="cpp")
-    exact = (dy.double() * (x > 0)).sum(0)
-    (got,) = torch.autograd.grad(y, bias, dy)
-    of_torch = (dy * (x > 0)).sum(0)
-    assert (got - exact).abs().max() <= 2 * (of_torch - exact).abs().max()
-
-
-def test_float16_below_the_normal_numbers_where_torch_flushes_float32() -> None:
-    smallest = torch.tensor([[1, 2, 1023]], dtype=torch.int16).view(torch.float16)
-    torch.set_flush_denormal(True)
-    try:
-        got = ops.bias_activation_dropout(smallest, activation="relu", backend="cpp")
-    finally:
-        torch.set_flush_denormal(False)
-    assert torch.equal(got.view(torch.int16), smallest.view(torch.int16))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_torchs_default_dtype_changes_nothing(dtype: torch.dtype) -> None:
-    inputs = tensors((33, 130), (33, 130), (130,), (130,))
-    expected = results(*(one.clone() for one in inputs))
-    torch.set_default_dtype(dtype)
-    try:
-        found = results(*(one.clone() for one in inputs))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for got, one in zip(found, expected, strict=True):
-        assert torch.equal(got, one)
-
-
 EVERY_FAMILY = """
 import torch
 from tests.ops.cpu.test_library import results
@@ -119,24 +86,6 @@ def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: P
     assert printed == f"{capability}\n"
     for got, expected in zip(torch.load(path), results(*tensors((33, 130), (33, 130), (130,), (130,))), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
-
-
-class Dropped(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that a forked worker makes, with one thread: torch's own ops hang there with more."""
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return ops.dropout(torch.ones(512, 512), 0.5, seed=torch.tensor(index))
-
-
-def test_a_worker_of_a_data_loader() -> None:
-    dataset = Dropped()
-    expected = [dataset[index] for index in range(2)]  # with torch's number of threads, in this process
-    loader = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="fork")
-    for got, one in zip(loader, expected, strict=True):
-        assert torch.equal(got, one)
 
 
 def test_torch_keeps_its_openmp_and_no_compiler_is_imported() -> None:

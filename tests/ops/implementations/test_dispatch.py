@@ -1,25 +1,21 @@
 import sys
-from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils import _pytree as pytree
 
 from fuselayers import ops
 from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations import dispatch as dispatch_module
-from fuselayers.ops.implementations.dispatch import Op, differentiable_gradients, uses_kernels
+from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
-from fuselayers.testing.meter import KernelFault, Launch
 from tests.ops.cases import CASES, NODES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
+from tests.testing.meter import KernelFault, Launch
 
 FAR_APART = (
     "dropout",
@@ -84,13 +80,6 @@ class TestErrors:
             ops.gated_activation(torch.ones(2, 8, dtype=torch.float64, device=DEVICE), backend="triton")
 
     @on_kernels
-    def test_too_many_columns(self) -> None:
-        widest = 2**31 - 2**16
-        assert uses_kernels("triton", torch.ones(1, device=DEVICE).expand(widest))
-        with pytest.raises(RuntimeError, match=rf"its kernels are for at most {widest} columns, got {widest + 1}; use"):
-            uses_kernels("triton", torch.ones(1, device=DEVICE).expand(widest + 1))
-
-    @on_kernels
     def test_a_transform(self) -> None:
         x = torch.ones(3, 2, 8, device=DEVICE)
         form = partial(ops.gated_activation, backend="triton")
@@ -152,16 +141,6 @@ class TestOnACPU:
             found.append(dx.inner if isinstance(dx, Wrapped) else dx + 0)
         torch.testing.assert_close(*found)
 
-    def test_gradients_of_a_batch_are_those_of_each(self) -> None:
-        """`is_grads_batched` is no transform of `torch.func`, and its tensors have no memory."""
-        x, bias = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
-        y = ops.bias_activation_dropout(x, bias, activation="gelu", p=0.4, seed=seed_of(), backend="cpp")
-        dy = torch.randn(5, 3, 8)
-        batched = torch.autograd.grad(y, (x, bias), dy, is_grads_batched=True, retain_graph=True)
-        for index, one in enumerate(dy):
-            for got, expected in zip(batched, torch.autograd.grad(y, (x, bias), one, retain_graph=True), strict=True):
-                torch.testing.assert_close(got[index], expected)
-
 
 def test_errors_in_cpp() -> None:
     x = torch.ones(2, 8, device="meta")
@@ -193,27 +172,6 @@ class TestBytes:
             # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
             beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
             assert floor * size <= got <= 1.1 * floor * size + beside, moved
-
-    @pytest.mark.parametrize(
-        ("name", "forward", "backward"),
-        [
-            # x three times, y; dy and x three times, dx. For every row two vectors forward, one twice backward.
-            ("layer_norm", 4 + 2, 7 + 2),
-            # x, residual and s, which is read twice, and y; dy and s three times, dx twice, dresidual. Three vectors.
-            ("bias_dropout_residual_layer_norm, post", 6 + 3, 9 + 2),
-        ],
-    )
-    def test_rows_above_8192_are_read_again(
-        self, name: str, forward: int, backward: int, launches: list[Launch]
-    ) -> None:
-        case = CASES[name]
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 9000)), dtype=torch.bfloat16)]
-        for floor, moved in zip((forward, backward), self.launched(case, inputs, launches), strict=True):
-            # Not the kernel that sums the partial gradients.
-            moved = [launch for launch in moved if "sums_ptr" not in launch.traffic]
-            got = sum(launch.loaded + launch.stored for launch in moved)
-            sums = sum(launch.traffic["partial_ptr"].stored for launch in moved if "partial_ptr" in launch.traffic)
-            assert floor * inputs[0].nbytes <= got - sums <= 1.001 * floor * inputs[0].nbytes
 
     @staticmethod
     def launched(case: Case, inputs: list[Tensor], launches: list[Launch]) -> tuple[list[Launch], list[Launch]]:
@@ -254,67 +212,6 @@ def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(results(fuse(case.op, backend="eager", fullgraph=True)), expected)
 
 
-@pytest.mark.parametrize("transform", [torch.vmap, lambda fn: torch.func.grad(lambda x: fn(x).sum())])
-def test_on_a_gpu_an_op_in_a_transform_is_its_formula(transform: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has no rule for a batch, and would be called for each sample; kernels have no rule for any transform."""
-    codes: list[str] = []
-
-    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        codes.append(graph_module.code)
-        return graph_module.forward
-
-    x = torch.randn(4, 8)
-    expected = transform(ops.gated_activation)(x)
-    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
-    torch.compiler.reset()
-    torch.testing.assert_close(
-        torch.compile(transform(ops.gated_activation), backend=look, fullgraph=True)(x), expected
-    )
-    assert "fuselayers" not in "".join(codes)
-    # A transform around a compiled function is one as well.
-    inner = torch.compile(ops.gated_activation, backend="aot_eager")
-    torch.testing.assert_close(transform(inner)(x), expected)
-
-
-@pytest.fixture
-def one_process() -> Iterator[DeviceMesh]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_under_own_kernels_a_dtensor_takes_the_formula(
-    one_process: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Kernels have no rule for its shards. Dynamo cannot tell: a compiled call of it is a node too."""
-    nodes: list[str] = []
-
-    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        nodes.extend(str(node.target) for node in graph_module.graph.nodes if "fuselayers" in str(node.target))
-        return graph_module.forward
-
-    x = torch.randn(4, 8, requires_grad=True)
-    expected = ops.gated_activation(x)
-    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
-    monkeypatch.setattr(dispatch_module, "takes_own_kernels", lambda: True)
-    torch.compiler.reset()
-    compiled = torch.compile(ops.gated_activation, backend=look, fullgraph=True)
-    y = compiled(distribute_tensor(x, one_process, [Shard(0)]))
-    assert len(nodes) == 1
-    assert isinstance(y, DTensor)
-    torch.testing.assert_close(y.full_tensor(), expected)
-
-
-def test_on_a_gpu_a_strict_export_has_no_op_of_this_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Gate(nn.Module):
-        def forward(self, packed: Tensor) -> Tensor:
-            return ops.gated_activation(packed)
-
-    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
-    exported = torch.export.export(Gate(), (torch.randn(2, 8),), strict=True)
-    assert "fuselayers" not in exported.graph_module.code
-
-
 @on_kernels
 @all_cases
 def test_kernels_save_what_the_case_says(case: Case) -> None:
@@ -323,37 +220,6 @@ def test_kernels_save_what_the_case_says(case: Case) -> None:
     kept = saved_bytes(partial(triton_form(case), **case.options), *inputs, parameters=vectors)
     rows = 16 * 2 * 4
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
-
-
-@pytest.mark.kernels  # in Triton; on a CPU without the interpreter in C++
-@pytest.mark.parametrize("name", ["bias_activation_dropout", "dropout", "bias_dropout_residual", "gated_activation"])
-def test_opcheck(name: str) -> None:
-    x, bias = torch.randn(3, 5, device=DEVICE), torch.randn(5, device=DEVICE)
-    seed, of_torch = seed_of(), torch.ops.fuselayers
-    calls: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {
-        "dropout": [(of_torch.dropout, (x, seed, None, 0, 0.3))],
-        "bias_activation_dropout": [
-            (of_torch.bias_activation_dropout, (x, bias, seed, None, 0, "gelu", 0.3)),
-            (of_torch.bias_activation_dropout, (x, None, None, None, 0, None, 0.0)),
-            (
-                of_torch.bias_activation_dropout_backward,
-                (x, x, bias, seed, None, 0, "gelu", 0.3, torch.float32, torch.float32),
-            ),
-            (
-                of_torch.bias_activation_dropout_backward,
-                (x, None, None, seed, torch.arange(3, device=DEVICE), 8, None, 0.3, torch.bfloat16, None),
-            ),
-        ],
-        "bias_dropout_residual": [(of_torch.bias_dropout_residual, (x, x, bias, seed, None, 0, 0.3))],
-        "gated_activation": [
-            (of_torch.gated_activation, (x, x, "gelu")),
-            (of_torch.gated_activation, (torch.randn(3, 6, device=DEVICE), None, None)),
-            (of_torch.gated_activation_backward, (x, x, x, "gelu")),
-            (of_torch.gated_activation_backward, (x, torch.randn(3, 10, device=DEVICE), None, "silu")),
-        ],
-    }
-    for op, arguments in calls[name]:
-        torch.library.opcheck(op.default, arguments)
 
 
 @on_kernels
@@ -411,69 +277,3 @@ def test_row_strides_beyond_32_bits(name: str, width: int, monkeypatch: pytest.M
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
     assert len({kernel for kernel, _ in seen}) >= 2 or name == "dropout"
-
-
-def test_differentiable_gradients_of_dependent_inputs() -> None:
-    x = torch.randn(3, requires_grad=True)
-    y = x * x
-    dx, dy = differentiable_gradients(torch.mul, (x, y), (torch.ones(3),), (True, True))
-    assert dx is not None
-    assert dy is not None
-    torch.testing.assert_close(dx, y)
-    torch.testing.assert_close(dy, x)
-    torch.testing.assert_close(torch.autograd.grad(dx.sum(), x)[0], 2 * x)
-
-
-def test_differentiable_gradients_of_unwanted_inputs() -> None:
-    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
-    dx, dy = differentiable_gradients(lambda x, y: x * x * y, (x, y), (torch.ones(3),), (True, False))
-    assert dy is None
-    assert dx is not None
-    torch.testing.assert_close(torch.autograd.grad(dx.sum(), y)[0], 2 * x)
-
-
-class TestSwitching:
-    """A training run that changes its implementation has the same masks, so the same losses."""
-
-    @staticmethod
-    def losses(forms: Sequence[Any]) -> list[float]:
-        """The losses of a small post-norm feedforward with dropout, each step with its implementation."""
-        torch.manual_seed(3)
-        width, inner = 24, 64
-        shapes = [(inner, width), (inner,), (width, inner), (width,), (width,), (width,)]
-        weights = [(torch.randn(shape) / 8).to(DEVICE).requires_grad_() for shape in shapes]
-        x, target = torch.randn(16, width).to(DEVICE), torch.randn(16, width).to(DEVICE)
-        losses = []
-        for form in forms:
-            loss = (form(x, *weights) - target).square().mean()
-            losses.append(loss.item())
-            for weight, gradient in zip(weights, torch.autograd.grad(loss, weights), strict=True):
-                weight.data -= 0.3 * gradient
-        return losses
-
-    @staticmethod
-    def block(x: Tensor, *weights: Tensor, backend: str) -> Tensor:
-        up, up_bias, down, down_bias, scale, shift = weights
-        hidden = ops.bias_activation_dropout(x @ up.T, up_bias, activation="gelu", p=0.2, backend=backend)
-        return ops.bias_dropout_residual_layer_norm(
-            hidden @ down.T, x, weight=scale, norm_bias=shift, bias=down_bias, p=0.3, backend=backend
-        )
-
-    def run_with_a_switch(self, other: Any) -> None:
-        formula = partial(self.block, backend="eager")
-        expected = self.losses([formula] * 8)
-        assert len(set(expected)) == 8
-        assert self.losses([formula] * 4 + [other] * 4) == pytest.approx(expected, rel=1e-5)
-        assert self.losses([other, formula] * 4) == pytest.approx(expected, rel=1e-5)
-
-    @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-    def test_into_a_fused_function(self, backend: str) -> None:
-        self.run_with_a_switch(fuse(partial(self.block, backend="auto"), backend=backend, fallback=()))
-
-    @in_cpp
-    def test_into_the_kernels_of_a_cpu(self) -> None:
-        self.run_with_a_switch(partial(self.block, backend="cpp"))
-
-    @on_kernels
-    def test_into_the_kernels(self) -> None:
-        self.run_with_a_switch(partial(self.block, backend="triton"))

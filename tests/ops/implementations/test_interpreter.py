@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import tl
 
@@ -31,12 +30,3 @@ def test_casts_between_8_bit_floats_and_bfloat16() -> None:
     out = torch.empty(16, dtype=torch.bfloat16)
     launch(_cast_kernel, (1,), (narrow, out), (16,))
     assert torch.equal(out, narrow.bfloat16())
-
-
-def test_patching_twice_changes_nothing() -> None:
-    from triton.runtime.interpreter import InterpreterBuilder
-
-    patch_interpreter()
-    mended = InterpreterBuilder.cast_impl
-    patch_interpreter()
-    assert InterpreterBuilder.cast_impl is mended

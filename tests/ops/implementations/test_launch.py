@@ -1,24 +1,18 @@
-import importlib
-from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fuselayers import ops
-from fuselayers.ops import elementwise
 from fuselayers.ops.implementations import launch as launch_module
 from fuselayers.ops.implementations.launch import (
-    INTERPRETED,
     kernel,
     launch,
-    num_processors,
-    programs_at_a_time,
+    most_programs,
     recorded_launches,
-    why_no_kernels,
 )
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.ops.normalise import forward as normalise_forward
 
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="there are no kernels without Triton")
 
@@ -27,19 +21,18 @@ class Function:
     """Stands for a Triton kernel: counts how often it is compiled, and keeps what it was run with."""
 
     def __init__(self) -> None:
-        self.compiled: list[dict[str, Any]] = []
+        self.compiled: list[int] = []  # warps
         self.runs: list[tuple[tuple[int, ...], tuple[Any, ...]]] = []
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def compile_and_run(*arguments: Any, **options: Any) -> "Compiled":
-            self.compiled.append(options)
-            self.runs.append((grid, arguments))
-            return Compiled(self)
-
-        return compile_and_run
+    def warmup(self, *arguments: Any, grid: tuple[int, ...], num_warps: int) -> "Compiled":
+        self.compiled.append(num_warps)
+        return Compiled(self)
 
 
 class Compiled:
+    n_regs = 164
+    metadata = SimpleNamespace(shared=16 << 10)
+
     def __init__(self, function: Function) -> None:
         self.function = function
 
@@ -60,8 +53,8 @@ class TestLaunch:
         function, x = Function(), torch.zeros(64)
         for rows in (1, 16, 17):  # none of which Triton may compile anew for
             launch_module.launch(function, (rows, 2), (x, None, rows, 0.5), (8, "gelu"), num_warps=8)
-        assert function.compiled == [{"num_warps": 8}]
-        assert [grid for grid, _ in function.runs] == [(1, 2), (16, 2, 1), (17, 2, 1)]
+        assert function.compiled == [8]
+        assert [grid for grid, _ in function.runs] == [(1, 2, 1), (16, 2, 1), (17, 2, 1)]
         assert [arguments[2] for _, arguments in function.runs] == [1, 16, 17]
         assert all(arguments[3:] == (0.5, 8, "gelu") for _, arguments in function.runs)
 
@@ -82,33 +75,6 @@ class TestLaunch:
             launch_module.launch(function, (1,), each, (8,))
         assert len(function.compiled) == 2
 
-    def test_compiles_again_for_other_constants_and_another_kernel(self) -> None:
-        function, other, x = Function(), Function(), torch.zeros(64)
-        for one, constants, warps in ((function, (8,), 4), (function, (16,), 4), (function, (8,), 8), (other, (8,), 4)):
-            launch_module.launch(one, (1,), (x,), constants, num_warps=warps)
-        assert (len(function.compiled), len(other.compiled)) == (3, 1)
-
-    def test_runs_on_the_device_of_its_tensors(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        entered = []
-
-        class Device:
-            def __init__(self, device: torch.device) -> None:
-                entered.append(device)
-
-            def __enter__(self) -> None: ...
-            def __exit__(self, *error: object) -> None: ...
-
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-        monkeypatch.setattr(torch.cuda, "device", Device)
-        function = Function()
-
-        class OnAnother(torch.Tensor):
-            device = torch.device("cuda:2")
-
-        launch_module.launch(function, (1,), (torch.zeros(64).as_subclass(OnAnother),), ())
-        assert entered == [torch.device("cuda:2")]
-        assert len(function.runs) == 1
-
 
 def test_a_kernels_numbers_are_not_specialised_on() -> None:
     @kernel
@@ -118,20 +84,6 @@ def test_a_kernels_numbers_are_not_specialised_on() -> None:
     if hasattr(my_kernel, "params"):  # the interpreter specialises on nothing
         assert [one.name for one in my_kernel.params if one.do_not_specialize] == ["size", "stride", "scale"]
         assert [one.name for one in my_kernel.params if one.is_constexpr] == ["BLOCK"]
-
-
-@needs_triton
-@pytest.mark.skipif(INTERPRETED, reason="what is interpreted has no name but its own")
-def test_a_kernel_has_its_ops_name_for_profilers() -> None:
-    softmax = importlib.import_module("fuselayers.ops.softmax.forward")
-    kernels = [softmax._forward_kernel, elementwise._elementwise_kernel, normalise_forward._forward_split_kernel]
-    names = ["softmax_forward_kernel", "elementwise_kernel", "normalise_forward_split_kernel"]
-    assert [one.repr(None) for one in kernels] == names
-
-
-def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "HAS_TRITON", False)
-    assert why_no_kernels(torch.device("cuda")) == "Triton is not installed; on Linux: pip install triton"
 
 
 @needs_triton
@@ -154,75 +106,30 @@ def test_launches_are_recorded_instead_of_made() -> None:
     assert x.grad.shape == x.shape
 
 
-def test_recordings_may_be_nested_and_end() -> None:
-    function = Function()
-    with recorded_launches() as outer:
-        launch(function, (1,), (1,), ())
-        with recorded_launches() as inner:
-            launch(function, (2,), (), (8,), num_warps=2)
-        launch(function, (3,), (), ())
-    assert [one.grid for one in outer] == [(1,), (3,)]
-    assert inner == [(function, (2,), (), (8,), 2)]
-    assert function.runs == []
-
-
-def test_a_recording_stands_for_a_gpu_and_sees_torchs_own_ops() -> None:
-    seen = []
-    x = torch.empty(4, dtype=torch.bfloat16, device="meta")
-    with recorded_launches(
-        processors=7, resident=lambda one: one.num_warps, see=lambda func, *_: seen.append(func.name())
-    ):
-        assert num_processors(x.device) == 7
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=4) == 28
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=16) == 14
-        assert programs_at_a_time(Function(), (x, torch.float32), (), num_warps=8, most_warps=4) == 7
-        x.float()
-    assert "aten::_to_copy" in seen
-
-
 @pytest.mark.usefixtures("_on_a_gpu")
-def test_programs_at_a_time_follow_registers_and_the_code_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        multi_processor_count = 132
-        max_threads_per_multi_processor = 2048
-        shared_memory_per_multiprocessor = 228 << 10
-        warp_size = 32
-
-    class Metadata:
-        shared = 16 << 10
-
-    class Known(Compiled):
-        n_regs, metadata = 164, Metadata
-
-    class Warm(Function):
-        def warmup(self, *arguments: Any, grid: tuple[int, ...], **options: Any) -> Known:
-            self.compiled.append(options)
-            return Known(self)
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+def test_persistent_programs_follow_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(
+        multi_processor_count=132,
+        max_threads_per_multi_processor=2048,
+        shared_memory_per_multiprocessor=228 << 10,
+        warp_size=32,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     launch_module._count_processors.cache_clear()
-    function, x = Warm(), torch.zeros(64)
+    function, x = Function(), torch.zeros(64)
     try:
         # 256 threads of 168 registers fit once on a processor, 128 threads three times.
-        for _ in range(2):
-            assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=8) == 132
-        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4) == 3 * 132
-        assert programs_at_a_time(function, (x, torch.float32, 3), (8,), num_warps=4, most_warps=8) == 2 * 132
-        # The tensor that stands for the dtype runs the same code.
-        launch_module.launch(function, (5,), (x, torch.zeros(8), 3), (8,), num_warps=8)
+        for grid, warps, most, programs in (
+            ((10_000,), 8, 64, 132),
+            ((10_000,), 4, 64, 3 * 132),
+            ((10_000,), 4, 8, 2 * 132),
+            ((10_000, 4), 8, 64, 33),
+            ((7,), 8, 64, 7),
+            ((7, 500), 8, 64, 1),
+        ):
+            launched = launch(function, grid, (x, 3), (8,), num_warps=warps, persistent_warps=most)
+            assert launched == programs <= most_programs(grid, x.device, num_warps=warps, persistent_warps=most)
+            assert function.runs[-1][0][:2] == (programs, *grid[1:], 1)[:2]
     finally:
         launch_module._count_processors.cache_clear()
-    assert function.compiled == [{"num_warps": 8}, {"num_warps": 4}]
-    assert [grid for grid, _ in function.runs] == [(5, 1, 1)]
-
-
-@needs_triton
-def test_meta_tensors_have_kernels_while_launches_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "INTERPRETED", False)
-    meta = torch.device("meta")
-    assert "Triton has no compiler for meta" in str(why_no_kernels(meta))
-    with recorded_launches():
-        assert why_no_kernels(meta) is None
-        assert num_processors(meta) == 132  # an H200's
-    assert why_no_kernels(meta) is not None
+    assert function.compiled == [8, 4]

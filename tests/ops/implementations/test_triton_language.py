@@ -1,17 +1,6 @@
 import subprocess
 import sys
 
-import pytest
-
-from fuselayers.ops.implementations.triton_language import HAS_TRITON, tile_function, triton
-
-
-def test_here_it_is_triton() -> None:
-    if not HAS_TRITON:
-        pytest.skip("there is no Triton here")
-    assert triton.__name__ == "triton"
-    assert tile_function(test_here_it_is_triton) is not test_here_it_is_triton
-
 
 def test_without_triton_the_ops_run_in_plain_torch_and_say_what_is_missing() -> None:
     code = """
@@ -19,7 +8,7 @@ import sys
 sys.modules["triton"] = None
 import torch
 from fuselayers import ops
-from fuselayers.testing.meter import metered
+from tests.testing.meter import metered
 x = torch.tensor([[-1.0, 2.0]])
 assert ops.bias_activation_dropout(x, activation="relu").tolist() == [[0.0, 2.0]]
 for call in lambda: ops.bias_activation_dropout(x, activation="relu", backend="triton"), metered().__enter__:

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from fuselayers.ops.normalise import check_style, norm_formula, norm_reference
-from fuselayers.ops.normalise.formula import s_is_x
 from tests.ops.contract import tensors
 
 
@@ -19,15 +18,6 @@ def test_the_formula_is_the_reference_in_the_dtype_of_its_input(
     assert got.dtype == dtype
     expected = norm_reference(s.double(), weight.double(), None if shift is None else shift.double(), eps=1e-5, rms=rms)
     torch.testing.assert_close(got.double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps * 8)
-
-
-def test_s_is_x_where_nothing_is_added_and_nothing_dropped() -> None:
-    one, seed = torch.ones(2), torch.tensor(1)
-    assert s_is_x(None, None, None, False)
-    assert s_is_x(one, None, None, True)
-    assert not s_is_x(one, None, None, False)
-    assert not s_is_x(None, one, None, False)
-    assert not s_is_x(None, None, seed, True)
 
 
 def test_errors() -> None:

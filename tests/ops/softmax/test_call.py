@@ -2,7 +2,6 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 from fuselayers.ops import log_softmax, softmax
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.softmax import log_softmax_reference, softmax_reference
-from fuselayers.ops.softmax.forward import _mask_levels
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.testing import poisoned_memory
 from tests.ops import truth
@@ -21,7 +19,6 @@ from tests.ops.cases import mask_of
 from tests.ops.contract import (
     DEVICE,
     assert_as_good_as,
-    check_fused,
     on_kernels,
     tensors,
 )
@@ -95,12 +92,6 @@ form = pytest.fixture(params=["formula", *KERNELS], name="form")(_form)
 kernels = pytest.fixture(params=KERNELS, name="kernels")(_form)
 
 
-@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_fused(backend: str) -> None:
-    options = {"mask": laid_out("[B, 1, 1, S]"), "causal": True, "scale": 0.5}
-    check_fused(softmax, softmax_reference, tensors(SCORES), backend=backend, **options)
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", [(9, 7), (7, 9), (5, 5)], ids=str)
 def test_is_its_formula(shape: tuple[int, int], causal: bool) -> None:
@@ -134,24 +125,6 @@ def test_is_the_softmax_of_torchs_attention(form: Form, queries: int, keys: int)
     assert not mask.any(-1).all()  # some row sees nothing
     expected = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=0.6)
     torch.testing.assert_close(form(scores, mask, scale=0.6), expected)
-
-
-def test_a_row_without_visible_positions_is_0_with_gradient_0(form: Form) -> None:
-    (scores,) = tensors((4, 19))
-    mask = mask_of(scores)
-    scores[~mask] = torch.nan
-    scores.requires_grad_()
-    # Anomaly detection stops at a NaN on the way, even one that is thrown away after.
-    with torch.autograd.detect_anomaly(check_nan=True):
-        y = form(scores, mask)
-        (dscores,) = torch.autograd.grad(y.square().sum(), scores, create_graph=True)
-        (second,) = torch.autograd.grad(dscores.square().sum(), scores)
-    (first,) = torch.autograd.grad(form(scores, mask).square().sum(), scores)
-    assert not mask[3].any()
-    for one in (y, dscores, first, second):
-        assert torch.equal(one[~mask], torch.zeros_like(one[~mask]))
-        assert bool(one[mask].any())
-        assert not bool(one[mask].isnan().any())
 
 
 @pytest.mark.parametrize("hide", ["nothing", "a mask", "a mask and causality"])
@@ -202,74 +175,10 @@ def test_incoming_gradients_of_hidden_positions_have_no_influence(
     torch.testing.assert_close(found[1], found[3], rtol=0, atol=0)
 
 
-def test_scores_far_from_zero(form: Form) -> None:
-    scores = torch.tensor([[1e4, 1e4 - 1, -1e4], [-3e4, -3e4 + 2, -3e4]], device=DEVICE).repeat(1, 7)
-    torch.testing.assert_close(form(scores), scores.softmax(-1))
-
-
 @pytest.mark.parametrize("form", ["formula", IN_REGISTERS], indirect=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_layout_of_the_mask(layout: str, form: Form) -> None:
     assert_as_good_as(form, softmax_reference, tensors(SCORES), mask=laid_out(layout), scale=0.5)
-
-
-# Both kernels find the mask's places in one way, this one in a loop of the interpreter's.
-@pytest.mark.parametrize("form", [IN_PIECES], indirect=True)
-@pytest.mark.parametrize(
-    "layout",
-    [one if one in FEW_LAYOUTS else pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS],
-)
-def test_any_layout_of_the_mask_for_split_rows(layout: str, form: Form) -> None:
-    assert_as_good_as(form, softmax_reference, tensors(SCORES), mask=laid_out(layout), scale=0.5)
-
-
-@on_kernels
-def test_a_mask_of_more_levels_than_three() -> None:
-    shape = (2, 3, 2, 3, 2, 5)
-    mask = mask_of(torch.empty(shape, device=DEVICE))[:, :1, :, :1]
-    assert_as_good_as(partial(softmax, backend="triton"), softmax_reference, tensors(shape), mask=mask)
-    assert_as_good_as(partial(softmax, backend="triton"), softmax_reference, tensors(shape), mask=mask[..., :1])
-
-
-@pytest.mark.parametrize(
-    ("size", "sizes", "strides", "column_stride"),
-    [
-        ((), (1, 30), (0, 0, 0), 0),
-        ((16,), (1, 30), (0, 0, 0), 1),
-        ((5, 16), (6, 5), (0, 0, 16), 1),
-        ((5, 1), (6, 5), (0, 0, 1), 0),
-        ((2, 1, 1, 16), (2, 15), (0, 16, 0), 1),
-        ((2, 1, 5, 16), (3, 5), (80, 0, 16), 1),
-        ((2, 3, 5, 16), (1, 30), (0, 0, 16), 1),
-        ((2, 3, 1, 16), (6, 5), (0, 16, 0), 1),
-    ],
-    ids=str,
-)
-def test_levels_of_a_mask(
-    size: tuple[int, ...], sizes: tuple[int, int], strides: tuple[int, int, int], column_stride: int
-) -> None:
-    mask = torch.ones(size, dtype=torch.bool)
-    same, *found = _mask_levels(mask, torch.Size(SCORES))
-    assert same is mask  # nothing is copied
-    assert found == [sizes, strides, column_stride]
-
-
-@on_kernels
-@pytest.mark.parametrize(
-    ("width", "masked", "causal"),
-    [
-        (9001, True, True),
-        *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in product((8192, 9001, 16384), (False, True), (False, True))
-        ),
-    ],
-)
-def test_rows_of_any_length(width: int, masked: bool, causal: bool) -> None:
-    (scores,) = tensors((4, width))
-    mask = mask_of(scores) if masked else None
-    form = partial(softmax, backend="triton")
-    assert_as_good_as(form, softmax_reference, [scores], mask=mask, causal=causal, scale=0.5)
 
 
 @pytest.mark.parametrize(
@@ -301,22 +210,6 @@ def found(form: Any, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tenso
     return y.detach(), dscores
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_gradient_of_a_row_with_one_large_weight(dtype: torch.dtype, kernels: Form) -> None:
-    scores = torch.tensor([[8.0, *torch.linspace(-3, 3, 20).tolist()]], device=DEVICE).to(dtype)
-    dy = torch.linspace(100, 101, 21, device=DEVICE)[None].to(dtype)
-
-    def gradient(form: Any, scores: Tensor) -> Tensor:
-        leaf = scores.clone().requires_grad_()
-        return torch.autograd.grad(form(leaf), leaf, dy.to(leaf))[0].double()
-
-    exact = gradient(softmax_reference, scores.double())
-    torch.testing.assert_close(gradient(kernels, scores), exact, rtol=2e-2, atol=0.02 * float(exact.abs().max()))
-    leaf = scores.clone().requires_grad_()
-    (again,) = torch.autograd.grad(kernels(leaf), leaf, dy, create_graph=True)
-    torch.testing.assert_close(again.double(), exact, rtol=2e-2, atol=0.02 * float(exact.abs().max()))
-
-
 @on_kernels
 def test_kernels_save_only_the_result() -> None:
     scores = torch.randn(4, 64, 128, device=DEVICE, requires_grad=True)
@@ -324,14 +217,6 @@ def test_kernels_save_only_the_result() -> None:
     assert saved_bytes(partial(softmax, backend="triton"), scores, mask, causal=True) == scores.nbytes
     half = scores.detach().bfloat16().requires_grad_()
     assert saved_bytes(partial(softmax, backend="triton"), half, mask) == half.nbytes
-
-
-def test_the_formula_saves_a_float32_result_and_the_mask() -> None:
-    scores = torch.randn(4, 64, 128, requires_grad=True)
-    mask = torch.ones(64, 128, dtype=torch.bool)
-    assert saved_bytes(softmax, scores) == scores.nbytes
-    assert saved_bytes(softmax, scores, mask) == scores.nbytes + mask.nbytes
-    assert saved_bytes(softmax, scores.detach().bfloat16().requires_grad_(), mask) == scores.nbytes + mask.nbytes
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -358,17 +243,6 @@ def test_an_additive_mask(log: bool, layout: str, form: Form) -> None:
     assert_as_good_as(seen_of(op), seen_of(of_mask), [scores, added(mask)], causal=True, scale=0.5)
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_an_additive_mask_is_that_of_torchs_attention(log: bool, form: Form) -> None:
-    q, k = torch.randn(2, 5, 8, device=DEVICE), torch.randn(2, 7, 8, device=DEVICE)
-    values = torch.eye(7, device=DEVICE).expand(2, 7, 7)
-    mask = torch.randn(5, 7, device=DEVICE)
-    mask[1, 2:4] = -math.inf
-    expected = F.scaled_dot_product_attention(q, k, values, attn_mask=mask, scale=0.6)
-    op = partial(log_softmax, backend=form.keywords["backend"]) if log else form
-    torch.testing.assert_close(op(q @ k.mT, mask, scale=0.6), expected.log() if log else expected)
-
-
 @pytest.mark.parametrize("masked", [False, True])
 def test_log_softmax_is_torchs_and_hides(masked: bool, form: Form) -> None:
     op = partial(log_softmax, backend=form.keywords["backend"])
@@ -390,17 +264,6 @@ def test_log_softmax_is_torchs_and_hides(masked: bool, form: Form) -> None:
         assert bool(one[mask].any())
 
 
-@pytest.mark.parametrize("log", [False, True])
-def test_nan_and_inf_in_an_additive_mask_propagate(log: bool, form: Form) -> None:
-    op = partial(log_softmax, backend=form.keywords["backend"]) if log else form
-    scores = torch.ones(3, 3, device=DEVICE)
-    mask = torch.tensor([[0, math.nan, -math.inf], [math.inf, 0, -math.inf], [0, 0, -math.inf]], device=DEVICE)
-    y = op(scores, mask)
-    assert y[:2, :2].isnan().all()
-    torch.testing.assert_close(y[2, :2], torch.full_like(y[2, :2], -math.log(2) if log else 0.5))
-    assert y[:, 2].tolist() == [-math.inf if log else 0.0] * 3
-
-
 def test_the_gradient_of_a_mask_alone() -> None:
     (scores, mask) = tensors((5, 6), (6,), dtype=torch.float64)
     for op in (softmax, log_softmax, softmax_reference, log_softmax_reference):
@@ -410,25 +273,6 @@ def test_the_gradient_of_a_mask_alone() -> None:
     (got,) = torch.autograd.grad(form(narrow, leaf, scale=0.3).square().sum(), leaf)
     (wanted,) = torch.autograd.grad(softmax(scores, mask, scale=0.3).square().sum(), mask)
     torch.testing.assert_close(got.double(), wanted, rtol=1e-5, atol=1e-6)
-
-
-@on_kernels
-def test_opcheck() -> None:
-    of_torch = torch.ops.fuselayers
-    scores = torch.randn(3, 5, device=DEVICE)
-    y = scores.softmax(-1)
-    for arguments in ((scores, None, False, 1.0), (scores.mT, mask_of(scores)[:1, :3], True, -0.5, True)):
-        torch.library.opcheck(of_torch.softmax.default, arguments)
-    for causal in (False, True):
-        torch.library.opcheck(of_torch.softmax_backward.default, (scores, y, causal, 0.5, causal))
-
-
-def test_a_batch_of_scores_and_masks_by_vmap() -> None:
-    (scores,) = tensors((4, 3, 5))
-    mask = mask_of(scores)
-    for one in (mask, added(mask)):
-        got = torch.vmap(partial(softmax, causal=True))(scores, one)
-        torch.testing.assert_close(got, softmax(scores, one, causal=True))
 
 
 def test_errors() -> None:

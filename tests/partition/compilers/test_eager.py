@@ -1,15 +1,11 @@
-import operator
-import weakref
 from typing import Any
 
 import pytest
 import torch
-import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers._torch.tracing import boxed
-from fuselayers.partition import fuse, min_cut, saved_bytes
+from fuselayers.partition import fuse, saved_bytes
 
 
 def test_runs_the_same_ops_in_the_same_order() -> None:
@@ -28,16 +24,6 @@ def test_runs_the_same_ops_in_the_same_order() -> None:
         assert torch.equal(one, other)
 
 
-def test_input_mutation_is_seen_by_the_caller() -> None:
-    def fill(x: Tensor, y: Tensor) -> Tensor:
-        x.add_(y)
-        return x * 2
-
-    x, y = torch.zeros(3), torch.ones(3)
-    assert torch.equal(fuse(fill, backend="eager", fallback=())(x, y), torch.full((3,), 2.0))
-    assert torch.equal(x, torch.ones(3))
-
-
 def test_backward_may_run_twice() -> None:
     """Nothing of what is saved is given away to the first backward."""
     fused = fuse(lambda x: x.exp().sin() * 2, backend="eager", partition="default", fallback=())
@@ -48,42 +34,6 @@ def test_backward_may_run_twice() -> None:
         (first,) = torch.autograd.grad(out, x, retain_graph=True)
         (second,) = torch.autograd.grad(out, x)
     assert torch.equal(first, second)
-
-
-def test_a_users_partitioner_gets_what_aot_autograd_hands_over() -> None:
-    seen: list[set[str]] = []
-
-    def mine(joint_module: Any, joint_inputs: Any, **options: Any) -> Any:
-        seen.append(set(options))
-        return min_cut(joint_module, joint_inputs, **options)
-
-    fuse(torch.sin, backend="eager", partition=mine, fallback=())(torch.ones(2, requires_grad=True))
-    assert len(seen) == 1
-    assert "num_fwd_outputs" in seen[0]
-    assert "compiler" not in seen[0]
-
-
-def test_inputs_and_values_are_freed_after_their_last_use() -> None:
-    references: list[weakref.ref[Tensor]] = []
-    alive: list[list[bool]] = []
-
-    def increment(value: Tensor) -> Tensor:
-        alive.append([reference() is not None for reference in references])
-        references.append(weakref.ref(result := value + 1))
-        return result
-
-    graph = fx.Graph()
-    first = graph.call_function(increment, (graph.placeholder("x"),))
-    second = graph.call_function(increment, (first,))
-    third = graph.call_function(operator.mul, (second, first))
-    graph.output((graph.call_function(increment, (third,)),))
-    inputs = [torch.ones(2)]
-    references.append(weakref.ref(inputs[0]))
-    (result,) = boxed(fx.GraphModule({}, graph))(inputs)
-    assert inputs == []
-    assert result.tolist() == [7.0, 7.0]
-    # Of x, first and second: x is free once first is computed, the other two after the product.
-    assert alive == [[True], [False, True], [False, False, False]]
 
 
 class MixerBlock(nn.Module):

@@ -26,14 +26,3 @@ def test_tuples_are_taken_apart_at_once_and_in_order() -> None:
     first, second = list(module.graph.nodes)[2:4]
     assert (first, second) == (values, indices)
     torch.testing.assert_close(module(argument), expected)
-
-
-def test_a_place_that_is_computed_is_waited_for() -> None:
-    graph = fx.Graph()
-    x, place = graph.placeholder("x"), graph.placeholder("place")
-    parts = graph.call_function(torch.ops.aten.unbind.int, (x,))
-    following = graph.call_function(operator.add, (place, 1))
-    graph.output((graph.call_function(operator.getitem, (parts, following)),))
-    module = early_getitems_pass(fx.GraphModule({}, graph))
-    assert ops_of(module) == ["unbind", "add", "getitem"]
-    assert torch.equal(module(torch.arange(3), 0)[0], torch.tensor(1))

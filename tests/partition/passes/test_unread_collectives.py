@@ -31,19 +31,6 @@ def test_what_forward_sent_and_nothing_reads_is_not_sent_again() -> None:
     assert ops_of(unread_collectives_pass(backward, forward)) == ["mul"]
 
 
-def test_a_chain_is_not_sent_again() -> None:
-    def chain(graph: fx.Graph) -> fx.Node:
-        once = gathered(graph, graph.placeholder("x"))
-        return gathered(graph, graph.call_function(torch.ops.aten.cos.default, (once,)))
-
-    graph = fx.Graph()
-    forward = module_of(graph, chain(graph))
-    graph = fx.Graph()
-    chain(graph)
-    backward = module_of(graph, graph.call_function(torch.ops.aten.mul.Tensor, (graph.placeholder("dy"), 2)))
-    assert ops_of(unread_collectives_pass(backward, forward)) == ["mul"]
-
-
 def test_what_is_read_or_is_backwards_own_stays() -> None:
     graph = fx.Graph()
     forward = module_of(graph, gathered(graph, graph.placeholder("x")))

@@ -1,5 +1,6 @@
 """Activation checkpointing: what forward does not keep, backward computes again."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,12 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
 
 
 def _selective() -> Any:
-    """The contexts of one call of a block: attention and every second matrix product are kept."""
+    """The contexts of one call of a block."""
+    return create_selective_checkpoint_contexts(selective_policy())  # type: ignore[no-untyped-call]
+
+
+def selective_policy() -> Callable[..., CheckpointPolicy]:
+    """The policy for one call of a block: attention and every second matrix product are kept. `plan` asks it too."""
     counts = {False: 0, True: 0}  # of products, in forward and in its repetition
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -78,4 +84,4 @@ def _selective() -> Any:
             kept = counts[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+    return policy

@@ -11,9 +11,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from ....configs import Config
+from ...machine import choose_device
 from .layout import Layout
 from .processes import Processes
-from .verify import placements
+from .sharding import prepared
 
 
 class Engine:
@@ -80,13 +82,55 @@ class Engine:
                 nn.utils.clip_grads_with_norm_(group, limit, total)
         return total
 
-    def describe(self) -> list[str]:
-        """A line about the split that is in use, for the user; none for one process."""
-        processes, layout = self.processes, self.layout
-        if not processes.launched:
-            return []
-        return [
-            f"{processes.world_size} process{'es' if processes.world_size > 1 else ''}, "
-            f"dp {layout.dp} x tp {layout.tp}, {placements(self.module, self.model)}, "
-            f"{torch.distributed.get_backend()}, {next(self.module.parameters()).device.type}"
-        ]
+
+def device_of(config: Config, processes: Processes) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        ValueError: torch cannot use the device, or there are fewer GPUs than processes.
+    """
+    name = config.train.device
+    if processes.launched and ":" in name:
+        raise ValueError(
+            f"train.device={name} is one device for {processes.world_size} processes; leave it at auto, and each takes "
+            "the GPU of its LOCAL_RANK, or set train.device=cpu"
+        )
+    device = choose_device(name, setting="train.device")
+    if not processes.launched or device.type != "cuda":
+        return device
+    count = torch.cuda.device_count()
+    if processes.local_rank >= count:
+        raise ValueError(
+            f"each process needs a GPU, and this machine has {count}; start torchrun with --nproc-per-node {count}, or "
+            "set train.device=cpu"
+        )
+    device = torch.device("cuda", processes.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def start_engine(
+    module: nn.Module, config: Config, *, processes: Processes, layout: Layout, device: torch.device
+) -> Engine:
+    """The engine of a run, around its model.
+
+    Args:
+        module: of `build`, without fusion of blocks, with the same weights on every process.
+        config: of the run.
+        processes: of the run.
+        layout: of `layout_of`.
+        device: of this process.
+
+    Raises:
+        ValueError: the model cannot be split or checkpointed so.
+    """
+    if not processes.launched:
+        return Engine(prepared(module.to(device), config))
+    if config.parallel.shard != "fsdp" or layout.tp > 1:
+        # FSDP2 alone takes the weights to the device in parts.
+        module.to(device)
+    mesh = layout.mesh(device)
+    model = module = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"])
+    if config.parallel.shard == "ddp":
+        model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+    return Engine(module, model=model, processes=processes, layout=layout)

@@ -34,7 +34,7 @@ def prepared(
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(model, parallel.checkpointing)
     fusion, _ = fusion_for(config)
-    model = fuse_as(model, fusion)
+    fuse_as(model, fusion)
     if parallel.shard == "fsdp" and data is not None:
         _shard(model, data, config)
     return model

@@ -54,11 +54,6 @@ def is_number(argument: Any) -> bool:
     return isinstance(argument, bool | int | float)
 
 
-def is_size(argument: Any) -> bool:
-    """True for a node that is a symbolic size."""
-    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), int | torch.SymInt)
-
-
 class Value(NamedTuple):
     """A tensor of a definition: nvFuser's handle, and its dtype there."""
 
@@ -119,14 +114,11 @@ class Builder:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.
 
         A number becomes one of the dtype's kind, since nvFuser's promotion is not torch's: there an integer tensor
-        times a float is a double. A symbolic size is not cast.
+        times a float is a double.
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, dtype)
-        found = self.values[argument]
-        if not isinstance(found, Value):
-            return found
-        handle = self.cast(found, dtype).handle
+        handle = self.cast(self.value(argument), dtype).handle
         missing = rank - argument.meta["val"].dim()
         return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
 
@@ -141,7 +133,3 @@ class Builder:
             # nvFuser would take Python's True for an integer.
             return self.definition.define_scalar(bool(argument), self.data_type(dtype))
         return float(argument) if dtype.is_floating_point else int(argument)
-
-    def size(self, argument: Any) -> Any:
-        """A size: an int, or the definition's scalar for a symbolic one."""
-        return self.values[argument] if isinstance(argument, fx.Node) else argument

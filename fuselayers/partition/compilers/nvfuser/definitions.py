@@ -1,7 +1,8 @@
-"""Regions at run time, and the bounded cache of definitions that all graphs share."""
+"""Regions at run time, and the definitions that equal regions share."""
 
 import re
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -11,52 +12,35 @@ import torch.fx as fx
 from ...._torch.tracing import boxed
 from ....errors import say_once
 from .availability import load_nvfuser
-from .translate import Layout, layout_of, order_of, text_of, translate
+from .translate import Layout, layout_of, order_of, translate
 
-CACHE_SIZE: Final = 1024
-"""The number of cached definitions. A step of a transformer needs about twenty for each layout of its inputs, whatever
-its depth."""
 
-_Key = tuple[str, Layout]
+class _Definition:
+    """An nvFuser definition. Its first execution changes it in several steps, and backward runs in another thread."""
 
-# Of each definition, and the lock of whoever executes it: nvFuser's first execution changes a definition, in several
-# steps, and backward runs in a thread of autograd.
-_definitions: dict[_Key, tuple[Any, threading.Lock]] = {}
+    def __init__(self, graph: fx.Graph, layout: Layout) -> None:
+        module = load_nvfuser()
+        with module.FusionDefinition() as self._made:
+            translate(graph, layout, self._made, module)
+        self._lock = threading.Lock()
+
+    def execute(self, inputs: Sequence[Any], device: torch.device) -> Sequence[torch.Tensor]:
+        with self._lock:
+            results: Sequence[torch.Tensor] = self._made.execute(
+                list(inputs), device=device if device.type == "cuda" else None
+            )
+        return results
+
+
+# By text and layout, as long as a region uses them: the layers of a model are equal, and compiling takes seconds.
+_definitions: Final = weakref.WeakValueDictionary[tuple[str, Layout], _Definition]()
 _lock: Final = threading.Lock()
 
 
-def definition_for(text: str, graph: fx.Graph, layout: Layout) -> tuple[Any, threading.Lock]:
-    """Return the definition of a region, whose text is `text`, for a layout of its inputs; and its lock."""
-    key = (text, layout)
-    with _lock:
-        if key not in _definitions:
-            made = _define(graph, layout)
-            if len(_definitions) >= CACHE_SIZE:
-                _definitions.clear()
-            _definitions[key] = made, threading.Lock()
-        return _definitions[key]
-
-
-def _define(graph: fx.Graph, layout: Layout) -> Any:
-    module = load_nvfuser()
-    with module.FusionDefinition() as definition:
-        translate(graph, layout, definition, module)
-    return definition
-
-
-class _Result:
-    """The dtype, the sizes and the layout of a region's result, as traced. A symbolic size is None."""
-
-    def __init__(self, value: torch.Tensor) -> None:
-        self.dtype, self.order = value.dtype, order_of(value)
-        self.shape = [size if isinstance(size, int) else None for size in value.shape]
-
-    def check(self, value: torch.Tensor) -> None:
-        """Raise RuntimeError for another dtype or other sizes."""
-        fits = value.dtype == self.dtype and value.dim() == len(self.shape)
-        if not fits or any(size not in (None, came) for size, came in zip(self.shape, value.shape, strict=True)):
-            shape = ", ".join("any" if size is None else str(size) for size in self.shape)
-            raise RuntimeError(f"wanted {self.dtype} [{shape}] of nvFuser, got {value.dtype} {list(value.shape)}")
+def _text(graph: fx.Graph) -> str:
+    """A region as text, with the sizes that its views depend on. Regions of equal text have equal definitions."""
+    sizes = [str(node.meta["val"].shape) for node in graph.find_nodes(op="placeholder")]
+    return f"{graph} {sizes}"
 
 
 class Region:
@@ -76,15 +60,16 @@ class Region:
 
     def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
         self.graph = graph_module.graph
-        self.text = text_of(self.graph)
-        self.failed = False
+        self._text = _text(self.graph)
+        self._failed = False
         self._device = device
+        self._definitions: dict[Layout, _Definition] = {}
         results: Any = self.graph.output_node().args[0]
-        self._results = [_Result(node.meta["val"]) for node in results]
+        self._orders = [order_of(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = boxed(graph_module)
 
-    def __call__(self, *inputs: Any) -> Sequence[torch.Tensor]:
-        if self.failed or any(isinstance(value, torch.Tensor) and value.numel() == 0 for value in inputs):
+    def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
+        if self._failed or any(value.numel() == 0 for value in inputs):
             results: Sequence[torch.Tensor] = self._in_torch(list(inputs))
             return results
         try:
@@ -95,26 +80,30 @@ class Region:
             # nvFuser's binding turns torch's OutOfMemoryError into a RuntimeError.
             if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
                 raise torch.OutOfMemoryError(str(error)) from error
-            self.failed = True
+            self._failed = True
             first_line = str(error).strip().partition("\n")[0]
             reason = f"{type(error).__name__}: {first_line}"
             say_once(f"nvFuser failed on a part of a graph, which torch runs from now on: {reason}")
             return self(*inputs)
 
-    def _in_nvfuser(self, inputs: Sequence[Any]) -> Sequence[torch.Tensor]:
-        definition, lock = definition_for(self.text, self.graph, layout_of(inputs))
-        with lock:
-            results = definition.execute(list(inputs), device=self._device if self._device.type == "cuda" else None)
-        # The rest of the graph relies on the traced dtypes, sizes and strides, and on new memory. nvFuser may return an
-        # input as a result that is equal to it.
-        taken = {_address(value) for value in inputs if isinstance(value, torch.Tensor)}
+    def _in_nvfuser(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        results = self._definition(layout_of(inputs)).execute(inputs, self._device)
+        # The rest of the graph relies on the traced strides and on new memory. nvFuser may return an input as a result
+        # that is equal to it.
+        taken = {_address(value) for value in inputs}
         fresh = []
-        for one, traced in zip(results, self._results, strict=True):
-            traced.check(one)
-            result = _laid_out(one, traced.order)
+        for value, order in zip(results, self._orders, strict=True):
+            result = _laid_out(value, order)
             fresh.append(result.clone() if _address(result) in taken else result)
             taken.add(_address(result))
         return fresh
+
+    def _definition(self, layout: Layout) -> _Definition:
+        if layout not in self._definitions:
+            with _lock:
+                shared = _definitions.get((self._text, layout)) or _Definition(self.graph, layout)
+                self._definitions[layout] = _definitions[self._text, layout] = shared
+        return self._definitions[layout]
 
 
 def _address(value: torch.Tensor) -> int:

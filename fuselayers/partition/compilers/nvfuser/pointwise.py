@@ -16,7 +16,6 @@ from .builder import (
     argument_of,
     computed_in,
     is_number,
-    is_size,
     source_of,
     tensor_of,
 )
@@ -28,12 +27,12 @@ _INTEGERS: Final = (torch.int64, torch.int32)
 
 
 def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
-    """Whether the first arguments are tensors, numbers and sizes, at least one a tensor, and the result has a dtype."""
+    """Whether the first arguments are tensors and numbers, at least one a tensor, and the result has a dtype."""
 
     def accepts(node: fx.Node) -> bool:
         operands = node.args[:count]
-        tensors = [one for one in operands if isinstance(one, fx.Node) and isinstance(one.meta["val"], torch.Tensor)]
-        known = all(is_number(one) or one in tensors or is_size(one) for one in operands)
+        tensors = [operand for operand in operands if isinstance(operand, fx.Node)]
+        known = all(is_number(operand) or operand in tensors for operand in operands)
         fits = not dtypes or tensor_of(node).dtype in dtypes
         return len(operands) == count and bool(tensors) and known and fits
 
@@ -77,13 +76,8 @@ def _promoted(node: fx.Node) -> torch.dtype:
     return torch.result_type(left, right)
 
 
-def _logical(name: str, count: int) -> Rule:
-    """An op on whether its operands are zero."""
-
-    def emit(builder: Builder, node: fx.Node) -> Value:
-        return Value(getattr(builder.ops, name)(*builder.operands(node, count)), torch.bool)
-
-    return Rule(emit, accepts=_has(count))
+def _logical_and(builder: Builder, node: fx.Node) -> Value:
+    return Value(builder.ops.logical_and(*builder.operands(node, 2)), torch.bool)
 
 
 def _power(builder: Builder, node: fx.Node) -> Value:
@@ -110,24 +104,6 @@ def _accepts_where(node: fx.Node) -> bool:
     return isinstance(condition, fx.Node) and tensor_of(condition).dtype == torch.bool and _has(3)(node)
 
 
-def _clamp(builder: Builder, node: fx.Node) -> Value:
-    # maximum and minimum propagate nan, and either bound may be missing.
-    dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
-    handle = builder.operand(node.args[0], dtype, rank)
-    for name, bound in zip(("maximum", "minimum"), _bounds(node), strict=True):
-        if bound is not None:
-            handle = getattr(builder.ops, name)(handle, builder.operand(bound, dtype, rank))
-    return Value(handle, dtype)
-
-
-def _bounds(node: fx.Node) -> tuple[Any, Any]:
-    return argument_of(node, 1, "min", None), argument_of(node, 2, "max", None)
-
-
-def _accepts_clamp(node: fx.Node) -> bool:
-    return all(bound is None or is_number(bound) for bound in _bounds(node)) and tensor_of(node).dtype != torch.bool
-
-
 def _convert(builder: Builder, node: fx.Node) -> Value:
     # To half precision nothing happens here: the value is rounded where it leaves the definition.
     return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
@@ -145,23 +121,17 @@ def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[A
 
 # nvFuser's relu of integers goes through float32 and loses digits.
 _OF_FLOATS: Final = (
-    *("cos", "erf", "exp", "exp2", "log", "log1p", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt"),
-    *("tan", "tanh"),
+    *("cos", "erf", "exp", "log", "log1p", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh"),
 )
 _table: dict[Any, Rule] = {
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS), "default", *_OF_FLOATS),
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "default", "abs", "neg"),
-    **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "default", "maximum", "minimum"),
     **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "Tensor Scalar", "add", "sub", "mul"),
     **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "Tensor Scalar", "div"),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
     **_each(_comparison, "Tensor Scalar", "eq", "ge", "gt", "le", "lt", "ne"),
-    **_each(lambda name: _logical(name, 2), "default", "logical_and", "logical_or"),
-    **_each(lambda name: _logical(name, 1), "default", "logical_not"),
-    **_each(lambda name: _arithmetic(name, 2, *_INTEGERS, torch.bool), "Tensor", "bitwise_and", "bitwise_or"),
-    _aten.bitwise_not.default: _arithmetic("bitwise_not", 1, *_INTEGERS, torch.bool),
+    _aten.logical_and.default: Rule(_logical_and, accepts=_has(2)),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
-    _aten.clamp.default: Rule(_clamp, accepts=_accepts_clamp),
     torch.ops.prims.convert_element_type.default: Rule(_convert),
     _aten._to_copy.default: Rule(_convert, accepts=_accepts_copy),
 }

@@ -1,4 +1,4 @@
-"""Sums, maxima, means and variances over dimensions."""
+"""Sums, maxima and variances over dimensions."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -22,31 +22,17 @@ def _dims(node: fx.Node) -> list[int]:
 
 def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
-        # In the dtype of the result: int64 for a sum of integers.
         dtype = computed_in(tensor_of(node).dtype)
-        keepdim = bool(argument_of(node, 2, "keepdim", False))
         operand = builder.cast(builder.value(source_of(node)), dtype).handle
-        # nvFuser sums integers in int64 unless a dtype is given; the other reductions take no dtype.
-        options = {"dtype": builder.data_type(dtype)} if name == "sum" and not dtype.is_floating_point else {}
-        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim, **options), dtype)
+        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
     return Rule(emit, accepts=_accepts)
 
 
-def _mean(builder: Builder, node: fx.Node) -> Value:
-    dtype = computed_in(tensor_of(node).dtype)
-    operand = builder.cast(builder.value(source_of(node)), dtype).handle
-    dims = _dims(node)
-    total = builder.ops.sum(operand, dims, bool(argument_of(node, 2, "keepdim", False)))
-    count = builder.ops.size(operand, dims[0])
-    for dim in dims[1:]:
-        count = builder.ops.mul(count, builder.ops.size(operand, dim))
-    return Value(builder.ops.truediv(total, count), dtype)
-
-
 def _accepts(node: fx.Node) -> bool:
-    # A tensor without dimensions has nothing to reduce, and nvFuser has no maximum of booleans.
-    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype != torch.bool
+    # A tensor without dimensions has nothing to reduce, and a sum of integers has a dtype of its own in nvFuser.
+    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
 
 
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -70,8 +56,6 @@ REDUCTIONS: Final[Mapping[Any, Rule]] = MappingProxyType(
         _aten.sum.default: _reduction("sum"),
         _aten.sum.dim_IntList: _reduction("sum"),
         _aten.amax.default: _reduction("max"),
-        _aten.mean.default: Rule(_mean, accepts=_accepts),
-        _aten.mean.dim: Rule(_mean, accepts=_accepts),
         _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
     }
 )

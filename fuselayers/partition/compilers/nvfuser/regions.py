@@ -1,14 +1,12 @@
-"""Chooses the parts of a graph that nvFuser runs: groups of connected ops that can run as one.
+"""Chooses the parts of a graph that nvFuser runs: ops that follow each other in the graph.
 
-Groups grow along the edges of the graph, unless an op outside of a group would have to run in the middle of it. Then:
+A region ends before an op that reads what torch makes of the region, as a matrix product does. What torch runs in
+between comes before the region if it does not read it, as a mask of dropout, and after it else, as the product for a
+weight's gradient. Nothing else moves, so values live about as long as before, and reads stay before writes.
 
-- views at the front of a group are removed, since torch makes them at no cost. A view or a constant that is read
-  outside is recomputed there: the results of a region are tensors of their own, never views of each other or of inputs;
-- a group with fewer than two ops that compute is left to torch: nothing would be fused.
-
-Note: [a pass of our own] torch.fx's CapabilityBasedPartitioner joins groups that are not connected, which makes values
-live longer (before torch 2.12 that cannot be turned off), and its result depends on the version. torch.fx's
-`fuse_by_partitions` reorders the whole graph, and backward's memory depends on the order.
+- Views at the front of a region are removed, since torch makes them at no cost. A view or a constant that is read
+  outside is recomputed there: the results of a region are tensors of their own, never views of each other or of inputs.
+- A region with fewer than two ops that compute is left to torch: nothing would be fused.
 """
 
 import operator
@@ -19,7 +17,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ...node_kinds import draws, num_bytes, writes
+from ...node_kinds import draws, writes
 from ...passes import merge_equal_nodes_pass
 from .availability import fused_device_types
 from .builder import NAMES_OF_DTYPES, Kind, Rule
@@ -51,12 +49,11 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
         return None
     for source in node.all_input_nodes:
         value = source.meta.get("val")
-        if isinstance(value, torch.Tensor):
-            # A tensor without dimensions may be on the CPU.
-            scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
-            if not scalar and not _is_known(value, device):
-                return None
-        elif not isinstance(value, int | torch.SymInt) or isinstance(value, bool):
+        if not isinstance(value, torch.Tensor):  # torch runs what takes a symbolic size
+            return None
+        # A tensor without dimensions may be on the CPU.
+        scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
+        if not scalar and not _is_known(value, device):
             return None
     return rule if rule.accepts(node) else None
 
@@ -75,97 +72,57 @@ def _is_known(value: torch.Tensor, device: torch.device) -> bool:
 
 def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
     """Return the regions of a graph; the graph gets a copy of each view that is read outside of its region."""
-    graph = graph_module.graph
-    kinds = {node: rule.kind for node in graph.nodes if (rule := rule_of(node, device)) is not None}
     groups: list[Group] = []
-    for group in _grown(graph, kinds):
-        trimmed = _without_views_at_front(group, kinds)
-        if sum(kinds[node] == Kind.COMPUTES for node in trimmed) >= _FEWEST_OPS:
-            groups.append(_with_views_outside(trimmed, kinds))
+    for run in _runs(graph_module.graph, device):
+        trimmed = _without_views_at_front(run)
+        if sum(RULES[node.target].kind == Kind.COMPUTES for node in trimmed) >= _FEWEST_OPS:
+            groups.append(_with_views_outside(trimmed))
     return groups
 
 
-class _Growing:
-    """A group that grows: its nodes, the outside nodes that they read, the positions of its first and last node."""
-
-    def __init__(self, node: fx.Node, index: int) -> None:
-        self.nodes = {node}
-        self.sources = {*node.all_input_nodes}
-        self.first = self.last = index
-
-    def add(self, other: "_Growing") -> None:
-        """Add another group, in a time that depends on that one's size alone."""
-        self.sources -= other.nodes
-        self.sources |= other.sources - self.nodes
-        self.nodes |= other.nodes
-        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
-
-
-def _grown(graph: fx.Graph, kinds: Mapping[fx.Node, Kind]) -> list[list[fx.Node]]:
-    position = {node: number for number, node in enumerate(graph.nodes)}
-    group_of: dict[fx.Node, _Growing] = {}
-
-    def reaches(target: _Growing, source: _Growing) -> bool:
-        """True if a path leads from one group to the other through something outside both."""
-        # A node before the whole source cannot depend on it.
-        if target.last < source.first:
-            return False
-        stack = [*target.sources - source.nodes]
-        seen: set[fx.Node] = set()
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            if node in source.nodes or node in target.nodes:
-                return True
-            between = group_of.get(node)
-            seen |= {node} if between is None else between.nodes
-            if (position[node] if between is None else between.last) > source.first:
-                stack += node.all_input_nodes if between is None else between.sources
-        return False
-
-    def join(own: _Growing, other: _Growing | None) -> None:
-        if other is not None and other is not own and not (reaches(own, other) or reaches(other, own)):
-            # The smaller into the larger, so that a node moves a few times at most.
-            small, large = sorted((own, other), key=lambda group: len(group.nodes))
-            large.add(small)
-            group_of.update(dict.fromkeys(small.nodes, large))
-
-    for node in graph.nodes:
-        if node not in kinds:
-            continue
-        group_of[node] = _Growing(node, position[node])
-        for source in node.all_input_nodes:
-            join(group_of[node], group_of.get(source))
-    # Then join groups that read the same tensor, if it is the largest that both read: it is then read once.
-    for source in graph.nodes:
-        readers = [user for user in source.users if user in group_of and source not in group_of[user].nodes]
-        for reader in readers[1:]:
-            pair = group_of[readers[0]], group_of[reader]
-            if all(num_bytes(source) >= num_bytes(other) for group in pair for other in group.sources):
-                join(*pair)
-    grown = dict.fromkeys(group_of.values())
-    return [sorted(group.nodes, key=position.__getitem__) for group in grown]
+def _runs(graph: fx.Graph, device: torch.device) -> list[list[fx.Node]]:
+    """The longest runs of nodes that nvFuser can run; a run's nodes follow each other in the graph afterwards."""
+    runs: list[list[fx.Node]] = [[]]
+    inside: set[fx.Node] = set()
+    behind: set[fx.Node] = set()  # what torch runs, and the run must not wait for
+    for node in [*graph.nodes]:
+        fuses = rule_of(node, device) is not None
+        if fuses and behind.isdisjoint(node.all_input_nodes):
+            if behind:
+                runs[-1][-1].append(node)
+            runs[-1].append(node)
+            inside.add(node)
+        elif fuses or writes(node):
+            runs.append([node] if fuses else [])
+            inside, behind = {*runs[-1]}, set()
+        elif runs[-1]:
+            reads = any(source in inside or source in behind for source in node.all_input_nodes)
+            if reads or (draws(node) and any(map(draws, behind))):
+                behind.add(node)
+            else:
+                runs[-1][0].prepend(node)
+    return runs
 
 
-def _without_views_at_front(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
+def _without_views_at_front(run: list[fx.Node]) -> list[fx.Node]:
     inside: dict[fx.Node, None] = {}
-    for node in group:
-        if kinds[node] != Kind.MOVES or any(source in inside for source in node.all_input_nodes):
+    for node in run:
+        if RULES[node.target].kind != Kind.MOVES or any(source in inside for source in node.all_input_nodes):
             inside[node] = None
     return [*inside]
 
 
-def _with_views_outside(group: list[fx.Node], kinds: Mapping[fx.Node, Kind]) -> list[fx.Node]:
+def _with_views_outside(group: list[fx.Node]) -> list[fx.Node]:
     """The group, after readers outside of it got copies of its views and constants; unread ones are erased."""
-    inside = {*group}
-    for node in reversed(group):
+    inside, last = {*group}, group[-1]
+    for node in group:
         outer = [user for user in node.users if user not in inside]
-        if kinds[node] in (Kind.MOVES, Kind.MAKES) and outer:
-            with node.graph.inserting_after(node):
-                copy = node.graph.node_copy(node)
+        if RULES[node.target].kind in (Kind.MOVES, Kind.MAKES) and outer:
+            with node.graph.inserting_after(last):
+                last = node.graph.node_copy(node)
             for user in outer:
-                user.replace_input_with(node, copy)
+                user.replace_input_with(node, last)
+    for node in reversed(group):
         if not node.users:
             node.graph.erase_node(node)
             inside.remove(node)
@@ -177,24 +134,25 @@ def extract(
 ) -> fx.GraphModule:
     """Replace each group by one call of `make(graph of the group)`, which returns a tuple, and a getitem per result."""
     graph = graph_module.graph
-    _bring_together(graph, groups)
     for group in groups:
         inside = {*group}
         own, copies = fx.Graph(), {}
         sources = dict.fromkeys(source for node in group for source in node.all_input_nodes if source not in inside)
-        for source in sources:
-            copies[source] = own.placeholder(source.name)
+        for number, source in enumerate(sources):
+            copies[source] = own.placeholder(f"x{number}")
             copies[source].meta = dict(source.meta)
         for node in group:
-            copies[node] = own.node_copy(node, copies.__getitem__)
-            copies[node].meta = dict(node.meta)
+            # By the names of their ops, so that equal groups are equal text.
+            arguments = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+            assert callable(node.target)
+            copies[node] = own.call_function(node.target, *arguments)
+            copies[node].meta = {"val": node.meta["val"]}
         results = [node for node in group if any(user not in inside for user in node.users)]
         own.output(tuple(copies[node] for node in results))
-        call = make(_tidied(fx.GraphModule(graph_module, own)))
         with graph.inserting_after(group[-1]):
-            fused = graph.call_function(call, tuple(sources))
+            call = make(merge_equal_nodes_pass(fx.GraphModule(graph_module, own)))
+            after = fused = graph.call_function(call, tuple(sources))
         fused.meta["val"] = tuple(node.meta["val"] for node in results)
-        after = fused
         for number, node in enumerate(results):
             with graph.inserting_after(after):
                 after = graph.call_function(operator.getitem, (fused, number))
@@ -206,45 +164,3 @@ def extract(
     graph.lint()
     graph_module.recompile()
     return graph_module
-
-
-def _tidied(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The graph of a region with each value computed once."""
-    # A cut marks the nodes of its two sides. Without the marks, equal nodes of forward and backward can be merged.
-    for node in graph_module.graph.nodes:
-        for mark in ("partitioner_tag", "seq_nr", "recompute", "ac_graph_id"):
-            node.meta.pop(mark, None)
-    return merge_equal_nodes_pass(graph_module)
-
-
-def _bring_together(graph: fx.Graph, groups: Sequence[Group]) -> None:
-    """Order the graph so that the nodes of a group follow each other, and little else moves.
-
-    A group takes the place of its last node, or the first place after its sources. Nodes with effects stay in their
-    order, and a write to an input stays after all earlier nodes.
-    """
-    import networkx as nx  # 0.2 s
-
-    nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    unit_of = {node: number for number, node in enumerate(nodes)}
-    for group in groups:
-        unit_of |= dict.fromkeys(group, max(unit_of[node] for node in group))
-    units: dict[int, list[fx.Node]] = {}
-    for node in nodes:
-        units.setdefault(unit_of[node], []).append(node)
-    waits: nx.DiGraph[int] = nx.DiGraph()
-    waits.add_nodes_from(units)
-    effect: int | None = None
-    for position, node in enumerate(nodes):
-        unit = unit_of[node]
-        earlier = [unit_of[source] for source in node.all_input_nodes if source in unit_of]
-        if writes(node):
-            earlier += [unit_of[one] for one in nodes[:position]]
-        if writes(node) or draws(node) or node.is_impure():
-            earlier += [] if effect is None else [effect]
-            effect = unit
-        waits.add_edges_from((one, unit) for one in earlier if one != unit)
-    output = graph.output_node()
-    for unit in nx.lexicographical_topological_sort(waits):
-        for node in units[unit]:
-            output.prepend(node)

@@ -25,7 +25,6 @@ def _reshape(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
     source, result = ([size for size in shape if not _is_one(size)] for shape in (old, new))
-    # `text_of` does not say which symbolic sizes are equal, and all regions of one text share a definition.
     if all(isinstance(size, int) for size in (*source, *result)) and source == result:
         # Only sizes of 1 come and go: that needs no reshape.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
@@ -33,7 +32,7 @@ def _reshape(builder: Builder, node: fx.Node) -> Value:
         come = [_is_one(size) for size in new]
         return Value(builder.ops.broadcast(handle, come) if any(come) else handle, dtype)
     sizes: Any = node.args[1]
-    return Value(builder.ops.reshape(handle, [builder.size(size) for size in sizes]), dtype)
+    return Value(builder.ops.reshape(handle, list(sizes)), dtype)
 
 
 def _permute(builder: Builder, node: fx.Node) -> Value:
@@ -64,9 +63,9 @@ def _squeeze(builder: Builder, node: fx.Node) -> Value:
 
 
 def _squeezed(node: fx.Node) -> list[int]:
-    """The dimensions of size 1 among those named, or among all."""
+    """The dimensions of size 1 among those named."""
     shape = tensor_of(source_of(node)).shape
-    named: Any = node.args[1] if len(node.args) > 1 else range(len(shape))
+    named: Any = node.args[1]
     named = [named] if isinstance(named, int) else named
     return sorted(dim % len(shape) for dim in named if isinstance(shape[dim], int) and shape[dim] == 1)
 
@@ -79,10 +78,7 @@ def _expand(builder: Builder, node: fx.Node) -> Value:
         handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
     sizes: Any = node.args[1]
     # -1 for a dimension that stays: for nvFuser, a size would be a new one.
-    grown = [
-        builder.size(size) if index < missing or _is_one(shape[index - missing]) else -1
-        for index, size in enumerate(sizes)
-    ]
+    grown = [size if index < missing or _is_one(shape[index - missing]) else -1 for index, size in enumerate(sizes)]
     return Value(builder.ops.expand(handle, grown), dtype)
 
 
@@ -110,19 +106,13 @@ def _getitem(builder: Builder, node: fx.Node) -> Value:
 
 
 def _full(builder: Builder, node: fx.Node) -> Value:
-    # full_like reads the sizes of a tensor, and scalar_tensor has none.
-    *sizes, number = node.args
     dtype = computed_in(tensor_of(node).dtype)
-    if node.target is _aten.full_like.default:
-        like = builder.value(source_of(node)).handle
-        shape = [builder.ops.size(like, dim) for dim in range(_rank(node))]
-    else:
-        shape = [builder.size(size) for one in sizes for size in one]  # type: ignore[union-attr]
-    return Value(builder.ops.full(shape, builder.number(number, dtype), builder.data_type(dtype)), dtype)
+    number = builder.number(node.args[-1], dtype)
+    return Value(builder.ops.full(list(tensor_of(node).shape), number, builder.data_type(dtype)), dtype)
 
 
 def _accepts_full(node: fx.Node) -> bool:
-    return is_number(node.args[-1])
+    return is_number(node.args[-1]) and all(isinstance(size, int) for size in tensor_of(node).shape)
 
 
 _MOVES: Final = Kind.MOVES
@@ -132,7 +122,6 @@ _table: dict[Any, Rule] = {
     _aten.permute.default: Rule(_permute, _MOVES),
     _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
     _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),
-    _aten.squeeze.default: Rule(_squeeze, _MOVES),
     _aten.squeeze.dim: Rule(_squeeze, _MOVES),
     _aten.squeeze.dims: Rule(_squeeze, _MOVES),
     _aten.expand.default: Rule(_expand, _MOVES),

@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 
 from ...._torch.tracing import size_hint
-from .builder import Builder, Kind, Value, computed_in
+from .builder import Builder, Value, computed_in
 from .regions import RULES
 
 
@@ -38,17 +38,14 @@ class TensorLayout:
     on_cpu: bool
 
 
-Layout = tuple[TensorLayout | None, ...]
-"""The layouts of a region's inputs; None for a size."""
+Layout = tuple[TensorLayout, ...]
+"""The layouts of a region's inputs."""
 
 
-def layout_of(inputs: Sequence[Any]) -> Layout:
+def layout_of(inputs: Sequence[torch.Tensor]) -> Layout:
     """Return the layouts of these inputs."""
     return tuple(
-        _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0)
-        if isinstance(value, torch.Tensor)
-        else None
-        for value in inputs
+        _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0) for value in inputs
     )
 
 
@@ -85,78 +82,27 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
 def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleType) -> None:
     """Add a region's graph to a `FusionDefinition` inside its `with`; `module` is `nvfuser_direct`."""
     builder = Builder(definition, module)
-    inputs = graph.find_nodes(op="placeholder")
-    for node, known in zip(inputs, layout, strict=True):
-        builder.values[node] = _input(builder, known)
-    for node in inputs:
-        found = builder.values[node]
-        if isinstance(found, Value):  # half precision becomes float32 once for all readers
-            builder.values[node] = builder.cast(found, computed_in(found.dtype))
+    inputs = [
+        definition.define_tensor(
+            shape=list(known.shape),
+            contiguity=list(known.contiguity),
+            dtype=builder.data_type(known.dtype),
+            is_cpu=known.on_cpu,
+            stride_order=list(known.stride_order),
+        )
+        for known in layout
+    ]
+    for node, handle, known in zip(graph.find_nodes(op="placeholder"), inputs, layout, strict=True):
+        # Half precision becomes float32 once for all readers.
+        builder.values[node] = builder.cast(Value(handle, known.dtype), computed_in(known.dtype))
     for node in graph.nodes:
         if node.op == "call_function":
             builder.values[node] = RULES[node.target].emit(builder, node)
-    _outputs(builder, graph)
-
-
-def _input(builder: Builder, known: TensorLayout | None) -> Any:
-    define = builder.definition
-    if known is None:
-        return define.define_scalar(None, builder.data_type(torch.int64))
-    handle = define.define_tensor(
-        shape=list(known.shape),
-        contiguity=list(known.contiguity),
-        dtype=builder.data_type(known.dtype),
-        is_cpu=known.on_cpu,
-        stride_order=list(known.stride_order),
-    )
-    return Value(handle, known.dtype)
-
-
-def _outputs(builder: Builder, graph: fx.Graph) -> None:
     results: Any = graph.output_node().args[0]
-    given = {
-        id(builder.values[node].handle)
-        for node in graph.find_nodes(op="placeholder")
-        if isinstance(builder.values[node], Value)
-    }
+    taken = {id(handle) for handle in inputs}
     for node in results:
         handle = builder.cast(builder.value(node), node.meta["val"].dtype).handle
-        if id(handle) in given:
+        if id(handle) in taken:
             handle = builder.ops.set(handle)  # an output must not be an input or another output
-        given.add(id(handle))
-        builder.definition.add_output(handle)
-
-
-def text_of(graph: fx.Graph) -> str:
-    """Return a region as text. Regions of equal text have equal definitions.
-
-    The text has the sizes that a definition depends on: arguments, the sizes of a view's source, and sizes of 1.
-    """
-    names = {node: f"v{number}" for number, node in enumerate(graph.nodes)}
-
-    def text(argument: Any) -> str:
-        if isinstance(argument, fx.Node):
-            return names[argument]
-        if isinstance(argument, tuple | list):
-            return f"[{', '.join(map(text, argument))}]"
-        return repr(argument)
-
-    lines = []
-    for node in graph.nodes:
-        if node.op == "output":
-            lines.append(f"return {text(node.args[0])}")
-        elif node.op == "placeholder":
-            lines.append(f"{names[node]}: {_type_of(node)}")
-        else:
-            named = "".join(f", {name}={text(given)}" for name, given in node.kwargs.items())
-            lines.append(f"{names[node]}: {_type_of(node)} = {node.target}({text(node.args)}{named})")
-    return "\n".join(lines)
-
-
-def _type_of(node: fx.Node) -> str:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return "size" if node.op == "placeholder" else "tuple"
-    viewed = any(user.target in RULES and RULES[user.target].kind == Kind.MOVES for user in node.users)
-    known = [size if isinstance(size, int) and (viewed or size == 1) else -1 for size in value.shape]
-    return f"{value.dtype}{known}"
+        taken.add(id(handle))
+        definition.add_output(handle)

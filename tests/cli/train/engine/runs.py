@@ -1,8 +1,8 @@
 """Several trainings by the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
 
-FOLDER/runs.json maps a name to overrides, in which {rank} is the process's own, and to what happens to a rank before a
-step, if anything: see `_happens`. FOLDER/name.json then holds the exit code, what the run printed, the text of a
-refusal, which is the same on every process, and what is fused.
+FOLDER/runs.json maps a name to overrides, in which {rank} is the process's own, and to what happens on rank 1 before
+its third step: "signal", a SIGTERM; "weight", a NaN in its part of a weight; or null. FOLDER/name.json then holds the
+exit code, what the run printed, the text of a refusal, and the kinds of its parameters and of its fused parts.
 """
 
 import io
@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fuselayers.cli.train import train
@@ -24,66 +23,41 @@ from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.partition import FusedModule
 
 _step = Trainer.step
-_trained: list[nn.Module] = []
 
 
-def _watched(trainer: Trainer, number: int) -> Update:
-    _trained[:] = [trainer.engine.module]
-    return _step(trainer, number)
-
-
-def _happens(rank: int, at: int, what: str, layer: str = "") -> Any:
-    """A rank gets a SIGTERM ("signal"), or what it has of a layer goes wrong ("output", "weight", "gradient")."""
+def _run(overrides: list[str], event: str | None, group: Processes) -> dict[str, Any]:
+    trained: dict[str, Any] = {}
 
     def step(trainer: Trainer, number: int) -> Update:
-        if trainer.engine.processes.rank == rank and number == at:
-            if what == "signal":
-                signal.raise_signal(signal.SIGTERM)
-            elif what == "output":
-                module = trainer.engine.module.get_submodule(layer)
-                module.register_forward_hook(lambda module, args, output: output * math.nan)
-            elif what == "gradient":
-                module = trainer.engine.module.get_submodule(layer)
-                # The square of the gradient is above float32's 3.4e38.
-                module.register_full_backward_hook(lambda module, before, after: (before[0] * 1e23,))
-            else:
-                weight = trainer.engine.module.get_submodule(layer).weight
-                local = weight.to_local() if isinstance(weight, DTensor) else weight
-                with torch.no_grad():
-                    local.fill_(math.nan)
-        return _watched(trainer, number)
+        if (group.rank, number, event) == (1, 3, "signal"):
+            signal.raise_signal(signal.SIGTERM)
+        if (group.rank, number, event) == (1, 3, "weight"):
+            weight = trainer.engine.module.get_submodule("blocks.1.feedforward.down").weight
+            with torch.no_grad():
+                (weight.to_local() if isinstance(weight, DTensor) else weight).fill_(math.nan)
+        parameters = list(trainer.engine.module.parameters())
+        fused = [part for part in trainer.engine.module.modules() if isinstance(part, FusedModule)]
+        trained["wrapper"] = type(trainer.engine.model).__name__
+        trained["placements"] = sorted({str(getattr(one, "placements", "whole")) for one in parameters})
+        trained["fused"] = sorted({graph.served_by for part in fused for graph in part.report().graphs})
+        return _step(trainer, number)
 
-    return step
-
-
-def _fused() -> dict[str, Any]:
-    """How many fused modules the last model has, and what serves their graphs."""
-    reports = [part.report() for model in _trained for part in model.modules() if isinstance(part, FusedModule)]
-    return {
-        "modules": len(reports),
-        "served_by": sorted({one.served_by for report in reports for one in report.graphs}),
-    }
-
-
-def _run(name: str, overrides: list[str], event: list[Any] | None, folder: Path, group: Processes) -> None:
-    output, refused, code = io.StringIO(), "", None
-    _trained.clear()
-    Trainer.step = _watched if event is None else _happens(*event)  # type: ignore[method-assign]
-    # What each machine has under one name may differ.
-    overrides = [text.replace("{rank}", str(group.rank)) for text in overrides]
+    Trainer.step = step  # type: ignore[method-assign]
+    output, refused, code = io.StringIO(), "", -1
     try:
         code = train(overrides, console=Console(file=output, width=200), processes=group)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         refused = str(error)
-    assert group.from_main(refused) == refused, refused
-    code_of_all = group.largest(-1 if code is None else code)
-    if group.is_main:
-        result = {"code": code_of_all, "output": output.getvalue(), "refused": refused, "fused": _fused()}
-        (folder / f"{name}.json").write_text(json.dumps(result))
+    return {"code": code, "output": output.getvalue(), "refused": refused, **trained}
 
 
 if __name__ == "__main__":
     root = Path(sys.argv[1])
     with joined_processes() as group:
         for name, (overrides, event) in json.loads((root / "runs.json").read_text()).items():
-            _run(name, overrides, event, root, group)
+            # What each machine has under one name may differ.
+            result = _run([text.replace("{rank}", str(group.rank)) for text in overrides], event, group)
+            for key in ("code", "refused"):
+                assert len(set(group.gathered(result[key]))) == 1, (name, key, group.gathered(result[key]))
+            if group.is_main:
+                (root / f"{name}.json").write_text(json.dumps(result))

@@ -4,15 +4,6 @@ from fuselayers.cli.train.engine import Layout, Processes, layout_of
 from fuselayers.configs import compose
 
 
-def _world(size: int, rank: int = 0) -> Processes:
-    class Some(Processes):
-        launched = True  # type: ignore[assignment]
-
-    processes = Some()
-    processes.world_size, processes.rank = size, rank
-    return processes
-
-
 @pytest.mark.parametrize(
     ("size", "rank", "overrides", "layout"),
     [
@@ -24,7 +15,7 @@ def _world(size: int, rank: int = 0) -> Processes:
     ],
 )
 def test_the_grid_of_the_processes(size: int, rank: int, overrides: list[str], layout: Layout) -> None:
-    assert layout_of(compose(overrides=overrides), _world(size, rank)) == layout
+    assert layout_of(compose(overrides=overrides), Processes(rank, size, launched=True)) == layout
 
 
 def test_every_row_is_computed_by_one_data_parallel_group() -> None:
@@ -53,7 +44,7 @@ def test_every_row_is_computed_by_one_data_parallel_group() -> None:
 )
 def test_a_world_that_does_not_fit(size: int, overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
-        layout_of(compose(overrides=overrides), _world(size))
+        layout_of(compose(overrides=overrides), Processes(world_size=size, launched=True))
     assert text in str(caught.value)
 
 
@@ -61,3 +52,8 @@ def test_one_process_without_torchrun_says_so() -> None:
     text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
     with pytest.raises(ValueError, match=text):
         layout_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
+
+
+def test_the_command_of_several_machines() -> None:
+    command = Processes(world_size=4, local_size=2, launched=True).command
+    assert command == "torchrun --nnodes 2 --nproc-per-node 2 -m fuselayers train"

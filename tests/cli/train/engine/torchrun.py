@@ -47,7 +47,7 @@ def launch(*arguments: str, folder: Path, variables: Mapping[str, str] | None = 
 def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
     """Wait for the end of a program that torchrun started."""
     try:
-        printed, errors = program.communicate(timeout=280)
+        printed, errors = program.communicate(timeout=900)
     finally:
         program.terminate()  # torchrun ends its processes then
     return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
@@ -59,24 +59,26 @@ def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.Compl
 
 
 def run_all(
-    processes: int,
-    runs: Mapping[str, Sequence[str]],
-    *,
-    events: Mapping[str, Sequence[Any]] | None = None,
-    folder: Path,
+    processes: int, runs: Mapping[str, Sequence[str]], *, events: Mapping[str, str] | None = None, folder: Path
 ) -> dict[str, dict[str, Any]]:
     """What became of trainings by the same processes, by name; see runs.py.
 
     Args:
         processes: how many.
         runs: the overrides of each; its files are in folder / name, unless it continues another run.
-        events: what happens to a rank before a step, see runs.py: (rank, step, what) or (rank, step, what, layer).
+        events: what happens to rank 1 before its third step, see runs.py.
         folder: of all runs.
     """
-    given = {name: (list(overrides), (events or {}).get(name)) for name, overrides in runs.items()}
+    given = {
+        name: (
+            [*overrides, *([] if "train.resume" in overrides[0] else [f"train.output={folder / name}"])],
+            (events or {}).get(name),
+        )
+        for name, overrides in runs.items()
+    }
     (folder / "runs.json").write_text(json.dumps(given))
-    ended = torchrun(processes, str(_RUNS), str(folder), folder=folder)
-    assert ended.returncode == 0, ended.stderr
+    program = torchrun(processes, str(_RUNS), str(folder), folder=folder)
+    assert program.returncode == 0, program.stderr
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
 
 

@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 import warnings
-from collections import OrderedDict
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +13,6 @@ import pytest
 from fuselayers.partition import FallbackWarning
 from fuselayers.partition.compilers.nvfuser import availability, definitions
 from tests.partition.compilers.nvfuser.interpreter import StandIn
-
-__all__ = ["on_the_cpu"]
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "nvfuser_direct", stand_in)
     monkeypatch.setattr(availability, "_DEVICE_TYPES", {"cuda", "cpu"})
-    monkeypatch.setattr(definitions, "_definitions", OrderedDict())
+    monkeypatch.setattr(definitions, "_definitions", weakref.WeakValueDictionary())
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)
         yield stand_in

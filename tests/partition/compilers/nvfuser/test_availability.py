@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from fuselayers.partition import BackendUnavailableError, backends, fuse
-from fuselayers.partition.compilers.nvfuser import nvfuser_hint, why_nvfuser_is_unavailable
+from fuselayers.partition import BackendStatus, BackendUnavailableError, FallbackWarning, backends, fuse
+
+ON_A_CPU = "nvFuser compiles for CUDA only, and this runs on a CPU"
 
 
 class Fails:
@@ -26,22 +27,19 @@ class Fails:
         raise self.error
 
 
-@pytest.fixture
-def _not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "nvfuser_direct", raising=False)
+def status(device: str) -> BackendStatus:
+    return {one.name: one for one in backends(device=device)}["nvfuser"]
 
 
-def test_it_is_for_cuda_only() -> None:
-    assert why_nvfuser_is_unavailable("cpu") == "nvFuser compiles for CUDA only, and this runs on a CPU"
-    assert why_nvfuser_is_unavailable("xpu") == "nvFuser compiles for CUDA only, and this runs on xpu"
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", None)  # import reads None as a missing module
-    assert why_nvfuser_is_unavailable("cuda") == "nvfuser_direct is not installed"
+    assert status("cpu").reason == ON_A_CPU
+    missing = status("cuda")
+    assert (missing.available, missing.reason) == (False, "nvfuser_direct is not installed")
+    version = ".".join(torch.__version__.split(".")[:2])
+    assert missing.hint.endswith(f"build nvFuser against torch {version}: https://github.com/NVIDIA/Fuser")
 
 
-@pytest.mark.usefixtures("_not_imported")
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -51,67 +49,24 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+    monkeypatch.delitem(sys.modules, "nvfuser_direct", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Fails(error), *sys.meta_path])
-    reason = why_nvfuser_is_unavailable("cuda")
-    assert reason is not None
+    reason = status("cuda").reason
     assert reason.startswith(f"nvfuser_direct cannot be imported: {said}")
     assert "\n" not in reason
 
 
-def of_version(version: str) -> ModuleType:
-    module = ModuleType("nvfuser_direct")
-    module.version = lambda: version  # type: ignore[attr-defined]
-    return module
-
-
-@pytest.mark.parametrize("version", ["0.2.34", "0.2.9+git1a2b3c4", "0.1", "of no number"])
-def test_an_older_version_is_unavailable(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
-    said = f"nvfuser_direct has version {version}, and 0.2.35 or newer is needed"
-    assert why_nvfuser_is_unavailable("cuda") == said
-
-
-def test_a_module_without_a_version_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_imports_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nvfuser_direct", ModuleType("nvfuser_direct"))
-    said = "nvfuser_direct has version unknown, and 0.2.35 or newer is needed"
-    assert why_nvfuser_is_unavailable("cuda") == said
+    assert status("cuda").available
 
 
-@pytest.mark.parametrize("version", ["0.2.35", "0.2.36+git1a2b3c4", "0.2.100", "1.0rc1"])
-def test_a_newer_version_is_available(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvfuser_direct", of_version(version))
-    assert why_nvfuser_is_unavailable("cuda") is None
-    status = {one.name: one for one in backends(device="cuda")}["nvfuser"]
-    assert (status.available, status.hint) == (True, "")
-
-
-@pytest.mark.parametrize(
-    ("cuda", "version", "hint"),
-    [
-        (
-            "13.0",
-            "2.11.0+cu130",
-            "no wheel is known for torch 2.11 with CUDA 13.0; build nvFuser against it: "
-            "https://github.com/NVIDIA/Fuser",
-        ),
-        (
-            None,
-            "2.13.0+cpu",
-            "install a CUDA build of torch, and build nvFuser against it: https://github.com/NVIDIA/Fuser",
-        ),
-    ],
-)
-def test_the_hint_names_the_missing_build_and_the_source(cuda: str | None, version: str, hint: str) -> None:
-    assert nvfuser_hint(cuda=cuda, torch_version=version) == hint
-
-
-def test_the_backend_says_why_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvfuser_direct", None)
-    here, on_a_gpu = ({one.name: one for one in backends(device=device)}["nvfuser"] for device in ("cpu", "cuda"))
-    assert (here.available, here.reason, here.hint) == (False, why_nvfuser_is_unavailable("cpu"), nvfuser_hint())
-    assert (on_a_gpu.reason, on_a_gpu.hint) == ("nvfuser_direct is not installed", nvfuser_hint())
+def test_another_backend_serves_or_it_raises() -> None:
+    fused = fuse(torch.tan, backend="nvfuser", fallback=("eager",))
+    with pytest.warns(FallbackWarning, match=rf"^backend 'nvfuser' is not used: {ON_A_CPU}; 'eager' serves instead$"):
+        fused(torch.ones(3))
+    assert fused.served_by == ("eager",)
     with pytest.raises(
-        BackendUnavailableError,
-        match=r"^no backend could compile this function \(nvfuser: nvFuser compiles for CUDA only, and this runs on a",
+        BackendUnavailableError, match=rf"^no backend could compile this function \(nvfuser: {ON_A_CPU}\);"
     ):
         fuse(torch.sin, backend="nvfuser", fallback=())(torch.randn(3))

@@ -1,0 +1,176 @@
+"""Writes the measured tables of the pages from the data in plots/cpu, so that no figure is typed by hand.
+
+python -m docs.figures    # after a measurement; a test fails while a page differs from its data
+
+A table stands between `<!-- figures of NAME -->` and `<!-- end of figures -->`. It is in the file, so GitHub shows it.
+"""
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["main", "pages", "written"]
+
+ROOT: Final = Path(__file__).parents[1]
+DATA: Final = ROOT / "plots" / "cpu"
+# The machine of the tables that show one; the others' data lie beside.
+SHOWN: Final = "amd_epyc_avx512"
+MACHINES: Final = {
+    SHOWN: "EPYC, AVX-512",
+    "amd_epyc_avx2": "EPYC, AVX2",
+    "intel_xeon_avx512": "Xeon, AVX-512",
+    "intel_xeon_avx2": "Xeon, AVX2",
+}
+_PLACE: Final = re.compile(
+    r"^<!-- figures of (?P<name>\w+) -->\n.*?^<!-- end of figures -->$", re.MULTILINE | re.DOTALL
+)
+_WAYS: Final = ("plain PyTorch", "eager layers", "fused")
+
+
+def pages() -> list[Path]:
+    """The files that may hold tables of figures."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def written(markdown: str) -> str:
+    """Return a page with its tables made anew from the data."""
+
+    def table(place: re.Match[str]) -> str:
+        name = place["name"]
+        return f"<!-- figures of {name} -->\n" + "\n".join(_TABLES[name]()) + "\n<!-- end of figures -->"
+
+    return _PLACE.sub(table, markdown)
+
+
+def main() -> None:
+    """Write the tables of all pages."""
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := written(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+def _read(file: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((DATA / file).read_text(encoding="utf-8"))
+    return content
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    # The first column is text, the others are numbers.
+    lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _said(content: dict[str, Any]) -> list[str]:
+    """The lines below a table: the machine, and the day where the file has one."""
+    return ["", ", ".join(filter(None, (content["machine"], content.get("date")))) + "."]
+
+
+def _median(row: dict[str, Any], span: str) -> float:
+    return statistics.median(row["seconds"][span])
+
+
+def _models(dropout: str) -> list[str]:
+    """Speed and saved bytes of whole models: this library's, and the plain one through torch.compile."""
+    content = _read(f"{SHOWN}/suite/results.json")
+    candidates = {(row["title"], row["candidate"]): row for row in content["models"]}
+    rows = []
+    for title, candidate in candidates:
+        if candidate == "plain" and title.endswith(f"dropout {dropout}"):
+            plain, compiled, ours = (candidates[title, name] for name in ("plain", "torch.compile", "inductor"))
+            span = "forward_backward"
+            speeds = [f"{_median(plain, span) / _median(row, span):.2f}" for row in (compiled, ours)]
+            rows.append(
+                [title.partition(",")[0], *speeds, *(f"{row['kept'] / 1e6:.1f}" for row in (plain, compiled, ours))]
+            )
+    headings = ["", "speed: `torch.compile`", "here", "saved MB: plain", "`torch.compile`", "here"]
+    return _table(headings, rows) + _said(content)
+
+
+def _steps() -> list[str]:
+    """Milliseconds of a training step on each machine."""
+    rows = []
+    for folder, name in MACHINES.items():
+        content = _read(f"{folder}/train_step.json")
+        plain, eager, fused = (sum(content[way]["phases"].values()) for way in _WAYS)
+        rows.append([name, f"{plain:.1f}", f"{eager:.1f}", f"{fused:.1f}", f"{plain / fused:.2f} x"])
+    return _table(["ms", "plain", "eager layers", "fused", "plain / fused"], rows)
+
+
+def _parts_of_a_step() -> list[str]:
+    content = _read(f"{SHOWN}/train_step.json")
+    rows = [
+        [part, *(f"{content[way][kind][part]:.1f}" for way in _WAYS)]
+        for kind in ("phases", "ops")
+        for part in content[_WAYS[0]][kind]
+    ]
+    return _table(["ms", "plain", "eager layers", "fused"], rows) + _said(content)
+
+
+def _layers() -> list[str]:
+    """What one layer saves, float32, in units of batch x tokens x hidden x itemsize."""
+    content = _read("intel_xeon_avx512/partition.json")
+    rows = [
+        [
+            row["layer"],
+            *(f"{row[name]:.1f}" for name in ("eager", "torch.compile", "fuse")),
+            f"{row['step / torch.compile']:.2f}",
+        ]
+        for row in content["sections"]["saved"]
+        if row["dtype"] == "float32"
+    ]
+    return _table(["one layer of", "eager", "`torch.compile`", "`fuse`", "time"], rows) + _said(content)
+
+
+def _ops() -> list[str]:
+    """Speed of each op in one shape, forward / forward + backward."""
+    content = _read(f"{SHOWN}/suite/results.json")
+    rows = {
+        (row["title"], row["candidate"]): row
+        for row in content["rows"]
+        if row["shape"] == [8, 256, 1024] and row["dtype"] == "float32"
+    }
+
+    def speeds(title: str, candidate: str) -> str:
+        if (title, candidate) not in rows:
+            return "-"
+        spans = "forward", "forward_backward"
+        eager, other = rows[title, "eager"], rows[title, candidate]
+        return " / ".join(f"{_median(eager, span) / _median(other, span):.2f}" for span in spans)
+
+    titles = [title for title, candidate in rows if candidate == "eager"]
+    lines = [[f"`{title}`", *(speeds(title, name) for name in ("fuselayers", "torch.compile"))] for title in titles]
+    return _table(["", "here", "`torch.compile`"], lines) + _said(content)
+
+
+def _fine_tune_gpt2() -> list[str]:
+    content = _read("amd_epyc_avx2/fine_tune_gpt2.json")
+    rows = []
+    for dropout, sizes in content["saved_bytes"].items():
+        shares = (f"{sizes[level] / 1e3:,.0f} ({sizes[level] / sizes['plain']:.2f})" for level in ("layers", "blocks"))
+        rows.append([dropout, f"{sizes['plain'] / 1e3:,.0f}", *shares])
+    losses = content["losses"]
+    differences = (
+        max(abs(ours / plain - 1) for ours, plain in zip(losses[level], losses["plain"], strict=True))
+        for level in ("layers", "blocks")
+    )
+    rows.append(["largest difference of a loss", "", *(f"{100 * difference:.2f} %" for difference in differences)])
+    return _table(["saved kB", "plain", "`layers`", "`blocks`"], rows) + _said(content)
+
+
+_TABLES: Final[dict[str, Callable[[], list[str]]]] = {
+    "models_with_dropout": lambda: _models("0.1"),
+    "models_without_dropout": lambda: _models("0"),
+    "steps": _steps,
+    "parts_of_a_step": _parts_of_a_step,
+    "layers": _layers,
+    "ops": _ops,
+    "fine_tune_gpt2": _fine_tune_gpt2,
+}
+
+if __name__ == "__main__":
+    main()

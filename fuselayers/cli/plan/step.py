@@ -1,0 +1,289 @@
+"""step -- what a training step costs one GPU of a layout: its memory, what it sends, and its time.
+
+    weights, gradients    float32, as `fuselayers train` keeps them          4 + 4 bytes a parameter
+    optimizer             AdamW's two moments in float32                      8 bytes a parameter
+    copies                weights in bfloat16 for the products: all of them under ddp; under fsdp two blocks' and the
+                          float32 gradients of one, or those of all that is in no block
+    activations           what blocks save, and the block that is recomputed
+    logits                plain loss: in the run's precision, in float32, and the float32 gradients; fused loss: those
+                          of a chunk and their gradients, and the head's gradient in float32
+
+    seconds     (FLOPs / peak + bytes / bandwidth) / efficiency, and the collectives that no computation hides
+
+The bytes are saved values, written once and read once, and the ten passes of clipping and AdamW over the weights.
+
+A ring moves, of n GPUs and a message of S bytes, S (n - 1) / n for an all-gather or a reduce-scatter and twice that for
+an all-reduce (Thakur et al., "Optimization of collective communication operations in MPICH", 2005, section 4).
+
+ddp     an all-reduce of float32 gradients (Li et al., "PyTorch Distributed", 2020, section 3.2)
+fsdp    all-gathers of the weights for forward and for backward, a reduce-scatter of float32 gradients (Zhao et al.,
+        "PyTorch FSDP", 2023, section 3; ZeRO, 2020, section 7)
+tp      two all-reduces of the stream for each block in forward, and two in backward (Shoeybi et al., "Megatron-LM",
+        2019, section 3); with sequence parallelism an all-gather and a reduce-scatter in the place of each, and two
+        more all-gathers in backward (Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.2)
+
+Those of ddp and fsdp run beside the computation; those of tp do not.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ...configs import ParallelConfig
+from ...hardware import Machine
+from ...names import shown
+from ...ops.linear_cross_entropy.chunks import chunk_rows
+from ...partition import partitioner
+from .model import PlannedModel
+
+# The rest is the driver's, the communication library's, and fragmentation. Assumed.
+USABLE: Final = 0.92
+GPUS_OF_A_NODE: Final = 8
+_PEERS: Final = GPUS_OF_A_NODE - 1
+# All-gather 361 and reduce-scatter 363 of 450 GB/s: Bekman, "Machine Learning Engineering", network,
+# github.com/stas00/ml-engineering at 744d01e.
+_LINK_SHARE: Final = 0.8
+# AdamW reads weight, gradient and two moments and writes three of them; clipping reads the gradient for its norm, and
+# reads and writes it to scale it.
+_PASSES_OF_UPDATE: Final = 7 + 3
+_LARGEST_BATCH: Final = 32  # a larger one makes no GPU busier
+_FLOAT32: Final = 4
+
+
+@dataclass(frozen=True)
+class GpuLayout:
+    """How a training is spread over GPUs: the options of the section `parallel`, with the groups counted.
+
+    Attributes:
+        dp: data-parallel groups.
+        tp: GPUs of a tensor-parallel group.
+        sequence: whether a tensor-parallel group divides the values between attention and feedforward too.
+        shard: "fsdp" or "ddp"; "none" for one data-parallel group.
+        checkpointing: what blocks keep.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    sequence: bool = False
+    shard: str = "none"
+    checkpointing: str = "none"
+
+    def __str__(self) -> str:
+        tensor = f", tp {self.tp}{' + sequence' if self.sequence else ''}" if self.tp > 1 else ""
+        checkpointing = "" if self.checkpointing == "none" else f", checkpointing {self.checkpointing}"
+        return f"dp {self.dp} {self.shard}{tensor}{checkpointing}"
+
+
+def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
+    """Return the layout of a config's section `parallel`; several groups without a `shard` are FSDP's.
+
+    Raises:
+        ValueError: the number of GPUs does not allow it, or its budget is no share.
+    """
+    if parallel.budget is not None and isinstance(getattr(partitioner(parallel.budget), "limit", None), int):
+        raise ValueError(
+            f"parallel.checkpointing is a number of bytes, {shown(parallel.budget)}; a plan takes a share, as "
+            "budget:0.5"
+        )
+    tp, dp = parallel.tp, parallel.dp or gpus // parallel.tp
+    if dp * tp != gpus:
+        raise ValueError(
+            f"parallel.dp={dp} x parallel.tp={tp} is {dp * tp} GPUs, and gpus={gpus}; set parallel.tp to a divisor of "
+            "gpus, and leave parallel.dp out"
+        )
+    shard = "none" if dp == 1 and parallel.shard == "ddp" else parallel.shard
+    if shard == "ddp" and tp > 1:
+        raise ValueError(
+            f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
+        )
+    return GpuLayout(dp, tp, parallel.sequence, "fsdp" if dp > 1 and shard == "none" else shard, parallel.checkpointing)
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes on one GPU; the module explains each."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    copies: float
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """All of them. The logits and a recomputed block are not alive at the same time, so it is a little too high."""
+        return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits
+
+
+def memory_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> StepMemory:
+    """Return the bytes on one GPU, for a micro-batch of so many examples in each data-parallel group."""
+    tp, sharded = layout.tp, layout.shard == "fsdp"
+    held = model.parameters / tp / (layout.dp if sharded else 1)
+    low_precision = model.itemsize if model.itemsize < _FLOAT32 else 0
+    gathered = (2 * model.itemsize + _FLOAT32) * model.largest_unit / tp
+    kept, recomputed = model.kept, model.run.largest if model.kept.repeated_flops else 0.0
+    saved = kept.saved / tp if layout.sequence else kept.saved - kept.inside * (1 - 1 / tp)
+    tokens = batch * model.tokens
+    if model.vocabulary and model.fused_loss:
+        rows = chunk_rows(tokens, model.width, model.vocabulary)
+        logits = 2 * model.itemsize * rows * model.vocabulary + _FLOAT32 * model.width * model.vocabulary
+    else:
+        logits = (model.itemsize + 2 * _FLOAT32) * tokens * model.vocabulary
+    return StepMemory(
+        weights=_FLOAT32 * held,
+        gradients=_FLOAT32 * held,
+        optimizer=2 * _FLOAT32 * held,
+        copies=gathered if sharded else low_precision * held,
+        activations=batch * (saved + recomputed / tp),
+        logits=logits / tp,
+    )
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Collectives of one kind in a step.
+
+    Attributes:
+        kind: "all-reduce", "all-gather" or "reduce-scatter".
+        size: bytes of the whole messages.
+        group: GPUs that take part.
+        within: whether they are those of a tensor-parallel group, which wait for them.
+    """
+
+    kind: str
+    size: float
+    group: int
+    within: bool = False
+
+    @property
+    def moved(self) -> float:
+        """Bytes that each GPU sends.
+
+        >>> Sent("all-reduce", 8.0, 4).moved, Sent("all-gather", 8.0, 4).moved
+        (12.0, 6.0)
+        """
+        return (2 if self.kind == "all-reduce" else 1) * self.size * (self.group - 1) / self.group
+
+
+def collectives_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> tuple[Sent, ...]:
+    """Return the collectives of a step."""
+    sent: list[Sent] = []
+    weights = model.parameters / layout.tp
+    if layout.shard == "ddp":
+        sent.append(Sent("all-reduce", _FLOAT32 * weights, layout.dp))
+    if layout.shard == "fsdp":
+        sent.append(Sent("all-gather", 2 * model.itemsize * weights, layout.dp))
+        sent.append(Sent("reduce-scatter", _FLOAT32 * weights, layout.dp))
+    if layout.tp > 1:
+        # Two of a block in forward, in backward, and in a forward that is repeated.
+        stream, passes = 2 * batch * model.stream, 2 + bool(model.kept.repeated_flops)
+        if layout.sequence:
+            sent.append(Sent("all-gather", (passes + 1) * stream, layout.tp, within=True))
+            sent.append(Sent("reduce-scatter", passes * stream, layout.tp, within=True))
+        else:
+            sent.append(Sent("all-reduce", passes * stream, layout.tp, within=True))
+    return tuple(sent)
+
+
+def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
+    """Return the bytes/s of one direction that each GPU of a group has for a ring.
+
+    Across nodes, a group uses the adapters of all its members of a node. In a mesh a GPU has a link to each other one
+    of its node, and a group uses those between its members.
+
+    Args:
+        gpu: each GPU.
+        size: GPUs of the group.
+        stride: the distance of neighbours in it: for data-parallel groups the size of a tensor-parallel one.
+    """
+    if size * stride <= GPUS_OF_A_NODE:
+        return _LINK_SHARE * gpu.link * (size - 1 if gpu.mesh else _PEERS) / _PEERS
+    return _LINK_SHARE * min(gpu.link, max(GPUS_OF_A_NODE // stride, 1) * gpu.network)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A layout and its costs.
+
+    Attributes:
+        layout: of the GPUs.
+        batch: examples of a micro-batch of one data-parallel group.
+        efficiency: the share of the GPU's rates that the step keeps.
+        memory: of one GPU.
+        collectives: of a step.
+        compute_seconds: for FLOPs and bytes.
+        exposed_seconds: for collectives that no computation hides.
+        tokens_per_second: of one GPU.
+        utilisation: the model's FLOPs over those that the GPU could do at its peak.
+    """
+
+    layout: GpuLayout
+    batch: int
+    efficiency: float
+    memory: StepMemory
+    collectives: tuple[Sent, ...]
+    compute_seconds: float
+    exposed_seconds: float
+    tokens_per_second: float
+    utilisation: float
+
+    @property
+    def seconds(self) -> float:
+        """The time of the step."""
+        return self.compute_seconds + self.exposed_seconds
+
+
+def plan_of(
+    model: PlannedModel, gpu: Machine, layout: GpuLayout, *, batch: int | None = None, efficiency: float
+) -> StepPlan:
+    """Return the plan of a layout.
+
+    Args:
+        model: its numbers.
+        gpu: each GPU.
+        layout: of the GPUs.
+        batch: examples of a micro-batch of a data-parallel group; None for the largest power of two that fits, up
+            to 32.
+        efficiency: the share of the GPU's rates that the step keeps.
+
+    Raises:
+        ValueError: `tp` does not divide the heads, or the plan does not fit into the memory; the text says what to
+            change.
+    """
+    tp = layout.tp
+    for heads, kind in zip(model.heads, ("heads", "key-value heads"), strict=True):
+        if tp > 1 and (not heads or heads % tp):
+            raise ValueError(f"parallel.tp={tp} must divide the {kind} of the attention, which has {heads or 'none'}")
+    usable = USABLE * gpu.memory
+    memories = {size: memory_of(model, layout, batch=size) for size in ([batch] if batch else (1, 2, 4, 8, 16, 32))}
+    fitting = [size for size, memory in memories.items() if memory.total <= usable]
+    if not fitting:
+        batch, memory = next(iter(memories.items()))
+        parts = ", ".join(f"{part} {size / 1e9:,.1f} GB" for part, size in vars(memory).items())
+        raise ValueError(
+            f"{model.name} does not fit with {layout} and a batch of {batch}: it needs {memory.total / 1e9:,.1f} GB on "
+            f"each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); lower batch, set "
+            "parallel.checkpointing=block or parallel.tp, or take more GPUs"
+        )
+    batch = fitting[-1]
+    memory = memories[batch]
+    collectives = collectives_of(model, layout, batch=batch)
+    peak = gpu.low_precision_flop_rate if model.itemsize < _FLOAT32 else gpu.flop_rate
+    flops = batch * (model.flops + model.kept.repeated_flops) / tp
+    moved = 2 * batch * model.run.saved / tp + _PASSES_OF_UPDATE * memory.weights
+    compute = (flops / peak + moved / gpu.bandwidth) / efficiency
+    waits = sum(one.moved for one in collectives if one.within) / link_bandwidth(gpu, tp)
+    beside = sum(one.moved for one in collectives if not one.within) / link_bandwidth(gpu, layout.dp, stride=tp)
+    exposed = waits + max(beside - compute, 0.0)
+    per_second = batch / tp / (compute + exposed)
+    return StepPlan(
+        layout=layout,
+        batch=batch,
+        efficiency=efficiency,
+        memory=memory,
+        collectives=collectives,
+        compute_seconds=compute,
+        exposed_seconds=exposed,
+        tokens_per_second=per_second * model.tokens,
+        utilisation=per_second * model.flops / peak,
+    )

@@ -1,0 +1,267 @@
+"""Checkpoints: folders `step-000200` that are whole or not there.
+
+    manifest.json           step, config, curve, the SHA-256 of each file, and that of the manifest itself
+    shard-00001-...         a safetensors file of the tensors that rank 0 wrote, then those of the other ranks
+
+`torch.distributed.checkpoint` writes and reads the tensors, each rank its own parts. Its default storage keeps an index
+as a pickle, which can run code; safetensors cannot.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+from torch.distributed.tensor import DTensor
+
+from ...names import shown
+from ..files import flush_folder, temporary_name, write_text
+from ..text import complain
+from .engine import Processes
+
+FOLDER_NAME: Final = "checkpoints"
+MANIFEST: Final = "manifest.json"
+_FORMAT: Final = "fuselayers.checkpoint 4"
+_STEP: Final = re.compile(r"step-(\d{6,18})")
+_ALONE: Final = Processes()
+
+# Without torchrun one process is what we want.
+warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a checkpoint holds beside its tensors.
+
+    Batches and random numbers follow from the seed and the step, so the step stands for both.
+
+    Args:
+        step: the number of finished steps.
+        config_yaml: the run's resolved config, as `fuselayers.configs.to_yaml` writes it.
+        text_fingerprint: of the text, see `Text.fingerprint`.
+        curve: the content of metrics.csv up to the step.
+    """
+
+    step: int
+    config_yaml: str = ""
+    text_fingerprint: str = ""
+    curve: str = ""
+
+
+def checkpoints_of(run: Path) -> Path:
+    """The folder of a run's checkpoints."""
+    return run / FOLDER_NAME
+
+
+def run_of(resume: str) -> Path | None:
+    """The run that `train.resume=` names, itself or by one of its checkpoints; None for a copied checkpoint."""
+    path = Path(resume).expanduser()
+    # The path as it was written, so that messages name it so.
+    for spelling in (path, Path(os.path.abspath(path))):
+        if spelling.parent.name == FOLDER_NAME:
+            return spelling.parent.parent
+    return path if checkpoints_of(path).is_dir() else None
+
+
+def listed(folder: Path) -> list[tuple[int, Path]]:
+    """The steps and paths of all checkpoints in a folder, the oldest first."""
+    if not folder.is_dir():
+        return []
+    matches = [(_STEP.fullmatch(path.name), path) for path in folder.iterdir()]
+    return sorted((int(match[1]), path) for match, path in matches if match is not None)
+
+
+def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, Content]:
+    """The checkpoint that `train.resume=` means: itself, or the newest whole one of a run; and its content.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or all of the run are.
+    """
+    path = Path(resume).expanduser()
+    candidates = processes.from_main([candidate for _, candidate in listed(checkpoints_of(path))])
+    for candidate in reversed(candidates[1:]):
+        try:
+            return candidate, read_checkpoint(candidate, processes)
+        except (ValueError, FileNotFoundError) as error:
+            if processes.is_main:
+                complain(f"{error}; trying the one before")
+    path = candidates[0] if candidates else path
+    return path, read_checkpoint(path, processes)
+
+
+def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
+    """Read a checkpoint's manifest, and compare all checksums; the processes share this work. No code in it runs.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        ValueError: it is none, a damaged one, or of another format.
+    """
+    if not (path / MANIFEST).is_file():
+        raise FileNotFoundError(
+            f"no checkpoint {path}: it has no {MANIFEST}; name a run, or a checkpoint such as "
+            f"runs/<date>/{FOLDER_NAME}/step-000200"
+        )
+    problem = f"{path} is not a checkpoint of fuselayers, or a damaged one: the checksum of {{}} is wrong"
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        is_whole = manifest.pop("sha256") == _digest(manifest)
+        form, files, content = manifest.pop("format"), manifest.pop("files"), Content(**manifest)
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        is_whole = False
+    if not is_whole:
+        raise ValueError(problem.format(MANIFEST))
+    if form != _FORMAT:
+        raise ValueError(f"{path} is of format {shown(form)}, not {_FORMAT}; use the fuselayers that wrote it")
+    if type(content.step) is not int or not all(isinstance(text, str) for text in list(vars(content).values())[1:]):
+        raise ValueError(f"{path} is not a checkpoint of fuselayers: its {MANIFEST} has a value of another type")
+    digests = _digests(path, processes)
+    if files != digests:
+        differing = sorted(name for name in {*files, *digests} if files.get(name) != digests.get(name))
+        raise ValueError(problem.format(differing[0]))
+    return content
+
+
+def save(
+    folder: Path, tensors: Mapping[str, Tensor], content: Content, *, keep: int = 2, processes: Processes = _ALONE
+) -> Path:
+    """Write a checkpoint under another name, flush it, rename it, and keep the last ones; return its path.
+
+    All processes call it. Each writes its parts of DTensors; what all have is written once. A kill or a full disk at
+    any moment leaves the checkpoints before it whole.
+
+    Args:
+        folder: of the run's checkpoints; it is made if it is missing.
+        tensors: by name, as `state_of` returns them.
+        content: what else it holds; that of rank 0 counts.
+        keep: how many checkpoints stay, at least 1.
+        processes: of the run.
+
+    Raises:
+        OSError: it could not be written; the checkpoints before it are whole.
+
+    >>> import tempfile
+    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2, 3)}, Content(step=7))
+    >>> path.name, read_checkpoint(path).step
+    ('step-000007', 7)
+    """
+    path = folder / f"step-{content.step:06}"
+    written = processes.from_main(temporary_name(path))
+    writer = HuggingFaceStorageWriter(str(written), save_distributed=True)
+    try:
+        save_tensors(_without_shared_memory(tensors), storage_writer=writer, no_dist=not processes.launched)
+        manifest = {"format": _FORMAT, **asdict(content), "files": _digests(written, processes)}
+        if processes.is_main:
+            write_text(written / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
+            _commit(written, path, step=content.step, keep=keep)
+    except (OSError, CheckpointException) as error:
+        shutil.rmtree(written, ignore_errors=True)
+        cause = _cause(error)
+        if not isinstance(cause, OSError):
+            raise cause from error
+        raise OSError(
+            f"cannot write the checkpoint {path}: {cause.strerror or cause}; those before it are whole: make room, and "
+            "continue with train.resume="
+        ) from error
+    return path
+
+
+def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
+    """The whole size and the dtype of each tensor of a checkpoint, by name."""
+    metadata = HuggingFaceStorageReader(str(path)).read_metadata().state_dict_metadata
+    return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
+
+
+def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes = _ALONE) -> None:
+    """Read into tensors of a checkpoint's names and sizes; each process reads what its DTensors need."""
+    try:
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not processes.launched)
+    except CheckpointException as error:
+        raise _cause(error) from error
+
+
+def whole_tensors(path: Path, *, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names.
+
+    >>> import tempfile
+    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2)}, Content(step=1))
+    >>> whole_tensors(path, prefix="model.")
+    {'weight': tensor([1., 1.])}
+    """
+    tensors = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for name, entry in saved_tensors(path).items()
+        if name.startswith(prefix)
+    }
+    read_tensors(path, tensors)
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+
+
+def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """safetensors takes contiguous tensors, and writes tied weights only if each has memory of its own."""
+    result, pointers = {}, set()
+    for name, tensor in tensors.items():
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if local.data_ptr() in pointers or not local.is_contiguous():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        pointers.add(local.data_ptr())
+        result[name] = tensor
+    return result
+
+
+def _digests(folder: Path, processes: Processes) -> dict[str, str]:
+    """The SHA-256 of each file of tensors; each process reads some of them."""
+    own = {}
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    for name in names[processes.rank :: processes.world_size]:
+        with open(folder / name, "rb") as file:
+            own[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return {name: digest for part in processes.gathered(own) for name, digest in part.items()}
+
+
+def _digest(manifest: Any) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error of the first rank that failed, which torch wraps."""
+    return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
+
+
+def _commit(written: Path, path: Path, *, step: int, keep: int) -> None:
+    """Make a checkpoint that is written the newest one, in a rename, and remove old ones.
+
+    Checkpoints of this step and later ones are of a run that went back and takes another course: they go first, so that
+    a kill never leaves one of them as the newest.
+    """
+    folder = path.parent
+    flush_folder(written)
+    gone = [_renamed(other) for number, other in listed(folder) if number >= step]
+    os.rename(written, path)
+    gone += [_renamed(old) for _, old in listed(folder)[:-keep]]
+    flush_folder(folder)
+    # The first checkpoint made the folder.
+    flush_folder(folder.parent)
+    for other in gone:
+        # A folder that cannot be removed does no harm: its name is no checkpoint's, and the next session tries again.
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def _renamed(path: Path) -> Path:
+    """Give a checkpoint a temporary name: half removed, it must not be taken for a whole one."""
+    other = temporary_name(path)
+    os.rename(path, other)
+    return other

@@ -1,0 +1,232 @@
+"""The start of a run: its config, its folder, its text, its model."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ...configs import COMPONENT_SECTIONS, Config, build, compose, to_yaml
+from ...configs.sources import split_source
+from ...configs.values import parse_yaml
+from ..files import write_text
+from ..machine import describe_machine
+from ..text import say
+from .checkpoint import FOLDER_NAME, Content, checkpoints_of, find_checkpoint, listed, run_of
+from .data import VOCAB_SIZE, Text, check_length, read_text
+from .engine import Processes, device_of, fusion_for, layout_of, start_engine
+from .lock import locked
+from .loop import Trainer
+from .metrics import FILE_NAME, HEADER, MetricsFile, parse_metrics
+from .plot import FILE_NAME as PICTURE
+from .state import load_state
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train.
+
+    Attributes:
+        config: of the run, with the overrides of this session.
+        trainer: of its model, at the weights of its checkpoint.
+        folder: of its files.
+        metrics: the curve so far; None in the processes that write no files.
+        config_yaml: what its config.yaml says.
+        done: finished steps.
+    """
+
+    config: Config
+    trainer: Trainer
+    folder: Path
+    metrics: MetricsFile | None
+    config_yaml: str
+    done: int
+
+
+def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, processes: Processes) -> Run:
+    """Start a new run or continue one, lock its folder, and say what it is.
+
+    Args:
+        overrides: of the config; a file, a model's name or an override comes first.
+        console: where to print.
+        stack: holds the lock.
+        processes: of the run, which all call this.
+
+    Raises:
+        ValueError: a wrong override, path, text or checkpoint; the text says what to change.
+        OSError: a file cannot be read or written, or another process has the run's folder.
+    """
+    source, overrides = split_source(overrides)
+    # The overrides of the model may fit only the checkpoint's model.
+    session = compose(overrides=[text for text in overrides if text.startswith(("train", "hydra"))]).train
+    if source and session.resume:
+        raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
+    folder, found = None, None
+    if session.resume:
+        folder = _folder_to_continue(session.resume, session.output)
+        if folder is not None:
+            _lock(folder, stack=stack, processes=processes)
+        found = find_checkpoint(session.resume, processes)
+    config = compose(source or "gpt_nano", overrides) if found is None else _resumed_config(*found, overrides)
+    trainer = _trainer(config, processes)
+    done, rows = 0, []
+    if found is not None:
+        path, content = found
+        rows = parse_metrics(content.curve, source=f"the curve in the checkpoint {path}")
+        load_state(trainer.model, trainer.optimizer, path, processes)
+        done = content.step
+    if folder is None:
+        folder = processes.from_main(_new_folder(config.train.output) if processes.is_main else Path())
+        _lock(folder, stack=stack, processes=processes)
+        if processes.is_main:
+            _check_unused(folder)
+    metrics, config_yaml = None, to_yaml(replace(config, train=replace(config.train, output="", resume="")))
+    if processes.is_main:
+        metrics = MetricsFile(folder / FILE_NAME, rows=rows)
+        write_text(folder / "config.yaml", config_yaml)
+    run = Run(config, trainer, folder, metrics, config_yaml, done)
+    _describe(run, console, found[1] if found is not None else None)
+    return run
+
+
+def sequence_length(config: Config, text: Text) -> int:
+    """The number of tokens of a training sequence.
+
+    Raises:
+        ValueError: the model cannot predict the next token of the text, or its context is shorter than
+            `data.sequence_length`.
+    """
+    model = config.model
+    if model.name != "decoder":
+        raise ValueError(
+            f"train needs a model that predicts the next token, a decoder; model.name is {model.name!r}; "
+            "take model=gpt_nano, gpt2_small or llama_tiny"
+        )
+    vocab_size, context_length = int(model.options["vocab_size"]), int(model.options["context_length"])
+    if vocab_size < VOCAB_SIZE:
+        raise ValueError(
+            f"model.vocab_size must be at least {VOCAB_SIZE} to hold every byte of {text.source}, got {vocab_size}; "
+            f"add model.vocab_size={VOCAB_SIZE}"
+        )
+    length = config.data.sequence_length or context_length
+    if length > context_length:
+        raise ValueError(
+            f"data.sequence_length must be at most model.context_length, {context_length}, got {length}; "
+            "make one smaller or the other larger"
+        )
+    check_length(text, sequence_length=length)
+    return length
+
+
+def _resumed_config(path: Path, content: Content, overrides: Sequence[str]) -> Config:
+    """The config of a checkpoint, with the overrides of this session."""
+    try:
+        saved_yaml = parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml")
+        saved = compose(saved_yaml)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
+    config = compose(saved_yaml, overrides)
+    # Weights of equal shapes are not enough: four heads have the weights of eight.
+    changed = [name for name in COMPONENT_SECTIONS if getattr(config, name) != getattr(saved, name)]
+    if changed:
+        raise ValueError(
+            f"a resumed run keeps the model of its checkpoint {path}, and {changed[0]} would be another one; leave its "
+            "overrides out, or train anew without train.resume="
+        )
+    if content.step > config.train.steps:
+        raise ValueError(
+            f"the checkpoint {path} is of step {content.step}, beyond train.steps={config.train.steps}; "
+            "there is nothing left to train"
+        )
+    return config
+
+
+def _trainer(config: Config, processes: Processes) -> Trainer:
+    device = device_of(config, processes)
+    layout = layout_of(config, processes)
+    fusion, _ = fusion_for(config)
+    text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
+    length = sequence_length(config, text)
+    if len(set(processes.gathered(text.fingerprint))) > 1:
+        raise ValueError(
+            "the processes read different texts; set data.path= to a file or a folder that all machines see"
+        )
+    torch.manual_seed(config.train.seed)
+    # The engine fuses blocks and models, after it has split them.
+    unfused = replace(fusion, scope="none")
+    module = build(replace(config, fusion=unfused))
+    engine = start_engine(module, config, processes=processes, layout=layout, device=device)
+    return Trainer(engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine)
+
+
+def _folder_to_continue(resume: str, output: str) -> Path | None:
+    """The folder of the run to resume, unless `train.output` is another one or its checkpoint was copied elsewhere."""
+    run = run_of(resume)
+    if run is None or not run.is_dir():
+        return None
+    folder = Path(output).expanduser() if output else run
+    return run if folder.exists() and folder.samefile(run) else None
+
+
+def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
+    if processes.is_main:
+        stack.enter_context(locked(folder))
+
+
+def _new_folder(output: str) -> Path:
+    """Make the folder of a run; a new one below runs/ where none is named."""
+    folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 2
+    while not output and folder.exists():
+        folder = folder.with_name(f"{folder.name.partition('+')[0]}+{number}")
+        number += 1
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(f"cannot make the folder of the run, {folder}: {error.strerror}; set train.output=") from error
+    return folder
+
+
+def _check_unused(folder: Path) -> None:
+    """Raise FileExistsError if the folder holds a run; one that ended before its first checkpoint may be replaced."""
+    curve = folder / FILE_NAME
+    held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
+    if (folder / PICTURE).exists():  # a run that ended, and whose checkpoints somebody deleted
+        held.append(PICTURE)
+    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):
+        held.append(FILE_NAME)
+    if held:
+        raise FileExistsError(
+            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
+            "train.output="
+        )
+
+
+def _describe(run: Run, console: Console, resumed: Content | None) -> None:
+    config, trainer = run.config, run.trainer
+    engine, text = trainer.engine, trainer.text
+    fusion, lowered = fusion_for(config)
+    say(
+        console,
+        f"{config.model.name} of {sum(parameter.numel() for parameter in engine.module.parameters()):,} parameters, "
+        f"{config.feedforward.name}, fusion scope {fusion.scope}",
+        f"{text.train_N.numel():,} bytes to learn from and {text.held_out_N.numel():,} held out, in {text.num_files} "
+        f"{'file' if text.num_files == 1 else 'files'} of {text.source}",
+        describe_machine(trainer.device),
+        f"writing {run.folder}" + (f", continuing after step {run.done}" if resumed else ""),
+    )
+    shard, processes, layout = config.parallel.shard, engine.processes, engine.layout
+    if processes.launched:
+        say(console, f"{processes.world_size} processes, dp {layout.dp} x tp {layout.tp}, shard {shard}")
+    elif shard != "none":
+        launch = "torchrun --nproc-per-node 2 -m fuselayers train"
+        say(console, f"one process: parallel.shard={shard} splits nothing; for two, {launch}")
+    if lowered is not None:
+        say(console, lowered)
+    if fusion.scope != "none":
+        say(console, "the first step compiles the model, which takes a while")
+    if resumed is not None and resumed.text_fingerprint != text.fingerprint:
+        say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")

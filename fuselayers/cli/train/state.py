@@ -1,0 +1,107 @@
+"""The state of a model and its AdamW by parameter names: the same however the parameters are split or wrapped."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from .checkpoint import read_tensors, saved_tensors
+from .engine import Processes
+
+MODEL = "model."
+_OPTIMIZER = "optimizer."
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The tensors to save, without copies: "model.<parameter>" and "optimizer.<parameter>.<state>".
+
+    A model may be sharded by FSDP2 or tensor parallelism, or wrapped in DDP or `torch.compile`: the names are those of
+    the plain model. The options of the optimizer belong to the config.
+
+    >>> model = nn.Linear(2, 3)
+    >>> sorted(state_of(model, torch.optim.AdamW(model.parameters())))
+    ['model.bias', 'model.weight']
+    """
+    # Asked for the state of a new optimizer, torch makes one, as after a step.
+    return _model_state(model) | (_flat(get_optimizer_state_dict(model, optimizer)) if optimizer.state else {})
+
+
+def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, processes: Processes) -> None:
+    """Load a checkpoint into a model and its AdamW; all processes call it.
+
+    The options of the optimizer stay those of its session.
+
+    Args:
+        model: split or wrapped in any way, also in another one than the saved model.
+        optimizer: of the model's parameters.
+        path: of the checkpoint, of which `read_checkpoint` has compared the checksums.
+        processes: of the run.
+
+    Raises:
+        ValueError: the model has another architecture: the first different tensors are named, and no weight changes.
+    """
+    model_state = _model_state(model)
+    # For a new optimizer torch makes the state, by a step with a gradient and a learning rate of 0.
+    optimizer_state = get_optimizer_state_dict(model, optimizer)
+    sizes = {name: entry.size for name, entry in saved_tensors(path).items()}
+    _check_model(model_state, sizes, path=path)
+    saved = {name: tensor for name, tensor in _flat(optimizer_state).items() if name in sizes}
+    read_tensors(path, model_state | saved, processes)
+    set_model_state_dict(model, {name.removeprefix(MODEL): tensor for name, tensor in model_state.items()})
+    # A parameter that the model never uses has no state.
+    entries = cast(dict[str, Any], optimizer_state["state"])
+    entries = {name: entry for name, entry in entries.items() if f"{_OPTIMIZER}{name}.step" in saved}
+    set_optimizer_state_dict(
+        model, optimizer, optimizer_state | {"state": entries}, options=StateDictOptions(strict=False)
+    )
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """The name of the first parameter that is not finite, or None; of a DTensor this rank's part counts."""
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not local.isfinite().all():
+            return name
+    return None
+
+
+def _model_state(model: nn.Module) -> dict[str, Tensor]:
+    return {MODEL + name: value for name, value in get_model_state_dict(model).items() if isinstance(value, Tensor)}
+
+
+def _flat(optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        f"{_OPTIMIZER}{name}.{key}": tensor
+        for name, entry in optimizer_state["state"].items()
+        for key, tensor in entry.items()
+    }
+
+
+def _check_model(wanted: Mapping[str, Tensor], sizes: Mapping[str, torch.Size], *, path: Path) -> None:
+    differences = [
+        f"{name.removeprefix(MODEL)} is {_size(sizes.get(name))} there and {_size(wanted.get(name))} in the model"
+        for name in [*wanted, *(name for name in sizes if name.startswith(MODEL) and name not in wanted)]
+        if name not in wanted or sizes.get(name) != wanted[name].shape
+    ]
+    if differences:
+        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
+        raise ValueError(
+            f"the checkpoint {path} is of another architecture: {'; '.join(differences[:3])}{more}; "
+            "resume with the model it was trained with"
+        )
+
+
+def _size(tensor: Tensor | torch.Size | None) -> str:
+    if tensor is None:
+        return "absent"
+    return str(list(tensor.shape if isinstance(tensor, Tensor) else tensor))

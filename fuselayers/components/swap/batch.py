@@ -1,0 +1,86 @@
+"""A batch for a model that comes without one, from its config."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Call", "as_call", "made_batch"]
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a call, by position and by name."""
+
+_ROWS: Final = 2
+_TOKENS: Final = 16
+
+
+def as_call(batch: Any) -> Call:
+    """The arguments that a batch is: a mapping by name, a tuple by position, or one tensor."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
+
+
+def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
+    """Return a small batch for a model of transformers; None for another model, or an input of an unknown kind.
+
+    Its tensors are where the model's parameters are. torch's random state stays as it is.
+    """
+    config = getattr(model, "config", None)
+    main = getattr(model, "main_input_name", None)
+    if config is None or main not in _INPUTS:
+        return None
+    parameter = next(model.parameters(), torch.empty(0))
+    try:
+        batch = {main: _INPUTS[main](config)}
+    except (AttributeError, TypeError):
+        return None
+    takes = inspect.signature(type(model).forward).parameters
+    if main == "input_ids" and "labels" in takes and _has_token_labels(model):
+        batch["labels"] = batch[main]
+    elif getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
+        batch["decoder_input_ids"] = _tokens(config)
+    return {
+        name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+        for name, value in batch.items()
+    }
+
+
+def _has_token_labels(model: nn.Module) -> bool:
+    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))
+
+
+def _tokens(config: Any) -> Tensor:
+    text = config.get_text_config()
+    # Small numbers are often special: padding, for one, would be masked.
+    lowest = min(4, text.vocab_size - 1)
+    tokens = torch.arange(_ROWS * _TOKENS).reshape(_ROWS, _TOKENS)
+    return tokens % int(text.vocab_size - lowest) + int(lowest)
+
+
+def _pixels(config: Any) -> Tensor:
+    size = getattr(config, "image_size", None) or config.vision_config.image_size
+    height, width = size if isinstance(size, (tuple, list)) else (size, size)
+    return _noise(_ROWS, getattr(config, "num_channels", 3), height, width)
+
+
+def _audio_features(config: Any) -> Tensor:
+    return _noise(_ROWS, config.num_mel_bins, 2 * config.max_source_positions)  # Whisper halves the length
+
+
+def _audio(config: Any) -> Tensor:
+    return _noise(_ROWS, 4000)  # a quarter of a second
+
+
+def _noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+_INPUTS: Final = {
+    "input_ids": _tokens,
+    "pixel_values": _pixels,
+    "input_features": _audio_features,
+    "input_values": _audio,
+}

@@ -1,0 +1,62 @@
+"""In training a model of transformers is called with `use_cache=False`, unless its caller says otherwise.
+
+By default such a model fills a cache of keys and values in each call, which nobody reads in training. A block that
+fills a cache writes to the entry of its own number, so a compiler would make a graph for each block.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["find_cache", "is_cache", "with_cache", "without_cache"]
+
+
+class _WithoutCache:
+    """The hook of one module.
+
+    Attributes:
+        position: the place of `use_cache` among the arguments by position.
+    """
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = kwargs.get("use_cache") is not None or len(args) > self.position
+        if not module.training or given or find_cache((*args, *kwargs.values())):
+            return args, kwargs
+        return args, {**kwargs, "use_cache": False}
+
+
+def without_cache(model: nn.Module) -> bool:
+    """Hook each outermost module that takes `use_cache`; return whether there is one."""
+    hooked: list[str] = []
+    for name, module in model.named_modules():
+        names = list(inspect.signature(type(module).forward).parameters)
+        if "use_cache" in names and not any(not outer or name.startswith(f"{outer}.") for outer in hooked):
+            module.register_forward_pre_hook(_WithoutCache(names.index("use_cache") - 1), with_kwargs=True)
+            hooked.append(name)
+    return bool(hooked)
+
+
+def with_cache(model: nn.Module) -> None:
+    """Remove the hooks of `without_cache`."""
+    for module in model.modules():
+        ours = [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _WithoutCache)]
+        for key in ours:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def find_cache(values: Iterable[Any]) -> bool:
+    """Return whether one of the values is a cache of transformers."""
+    return any(map(is_cache, values))
+
+
+def is_cache(value: Any) -> bool:
+    """Return whether a value is a cache of transformers."""
+    utils = sys.modules.get("transformers.cache_utils")
+    return utils is not None and isinstance(value, utils.Cache)

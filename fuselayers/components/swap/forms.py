@@ -1,0 +1,226 @@
+"""A forward in a normal form: two forwards that compute the same in the same order have equal ones.
+
+    def forward(self, hidden_states):                         def forward(self, x):
+        gate = self.gate_proj(hidden_states)                      return self.down(self.act(self.gate(x)) * self.up(x))
+        up = self.up_proj(hidden_states)            ->
+        return self.down_proj(self.act_fn(gate) * up)         self._0(self._1(self._2(x0)) * self._3(x0))
+
+Local variables are put in, parameters and attributes are numbered, functions get their full names, annotations and
+docstrings go. The rules compare the normal form of a module's forward with that of a forward that is written in them.
+Only assignments, a return, and an `if` around one assignment are read: whatever loops, branches or writes in place has
+no normal form.
+"""
+
+import ast
+import builtins
+import copy
+import inspect
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Form", "Unreadable", "form_of", "form_of_sequence", "form_of_source"]
+
+
+class Unreadable(ValueError):
+    """A forward that has no normal form; the text says why."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A forward in its normal form.
+
+    Attributes:
+        text: the normal form of what it returns.
+        result: the same as a syntax tree, with the own names of attributes and parameters.
+        attributes: the names of the attributes that the text numbers, in the order of their numbers.
+        inputs: the names of the parameters that the text numbers, likewise.
+        methods: the names of the methods whose own results stand in the text.
+    """
+
+    text: str
+    result: ast.expr
+    attributes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+
+
+_WRAPPERS: Final = frozenset(
+    {"can_return_tuple.<locals>.wrapper", "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func"}
+)
+"""Decorators of transformers that change neither what is computed nor, for positional arguments, what is taken."""
+
+
+def form_of(cls: Any) -> Form:
+    """Return the normal form of the forward of a class of modules.
+
+    Raises:
+        Unreadable: its source is not at hand, or holds what has no normal form.
+    """
+    tree, names = _source(cls.forward)
+    return _form(tree, names, cls)
+
+
+def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
+    """The syntax tree of a function, and its globals."""
+    while hasattr(forward, "__wrapped__"):
+        name = forward.__code__.co_qualname
+        if name not in _WRAPPERS:
+            raise Unreadable(f"its forward is decorated by {name.partition('.')[0]}")
+        forward = forward.__wrapped__
+    try:
+        source = textwrap.dedent(inspect.getsource(forward))
+        tree = ast.parse(source).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        raise Unreadable("the source of its forward cannot be read") from None
+    if not isinstance(tree, ast.FunctionDef) or getattr(forward, "__closure__", None):
+        raise Unreadable("its forward is no plain function")
+    return tree, forward.__globals__
+
+
+def form_of_source(source: str, names: dict[str, Any]) -> Form:
+    """Return the normal form of a written forward; `names` are its globals."""
+    tree = ast.parse(textwrap.dedent(source)).body[0]
+    assert isinstance(tree, ast.FunctionDef)
+    return _form(tree, names, None)
+
+
+def form_of_sequence(names: tuple[str, ...]) -> Form:
+    """Return the normal form of the forward of an `nn.Sequential` of these modules."""
+    result: ast.expr = ast.Name("$input", ast.Load())
+    for name in names:
+        child = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load())
+        result = ast.Call(child, [result], [])
+    return _numbered(result, ())
+
+
+def _form(tree: ast.FunctionDef, names: dict[str, Any], cls: Any) -> Form:
+    arguments = tree.args
+    if arguments.vararg is not None:
+        raise Unreadable("its forward takes *args")
+    first, *others = [*arguments.posonlyargs, *arguments.args]
+    others += arguments.kwonlyargs + ([arguments.kwarg] if arguments.kwarg else [])
+    values: dict[str, ast.expr] = {first.arg: ast.Name("self", ast.Load())}
+    values |= {argument.arg: ast.Name(f"${argument.arg}", ast.Load()) for argument in others}
+    reader = _Reader(values, names, cls)
+    return _numbered(_result(tree.body, reader), tuple(reader.methods))
+
+
+def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
+    for statement in body:
+        match statement:
+            case ast.Expr(value=ast.Constant()):  # the docstring
+                pass
+            case ast.Return(value=ast.expr() as value):
+                return reader.read(value)
+            case ast.Assign(targets=[target], value=value):
+                reader.assign(target, reader.read(value))
+            case ast.AnnAssign(target=ast.Name() as target, value=ast.expr() as value):
+                reader.assign(target, reader.read(value))
+            case ast.If(test=test, body=[ast.Assign(targets=[ast.Name() as target], value=value)], orelse=[]):
+                before = reader.read(ast.Name(target.id, ast.Load()))
+                reader.assign(target, ast.IfExp(reader.read(test), reader.read(value), before))
+            case _:
+                raise Unreadable(f"its forward has a statement of another kind ({type(statement).__name__})")
+    raise Unreadable("its forward returns nothing")
+
+
+class _Reader(ast.NodeTransformer):
+    """Puts values in place of local variables and of calls of methods, and full names in place of globals."""
+
+    def __init__(self, values: dict[str, ast.expr], names: dict[str, Any], cls: Any) -> None:
+        self.values, self.names, self.cls = values, names, cls
+        self.methods: list[str] = []
+
+    def read(self, expression: ast.expr) -> ast.expr:
+        read: ast.expr = self.visit(copy.deepcopy(expression))
+        return read
+
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
+        match target:
+            case ast.Name():
+                self.values[target.id] = value
+            case ast.Tuple(elts=parts) if all(isinstance(part, ast.Name) for part in parts):
+                for number, part in enumerate(parts):
+                    assert isinstance(part, ast.Name)
+                    self.values[part.id] = ast.Subscript(value, ast.Constant(number), ast.Load())
+            case _:
+                raise Unreadable("its forward assigns to something else than variables")
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.values[node.id] if node.id in self.values else self._global(node, node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        path = _path(node)
+        if path is not None and path.partition(".")[0] not in self.values:
+            return self._global(node, path)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        read = self.generic_visit(node)
+        assert isinstance(read, ast.Call)
+        match read:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=given, keywords=[]):
+                method = inspect.getattr_static(self.cls, name, None)
+                if inspect.isfunction(method):
+                    return self._result_of(name, method, given)
+        return read
+
+    def _result_of(self, name: str, method: Any, given: list[ast.expr]) -> ast.expr:
+        """What a method of the module returns for these arguments."""
+        tree, names = _source(method)
+        own = [argument.arg for argument in tree.args.args]
+        if len(own) != len(given) + 1 or name in self.methods:
+            raise Unreadable(f"its forward calls {name} in a way that is not read")
+        values = dict(zip(own, [ast.Name("self", ast.Load()), *given], strict=True))
+        reader = _Reader(values, names, self.cls)
+        self.methods += [name, *reader.methods]
+        return _result(tree.body, reader)
+
+    def _global(self, node: ast.expr, path: str) -> ast.expr:
+        first, *rest = path.split(".")
+        try:
+            value = self.names[first] if first in self.names else getattr(builtins, first)
+            for name in rest:
+                value = getattr(value, name)
+        except AttributeError:
+            raise Unreadable(f"its forward names {path}, which is not there") from None
+        full = getattr(value, "__qualname__", None)
+        return ast.Name(repr(value) if full is None else f"{value.__module__}.{full}", ast.Load())
+
+
+def _path(node: ast.expr) -> str | None:
+    """The dotted name that an expression is; None for another expression."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if not isinstance(node, ast.Attribute):
+        return None
+    before = _path(node.value)
+    return None if before is None else f"{before}.{node.attr}"
+
+
+def _numbered(result: ast.expr, methods: tuple[str, ...]) -> Form:
+    numbered = copy.deepcopy(result)
+    attributes: dict[str, str] = {}
+    inputs: dict[str, str] = {}
+    # One node may stand in several places.
+    for node in {id(node): node for node in _names(numbered)}.values():
+        if isinstance(node, ast.Attribute):
+            node.attr = attributes.setdefault(node.attr, f"_{len(attributes)}")
+        else:
+            node.id = inputs.setdefault(node.id, f"x{len(inputs)}")
+    own = tuple(name.removeprefix("$") for name in inputs)
+    return Form(ast.unparse(numbered), result, tuple(attributes), own, methods)
+
+
+def _names(node: ast.AST) -> Iterator[ast.Attribute | ast.Name]:
+    """Each `self.name` and each parameter in an expression, in the order of the text."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self")):
+            yield node
+        case ast.Name(id=name) if name.startswith("$"):
+            yield node
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _names(child)

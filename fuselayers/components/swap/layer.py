@@ -1,0 +1,147 @@
+"""A module whose class is a subclass with a rule's forward, and the way back."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from .fallbacks import forget, note
+from .rule import Place, Rule
+
+__all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass", "unswap_class"]
+
+
+def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
+    """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
+    return _layer_class(type(module), rule, place)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    own, take = cls.forward, _taking(cls.forward, place.inputs or ())
+
+    @functools.wraps(own)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        obstacle = rule.obstacle(self, place)
+        if obstacle is not None:
+            note(self, obstacle)
+            return own(self, *args, **kwargs)
+        if place.inputs is None:
+            return rule.forward(self, *args, **kwargs)
+        given = take(args, kwargs)
+        if given is None:  # the caller's mistake: the own forward says so
+            return own(self, *args, **kwargs)
+        parts = {role: getattr(self, name) for role, name in place.parts}
+        return rule.forward(self, **given, **parts)
+
+    return subclass(cls, {"forward": forward, "rule": rule.name, "__reduce_ex__": _reduce, "_place": (rule, place)})
+
+
+def _taking(
+    forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]
+) -> Callable[[Any, Any], dict[str, Any] | None]:
+    """Return a function that takes the inputs out of the arguments of a call, by the rule's names.
+
+    It returns None for arguments that the forward does not take. Dynamo cannot trace `bind` of `inspect.Signature`.
+    """
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    by_position = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+    names = {parameter.name for parameter in parameters}
+    defaults = {part.name: part.default for part in parameters if part.default is not part.empty}
+
+    def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        given = dict(zip(by_position, args, strict=False))
+        if len(args) > len(by_position) or any(name in given or name not in names for name in kwargs):
+            return None
+        arguments = {**defaults, **given, **kwargs}
+        if any(name not in arguments for name in names):
+            return None
+        return {role: arguments[name] for role, name in inputs}
+
+    return take
+
+
+def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
+    kind: Any = type(module)
+    return _loaded, (kind.swapped_from, *kind._place), module.__dict__
+
+
+def _loaded(cls: type, rule: Rule, place: Place) -> nn.Module:
+    module: nn.Module = object.__new__(_layer_class(cls, rule, place))
+    return module
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any]:
+    """Return the forward that a swapped module had before."""
+    kind: Any = type(module)
+    method: Callable[..., Any] = types.MethodType(kind.swapped_from.forward, module)
+    return method
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Return whether a module has a class that `swap` made."""
+    return hasattr(type(module), "swapped_from")
+
+
+def cannot_swap(module: nn.Module) -> str | None:
+    """Return why the module's class cannot be derived from; None where it can."""
+    kind: Any = type(module)
+    if "forward" in module.__dict__:
+        return "it has a forward of its own"
+    if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
+        return "its class pickles itself"
+    # Making a subclass may have an effect, such as an entry in a registry; that of transformers has none.
+    owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
+    if any(base.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for base in owners):
+        return "its class looks at its subclasses"
+    return None
+
+
+def unswap_class(module: nn.Module) -> bool:
+    """Give a module its own class back; return whether it had another one."""
+    if not is_swapped(module):
+        return False
+    kind: Any = type(module)
+    module.__class__ = _original(kind)
+    # Accelerate leaves a forward that it found in the class in the module itself.
+    held = getattr(module.__dict__.get("forward"), "__func__", None)
+    ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
+    if held in ours and held not in own:
+        module.__dict__["forward"] = types.MethodType(own[max(ours.index(held) - 1, 0)], module)
+    forget(module)
+    return True
+
+
+def _inside(forward: Any) -> Iterator[Any]:
+    """A function, and what its decorators were put around, from the outside in."""
+    while forward is not None:
+        yield forward
+        forward = getattr(forward, "__wrapped__", None)
+
+
+@functools.cache
+def _original(kind: Any) -> type:
+    """The class before `swap`. FSDP and parametrizations derive classes, then that of `swap` is among their bases."""
+    if "swapped_from" in vars(kind):
+        own: type = kind.swapped_from
+        return own
+    bases = tuple(_original(base) if hasattr(base, "swapped_from") else base for base in kind.__bases__)
+    members = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
+    made: type = type(kind)(kind.__name__, bases, members)
+    return made
+
+
+def subclass(cls: type, members: dict[str, Any]) -> type:
+    """Return a subclass of the same name: wrap policies and `_no_split_modules` go by names."""
+    face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
+    return type(cls.__name__, (cls,), {**members, **face, "__prepare_scriptable__": _unswapped})
+
+
+def _unswapped(module: nn.Module) -> nn.Module:
+    """What `torch.jit.script` compiles in place of a swapped module: the same with its own class."""
+    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
+    twin.__dict__.update(module.__dict__)
+    return twin

@@ -1,0 +1,155 @@
+"""The tests of a rule's parts: what a call of the module bypasses."""
+
+import numbers
+from collections.abc import Hashable
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..._torch.hooks import hooks_of_all_modules
+from ..hooks import has_hooks
+
+__all__ = [
+    "is_activation",
+    "is_dropout",
+    "is_flag",
+    "is_identity",
+    "is_layer_norm",
+    "is_linear",
+    "is_number",
+    "is_parameter",
+    "is_plain",
+    "original_type",
+    "why_not",
+]
+
+
+def original_type(value: Any) -> type:
+    """Return the type that a value had before it was swapped."""
+    kind = type(value)
+    original: type | None = getattr(kind, "swapped_from", None)
+    # A subclass of a swapped class, as FSDP makes one, is another type.
+    return original if original is not None and kind.__bases__ == (original,) else kind
+
+
+def is_plain(module: Any) -> bool:
+    """Return whether calling a module does no more than its class says."""
+    if not isinstance(module, nn.Module) or has_hooks(module):
+        return False
+    if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):
+        return False
+    return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
+
+
+_LINEAR_OF_OTHERS: Final = frozenset(
+    {("Conv1D", "transformers.pytorch_utils"), ("FalconLinear", "transformers.models.falcon.modeling_falcon")}
+)
+
+
+def is_linear(value: Any) -> bool:
+    """`nn.Linear`, or one of transformers, such as `Conv1D`, whose weight is transposed, with plain parameters."""
+    kind = original_type(value)
+    if kind is not nn.Linear and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
+        return False
+    return is_plain(value) and is_parameter(value.weight) and (value.bias is None or is_parameter(value.bias))
+
+
+def is_parameter(value: Any) -> bool:
+    """A parameter in one piece: no shard of one, and no quantised one.
+
+    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there.
+    """
+    return type(value) in (nn.Parameter, Tensor) and value.is_floating_point()
+
+
+def is_dropout(value: Any) -> bool:
+    """`nn.Dropout` that is not in place."""
+    return original_type(value) is nn.Dropout and is_plain(value) and not value.inplace
+
+
+def is_layer_norm(value: Any) -> bool:
+    """`nn.LayerNorm` over the last dimension, or timm's, with a weight."""
+    kind = original_type(value)
+    is_of_timm = (kind.__name__, kind.__module__) == ("LayerNorm", "timm.layers.norm")
+    return (
+        (kind is nn.LayerNorm or (is_of_timm and not value._fast_norm))
+        and is_plain(value)
+        and len(value.normalized_shape) == 1
+        and is_parameter(value.weight)
+    )
+
+
+_ACTIVATIONS: Final = frozenset(
+    {
+        *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus),
+        *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Identity),
+        *(F.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.softplus),
+        *(
+            F.sigmoid,
+            F.logsigmoid,
+            F.tanh,
+            F.hardswish,
+            F.hardsigmoid,
+            F.hardtanh,
+            torch.relu,
+            torch.tanh,
+            torch.sigmoid,
+        ),
+    }
+)
+_OF_OTHERS: Final = frozenset({"transformers.activations", "timm.layers.activations"})
+
+
+def is_activation(value: Any) -> bool:
+    """A function of torch that gives the same values each time, or such a module of torch, transformers or timm.
+
+    Backward calls it again, so it has no parameters and is not in place.
+    """
+    if not isinstance(value, nn.Module):
+        return isinstance(value, Hashable) and value in _ACTIVATIONS
+    kind = original_type(value)
+    # BLOOM's GELU is not among the activations of transformers.
+    of_bloom = (kind.__name__, kind.__module__) == ("BloomGelu", "transformers.models.bloom.modeling_bloom")
+    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS or of_bloom
+    return known and is_plain(value) and not getattr(value, "inplace", False) and not any(value.parameters())
+
+
+def is_number(value: Any) -> bool:
+    """A plain number."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def is_flag(value: Any) -> bool:
+    """True or False."""
+    return isinstance(value, bool)
+
+
+def is_identity(value: Any) -> bool:
+    """`nn.Identity`."""
+    return original_type(value) is nn.Identity and is_plain(value)
+
+
+def why_not(module: nn.Module, name: str) -> str:
+    """Return why a call of the module may not bypass an attribute of it, which fails a test."""
+    try:
+        value: Any = getattr(module, name)
+    except AttributeError:
+        return f"there is no {name}"
+    if not isinstance(value, nn.Module):
+        return f"{name} is a {_name(value)}"
+    if "forward" in value.__dict__:
+        return f"{name} has a forward of its own"
+    if has_hooks(value):
+        return f"{name} has a hook"
+    if hooks_of_all_modules():
+        return "there is a hook of all modules"
+    parts = {f"{name}.{key}": part for key, part in value.named_parameters(recurse=False)}
+    strange = next((key for key, part in parts.items() if type(part) is not nn.Parameter), None)
+    return f"{name} is a {_name(value)}" if strange is None else f"{strange} is a {_name(parts[strange])}"
+
+
+def _name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,0 +1,189 @@
+"""Feedforwards that save what their first layers read and return; the rest is made again in backward.
+
+x -> up -> activation -> dropout -> down          saved: x, up(x), and the seed of the dropout
+x -> gate, up -> activation(gate) * up -> down    saved: x, gate(x), up(x)
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .... import ops
+from ...._torch.dispatch import is_compiling
+from ..again import linear_again
+from ..parts import is_activation, is_dropout, is_flag, is_identity, is_linear, is_number, original_type
+from ..rule import Rule, Test
+from .dropout import probability
+from .linear import linear, weight_of
+
+__all__ = ["RULES"]
+
+_Activation = Callable[[Tensor], Tensor]
+
+
+def mlp(self: nn.Module, *, x: Tensor, up: nn.Module, activation: _Activation, **rest: Any) -> Tensor:
+    """down(dropout(activation(up(x))))."""
+    return _down((linear(x, up),), activation, **rest)
+
+
+def gated_mlp(
+    self: nn.Module, *, x: Tensor, gate: nn.Module, up: nn.Module, activation: _Activation, **rest: Any
+) -> Tensor:
+    """down(dropout(activation(gate(x)) * up(x)))."""
+    return _down((linear(x, gate), linear(x, up)), functools.partial(_gated, activation), **rest)
+
+
+def packed_gated_mlp(self: nn.Module, *, x: Tensor, gate_up: nn.Module, activation: _Activation, **rest: Any) -> Tensor:
+    """down(activation(gate) * up) with one layer for gate and up."""
+    return _down((linear(x, gate_up),), functools.partial(_packed, activation), **rest)
+
+
+def _gated(activation: _Activation, gate: Tensor, up: Tensor) -> Tensor:
+    # The op has gradients of its own. A compiler makes one kernel of the formula anyway.
+    if not is_compiling() and _is_silu(activation) and gate.shape == up.shape and gate.dtype == up.dtype:
+        return ops.gated_activation(gate, up, activation="silu")
+    return activation(gate) * up
+
+
+def _packed(activation: _Activation, both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
+def _is_silu(activation: Any) -> bool:
+    kind = original_type(activation)
+    return activation is F.silu or kind is nn.SiLU or f"{kind.__module__}.{kind.__name__}" == _SILU
+
+
+_SILU: Final = "transformers.activations.SiLUActivation"
+
+
+def _down(
+    sources: Sequence[Tensor],
+    hidden: Callable[..., Tensor],
+    *,
+    down: Any,
+    inner: nn.Dropout | None = None,
+    outer: nn.Dropout | None = None,
+    inner_p: float = 0.0,
+    outer_p: float = 0.0,
+    middle: nn.Module | None = None,
+    training: bool = False,
+    cast: bool = False,
+) -> Tensor:
+    """outer(down(inner(hidden(*sources)))).
+
+    Args:
+        sources: they are saved.
+        hidden: a function of them, made again in backward.
+        down: the last layer.
+        inner: dropout before it.
+        outer: dropout behind it.
+        inner_p, outer_p, training: of calls of `F.dropout` in their place.
+        middle: an identity before it.
+        cast: whether its input gets the weight's dtype.
+    """
+    p = inner_p * training if inner is None else probability(inner)
+    weight = weight_of(down)
+    seeds = (ops.draw_seed(device=sources[0].device),) if p else ()
+    made = functools.partial(_hidden, hidden, p, weight.dtype if cast else None)
+    y = linear_again(made, (*sources, *seeds), weight, down.bias)
+    return ops.dropout(y, outer_p * training if outer is None else probability(outer))
+
+
+def _hidden(hidden: Callable[..., Tensor], p: float, dtype: torch.dtype | None, *tensors: Tensor) -> Tensor:
+    """What the last layer reads. The last tensor is dropout's seed, where something is dropped."""
+    if p:
+        *sources, seed = tensors
+        x = ops.dropout(hidden(*sources), p, seed=seed)
+    else:
+        x = hidden(*tensors)
+    return x if dtype is None else x.to(dtype)
+
+
+def t5_mlp(self: nn.Module, **parts: Any) -> Tensor:
+    """`mlp` with a cast before its last layer."""
+    return mlp(self, **parts, cast=True)
+
+
+def t5_gated_mlp(self: nn.Module, **parts: Any) -> Tensor:
+    """`gated_mlp` with a cast before its last layer."""
+    return gated_mlp(self, **parts, cast=True)
+
+
+_PARTS: Final[Mapping[str, Test]] = {
+    **{"up": is_linear, "gate": is_linear, "gate_up": is_linear, "down": is_linear, "activation": is_activation},
+    **{"inner": is_dropout, "outer": is_dropout, "middle": is_identity},
+    **{"inner_p": is_number, "outer_p": is_number, "training": is_flag},
+}
+
+_T5: Final = """
+def forward(self, x):
+    x = self.inner({hidden})
+    if (
+        isinstance(self.down.weight, torch.Tensor)
+        and x.dtype != self.down.weight.dtype
+        and self.down.weight.dtype != torch.int8
+    ):
+        x = x.to(self.down.weight.dtype)
+    return self.down(x)
+"""
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule(
+        "gated_mlp",
+        of=(
+            "def forward(self, x): return self.down(self.activation(self.gate(x)) * self.up(x))",
+            "def forward(self, x): return self.down(self.inner(self.activation(self.gate(x)) * self.up(x)))",
+            "def forward(self, x): return self.outer(self.down(self.activation(self.gate(x)) * self.up(x)))",
+        ),
+        forward=gated_mlp,
+        parts=_PARTS,
+    ),
+    Rule(
+        "gated_mlp",
+        of=(_T5.format(hidden="self.activation(self.gate(x)) * self.up(x)"),),
+        forward=t5_gated_mlp,
+        parts=_PARTS,
+    ),
+    Rule(
+        "packed_gated_mlp",
+        of=(
+            """
+            def forward(self, x):
+                gate, up = self.gate_up(x).chunk(2, dim=-1)
+                return self.down(up * self.activation(gate))
+            """,
+        ),
+        forward=packed_gated_mlp,
+        parts=_PARTS,
+    ),
+    Rule(
+        "mlp",
+        of=(
+            "def forward(self, x): return self.down(self.activation(self.up(x)))",
+            "def forward(self, x): return self.down(self.inner(self.activation(self.up(x))))",
+            "def forward(self, x): return self.outer(self.down(self.activation(self.up(x))))",
+            "def forward(self, x): return self.outer(self.down(self.inner(self.activation(self.up(x)))))",
+            "def forward(self, x): return self.outer(self.down(self.middle(self.inner(self.activation(self.up(x))))))",
+            """
+            def forward(self, x):
+                x = F.dropout(self.activation(self.up(x)), p=self.inner_p, training=self.training)
+                return self.down(x)
+            """,
+            """
+            def forward(self, x):
+                x = F.dropout(self.activation(self.up(x)), p=self.inner_p, training=self.training)
+                return F.dropout(self.down(x), p=self.outer_p, training=self.training)
+            """,
+        ),
+        forward=mlp,
+        parts=_PARTS,
+    ),
+    Rule("mlp", of=(_T5.format(hidden="self.activation(self.up(x))"),), forward=t5_mlp, parts=_PARTS),
+)
+"""Gated ones first. Of two forms alike, as with dropout inside or behind, the tests of the parts decide."""

@@ -1,0 +1,220 @@
+"""The loss of a causal language model of transformers, without its logits.
+
+Their forwards compute logits, then, under `if labels is not None`, a loss from them, and return both:
+
+    outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, ..., **kwargs)
+    logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+    loss = None
+    if labels is not None:
+        loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+    return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states, ...)
+
+What the model inside is called, and with which of the arguments, is read from the forward; so is the class of the
+output. All else must be as above. In training with labels `ops.linear_cross_entropy` takes the place of head and loss,
+and the logits returned are None. In evaluation mode and without labels the model's own forward runs.
+"""
+
+import ast
+import importlib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .... import ops
+from ..forms import Unreadable, form_of
+from ..layer import own_forward
+from ..parts import is_linear, original_type
+from ..rule import Rule
+
+__all__ = ["NAME", "RULES"]
+
+NAME: Final = "causal_lm_loss"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What the forward of a causal language model calls.
+
+    Attributes:
+        head: the name of the last layer.
+        model: the path of the model inside.
+        positional: the names of the arguments that the model inside gets by position.
+        named: the names of those that it gets by name, and their names there.
+        fields: the names of what is taken from its output into the result.
+        output: the result's class.
+        parameters: the names of the forward's parameters.
+        defaults: their defaults, by name.
+    """
+
+    head: str
+    model: str
+    positional: tuple[str, ...]
+    named: tuple[tuple[str, str], ...]
+    fields: tuple[str, ...]
+    output: Any
+    parameters: tuple[str, ...]
+    defaults: Mapping[str, Any]
+
+
+def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """The output with the loss, and without logits, in training with labels."""
+    cls: Any = type(self).swapped_from  # FSDP derives classes from that of swap
+    reading = _readings.get(cls)
+    if reading is None:  # a copy in another process
+        reading = _readings[cls] = _read(cls)
+    assert reading is not None
+    given = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
+    arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
+    options = {name: value for name, value in given.items() if name not in reading.parameters}
+    labels, head = arguments.get("labels"), getattr(self, reading.head)
+    wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
+    plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
+    if not (wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)):
+        return own_forward(self)(*args, **kwargs)
+    inner = self
+    for name in reading.model.split("."):
+        inner = getattr(inner, name)
+    outputs = inner(
+        *(arguments[name] for name in reading.positional),
+        **{there: arguments[name] for there, name in reading.named},
+        **options,
+    )
+    assert labels is not None
+    loss = _loss(outputs.last_hidden_state, head, labels, **options)
+    fields = {name: getattr(outputs, name) for name in reading.fields}
+    return reading.output(loss=loss, logits=None, **fields)
+
+
+_OF_DECORATORS: Final = frozenset({"return_dict", "past_key_values"})
+"""Arguments that a decorator of the forward takes or renames."""
+
+
+def _keeps_all(arguments: Any) -> bool:
+    kept = arguments.get("logits_to_keep", 0)
+    return isinstance(kept, int) and kept == 0
+
+
+def _fits(model: Any, head: Any) -> bool:
+    """Whether the model's own loss takes the head's logits: it views them as [tokens, config.vocab_size]."""
+    return bool(model.config.vocab_size == head.weight.shape[0])
+
+
+def _is_causal(loss_function: Any) -> bool:
+    place = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
+    return place == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+
+
+def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
+    """The loss of transformers' `ForCausalLMLoss`."""
+    ignore_index, shift_labels = options.get("ignore_index", -100), options.get("shift_labels")
+    num_items_in_batch: Tensor | int | None = options.get("num_items_in_batch")
+    if shift_labels is None:
+        shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+    if shift_labels.numel() != hidden.shape[:-1].numel():
+        raise ValueError(
+            f"labels must have one entry per token, {list(hidden.shape[:-1])}, got {list(shift_labels.shape)}"
+        )
+    loss = ops.linear_cross_entropy(
+        hidden,
+        head.weight,
+        shift_labels.to(hidden.device).reshape(hidden.shape[:-1]),
+        bias=head.bias,
+        ignore_index=ignore_index,
+        reduction="mean" if num_items_in_batch is None else "sum",
+        dtype=torch.float32,
+    )
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(loss.device)
+    return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+_readings: dict[type, _Reading | None] = {}
+"""What was read of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
+
+
+def _read(cls: Any) -> _Reading | None:
+    """What the forward of a class calls; None for a forward of another form."""
+    try:
+        result = form_of(cls).result
+    except Unreadable:
+        return None
+    if not isinstance(result, ast.Call) or result.args:
+        return None
+    fields = {keyword.arg: keyword.value for keyword in result.keywords}
+    logits, loss = fields.pop("logits", None), fields.pop("loss", None)
+    head, inner = _head_of(logits)
+    if logits is None or loss is None or head is None or inner is None:
+        return None
+    if ast.unparse(loss) not in {written.format(logits=ast.unparse(logits)) for written in _LOSSES}:
+        return None
+    called = ast.unparse(inner)
+    if any(ast.unparse(value) != f"{called}.{name}" for name, value in fields.items()):
+        return None
+    arguments = [*inner.args, *(keyword.value for keyword in inner.keywords)]
+    if not all(isinstance(argument, ast.Name) and argument.id.startswith("$") for argument in arguments):
+        return None
+    named = [keyword for keyword in inner.keywords if keyword.arg is not None]
+    if len(named) + 1 != len(inner.keywords) or not ast.unparse(inner.func).startswith("self."):
+        return None
+    module, _, name = ast.unparse(result.func).rpartition(".")
+    parameters = list(inspect.signature(inspect.unwrap(cls.forward)).parameters.values())[1:-1]  # without kwargs
+    return _Reading(
+        head,
+        ast.unparse(inner.func).removeprefix("self."),
+        tuple(ast.unparse(argument)[1:] for argument in inner.args),
+        tuple((str(keyword.arg), ast.unparse(keyword.value)[1:]) for keyword in named),
+        tuple(str(name) for name in fields),
+        getattr(importlib.import_module(module), name),
+        tuple(parameter.name for parameter in parameters),
+        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
+    )
+
+
+_LOSSES: Final = (
+    "self.loss_function(logits={logits}, labels=$labels, vocab_size=self.config.vocab_size, **$kwargs)"
+    " if $labels is not None else None",
+    "self.loss_function({logits}, $labels, vocab_size=self.config.vocab_size, **$kwargs)"
+    " if $labels is not None else None",
+)
+_KEPT: Final = (
+    "{hidden}[:, builtins.slice(-$logits_to_keep, None) if builtins.isinstance($logits_to_keep, builtins.int)"
+    " else $logits_to_keep, :]",
+    "transformers.modeling_utils.slice_logits_to_keep({hidden}, $logits_to_keep)",
+)
+
+
+def _head_of(logits: ast.expr | None) -> tuple[str | None, ast.Call | None]:
+    """The name of the layer that makes the logits, and the call of the model inside that makes its input."""
+    if isinstance(logits, ast.Call) and ast.unparse(logits).endswith(".contiguous()"):
+        logits = logits.func.value  # type: ignore[attr-defined]
+    match logits:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=head), args=[kept], keywords=[]):
+            inner = next((node for node in ast.walk(kept) if _is_hidden(node)), None)
+            if inner is not None:
+                forms = {form.format(hidden=ast.unparse(inner)) for form in _KEPT}
+                if ast.unparse(kept) in forms:
+                    return head, inner.value  # type: ignore[attr-defined]
+    return None, None
+
+
+def _is_hidden(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "last_hidden_state" and isinstance(node.value, ast.Call)
+
+
+def _is_causal_lm(module: Any) -> bool:
+    cls = original_type(module)
+    if not hasattr(module, "loss_function"):  # most modules are no models: their forwards are not read
+        return False
+    reading = _readings.get(cls) or _read(cls)
+    if reading is None or not _is_causal(module.loss_function):
+        return False
+    _readings[cls] = reading
+    return True
+
+
+RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)

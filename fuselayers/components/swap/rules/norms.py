@@ -1,0 +1,120 @@
+"""RMS norms, which save x alone.
+
+Four ways to write one are in use. Llama rounds before the weight, Olmo behind it. Gemma has a weight around zero. T5
+casts to the weight's dtype if that is of 16 bits.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from .... import ops
+from ....ops.implementations import CPU_KERNELS_FROM
+from ..again import made_again
+from ..parts import is_number, is_parameter
+from ..rule import Rule
+
+__all__ = ["RULES"]
+
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+def rms_norm(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in the wider dtype of both: Llama's."""
+    return _saving_x(_llama, x, weight, eps)
+
+
+def rms_norm_as_x(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in x's dtype: Olmo's."""
+    return _saving_x(_olmo, x, weight, eps)
+
+
+def rms_norm_from_one(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * (1 + weight), in x's dtype: Gemma's."""
+    return _saving_x(_gemma, x, weight, eps)
+
+
+def wide_rms_norm(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in the weight's dtype if that is of 16 bits, else in float32 at least: T5's."""
+    return _saving_x(_t5, x, weight, eps)
+
+
+def _llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normalised(x, weight, eps).to(torch.promote_types(x.dtype, weight.dtype))
+
+
+def _olmo(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normalised(x, weight, eps).to(x.dtype)
+
+
+def _gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return _normalised(x, 1.0 + weight.float(), eps).to(x.dtype)
+
+
+def _t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    dtype = weight.dtype if weight.dtype in _HALF else torch.promote_types(wide, weight.dtype)
+    return _normalised(x.to(wide), weight, eps).to(dtype)
+
+
+def _saving_x(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    # Below this size the op is its formula on a CPU, and saves more than x.
+    if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
+        return made_again(functools.partial(norm, eps=eps), x, weight)
+    return norm(x, weight, eps)
+
+
+def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if weight.shape == x.shape[-1:] and x.is_floating_point():
+        return ops.rms_norm(x, weight=weight, eps=eps)
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+
+
+def _rule(name: str, forward: Callable[..., Any], written: str) -> Rule:
+    return Rule(name, of=(written,), forward=forward, parts={"weight": is_parameter, "eps": is_number})
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    _rule(
+        "rms_norm",
+        rms_norm,
+        """
+        def forward(self, x):
+            wide = x.to(torch.float32)
+            return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        """,
+    ),
+    _rule(
+        "rms_norm",
+        rms_norm_as_x,
+        """
+        def forward(self, x):
+            wide = x.to(torch.float32)
+            return (self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps))).to(x.dtype)
+        """,
+    ),
+    _rule(
+        "rms_norm_from_one",
+        rms_norm_from_one,
+        """
+        def forward(self, x):
+            normal = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+            return (normal * (1.0 + self.weight.float())).type_as(x)
+        """,
+    ),
+    _rule(
+        "wide_rms_norm",
+        wide_rms_norm,
+        """
+        def forward(self, x):
+            y = x * torch.rsqrt(x.to(torch.float32).pow(2).mean(-1, keepdim=True) + self.eps)
+            if self.weight.dtype in [torch.float16, torch.bfloat16]:
+                y = y.to(self.weight.dtype)
+            return self.weight * y
+        """,
+    ),
+)

@@ -1,0 +1,138 @@
+"""CPU attention with dropout that saves a seed instead of the weights.
+
+    q      [..., T, D]
+    k, v   [..., S, D]
+    mask   broadcast to [..., T, S], boolean or added; or None
+
+torch has a fused kernel there for attention without dropout alone. With it, torch saves the weights, a mask and the
+product: three tensors of [..., T, S]. Here q, k, v and a seed are saved, and backward makes the weights again.
+It is one registered op under a compiler too, which would merge the weights of forward and backward, and save them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from ... import ops
+from ..._torch.dispatch import jit_is_tracing, transforms_are_active
+
+__all__ = ["Attention", "SeededDropout", "seeded_attention"]
+
+
+class SeededDropout(TorchFunctionMode):
+    """Computes `F.scaled_dot_product_attention` as this file does, where it drops weights on a CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention and not (jit_is_tracing() or transforms_are_active()):
+            call = Attention(*args, **kwargs)
+            if call.drops_here():
+                return seeded_attention(call)
+        return func(*args, **kwargs)
+
+
+class Attention(NamedTuple):
+    """The arguments of a call of `F.scaled_dot_product_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+    def drops_here(self) -> bool:
+        """Return whether `seeded_attention` takes it."""
+        q, k, v, mask = self[:4]
+        plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
+        alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not self.enable_gqa
+        scores = (*q.shape[:-1], k.shape[-2])
+        clear = mask is None or (
+            not self.is_causal
+            and mask.dtype in (torch.bool, torch.float32)
+            and torch.broadcast_shapes(mask.shape, scores) == scores  # type: ignore[no-untyped-call]
+        )
+        return plain and alike and clear and 0.0 < self.dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
+
+
+def seeded_attention(call: Attention, *, seed: Tensor | None = None) -> Tensor:
+    """Attention with a mask that a seed makes."""
+    seed = ops.draw_seed() if seed is None else seed
+    scale = call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    out: Tensor = _attention(*call[:4], seed, call.dropout_p, call.is_causal, scale)
+    return out
+
+
+@torch.library.custom_op("fuselayers::seeded_attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor, p: float, is_causal: bool, scale: float
+) -> Tensor:
+    return ops.dropout(_weights(q, k, mask, is_causal, scale), p, seed=seed) @ v
+
+
+@_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
+@torch.library.custom_op("fuselayers::seeded_attention_backward", mutates_args=())
+def _backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    seed: Tensor,
+    p: float,
+    is_causal: bool,
+    scale: float,
+    wants_mask: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    weights = _weights(q, k, mask, is_causal, scale)
+    dv = ops.dropout(weights, p, seed=seed).mT @ dy
+    dweights = ops.dropout(dy @ v.mT, p, seed=seed)
+    dscores = weights * (dweights - (dweights * weights).sum(-1, keepdim=True))
+    dmask = dscores.sum_to_size(mask.shape) if wants_mask and mask is not None else q.new_empty(0)
+    dscores = dscores * scale
+    return dscores @ k, dscores.mT @ q, dv, dmask
+
+
+@_backward.register_fake
+def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    dmask = torch.empty(mask.shape, dtype=q.dtype) if rest[-1] and mask is not None else q.new_empty(0)
+    return *(one.new_empty(one.shape) for one in (q, k, v)), dmask
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:5])
+    ctx.options = inputs[5:]
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    wants_mask = ctx.needs_input_grad[3]
+    *gradients, dmask = _backward(dy, *ctx.saved_tensors, *ctx.options, wants_mask)
+    return *gradients, dmask if wants_mask else None, None, None, None, None
+
+
+_attention.register_autograd(_gradients, setup_context=_keep)
+
+
+def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
+    scores = (q * scale) @ k.mT
+    if is_causal:
+        causal = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        return scores.masked_fill(~causal, float("-inf")).softmax(-1)
+    if mask is None:
+        return scores.softmax(-1)
+    empty = ~mask if mask.dtype == torch.bool else mask == float("-inf")
+    scores = scores.masked_fill(empty, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    nothing = empty.all(-1, keepdim=True)  # a row that attends to nothing is 0, as torch has it
+    return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)

@@ -1,0 +1,194 @@
+"""linear_log_prob -- log softmax(x W^T + bias)[target] and the entropy of each row, without all [R, V] logits.
+
+    x, weight, bias, target   as in linear_cross_entropy
+    log_prob, entropy         [...]   float32 at least
+    is_argmax                 [...]   bool
+
+    forward    m = max_j(z_j),  l = log(sum_j exp(z_j - m))    z = x W^T + bias
+               log_prob  = z_target - m - l
+               entropy   = l - sum_j p_j (z_j - m)             p_j = exp(z_j - m - l), 0 log 0 = 0
+    backward   dz_j = dlog_prob * ([j = target] - p_j) - dentropy * p_j (log p_j + entropy)
+
+The rows are processed in the chunks of linear_cross_entropy. Those with ignore_index are not computed: on a GPU the
+host waits once for their number. Backward recomputes the logits. Saved: x, weight, bias and target, which exist
+already, and five numbers per row. It is differentiable once. Inside a transform of `torch.func`, and for tensor
+subclasses, it takes all logits. Under compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..._torch.dispatch import is_compiling
+from ..implementations import without_repeats
+from ..losses import check_loss_options, check_target
+from ..shapes import check_linear
+from .call import define, empty_gradients, needs_all_logits, under_autocast
+from .chunks import Gradients, Wanted, cast, in_chunks
+
+_LOWEST: Final = -1e30  # in place of -inf, whose product with a probability of 0 would be NaN
+
+
+def linear_log_prob(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, ignore_index: int = -100
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's log-probability, the entropy of its distribution, and whether it is the likeliest one.
+
+    For losses on a policy, as those of DPO, KTO and GRPO. The first two have gradients. Under autocast the matmuls run
+    in its dtype; the results are in float32 at least.
+
+    Args:
+        x: [..., D], any float dtype.
+        weight: [V, D].
+        target: [...], int64: classes in [0, V), or ignore_index.
+        bias: [V], or None.
+        ignore_index: rows with this target are not computed: their results are 0, 0 and False.
+
+    Returns:
+        log_prob and entropy in nats, and is_argmax, each [...]. Of several likeliest classes each is one.
+
+    Raises:
+        ValueError: x, weight, bias and target do not fit each other.
+        TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or
+            ignore_index is no int.
+        IndexError, RuntimeError: a target is out of range.
+        RuntimeError: backward runs under `create_graph`.
+
+    >>> x, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0]])
+    >>> log_prob, entropy, is_argmax = linear_log_prob(x, weight, torch.tensor([1]))
+    >>> log_prob.exp(), entropy.exp(), is_argmax
+    (tensor([0.5000]), tensor([2.0000]), tensor([True]))
+    """
+    check_linear(x, weight, bias, letter="V")
+    if not weight.shape[0]:
+        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")
+    check_target(target, "x", x)
+    check_loss_options(ignore_index, 0.0, 0.0, "none")
+    x, weight, bias = under_autocast(x, weight, bias)
+    if needs_all_logits(x, weight, bias):
+        return _formula(x, weight, bias, target, ignore_index)
+    wanted = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (x, weight, bias)]
+    if any(wanted):
+        if is_compiling():
+            x, weight, bias = without_repeats((x, weight, bias))
+        log_prob, entropy, likeliest = _LogProb.apply(x, weight, bias, target, ignore_index, wanted)  # type: ignore[no-untyped-call]
+    else:
+        run = _numbers if is_compiling() else _run_numbers
+        log_prob, entropy, likeliest = run(x, weight, bias, target, ignore_index)[:3]
+    shape = target.shape
+    return log_prob.reshape(shape), entropy.reshape(shape), likeliest.reshape(shape) > 0
+
+
+def linear_log_prob_reference(
+    x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, ignore_index: int = -100
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The definition of the op, with all logits, rounded to x's dtype as those of a chunk."""
+    return _formula(x, weight, bias, target, ignore_index)
+
+
+def _formula(
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    logits = F.linear(x, weight, bias)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    log_probabilities = logits.log_softmax(-1)
+    used = target != ignore_index
+    column = target.where(used, 0)[..., None]
+    log_prob = log_probabilities.gather(-1, column)[..., 0]
+    entropy = -(log_probabilities.exp() * log_probabilities.clamp(min=_LOWEST)).sum(-1)
+    is_argmax = logits.gather(-1, column)[..., 0] == logits.amax(-1)
+    return log_prob.where(used, 0.0), entropy.where(used, 0.0), is_argmax & used
+
+
+class _LogProb(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        ignore_index: int,
+        wanted: Wanted,
+    ) -> tuple[Tensor, ...]:
+        numbers = (_numbers if is_compiling() else _run_numbers)(x, weight, bias, target, ignore_index)
+        ctx.save_for_backward(x, weight, bias, target, numbers)
+        ctx.rest = ignore_index, wanted
+        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # what is saved is no output
+        ctx.mark_non_differentiable(likeliest)
+        return log_prob, entropy, likeliest
+
+    @staticmethod
+    def backward(ctx: Any, dlog_prob: Tensor, dentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not is_compiling():
+            advice = "for a backward under create_graph take F.linear(x, weight, bias).log_softmax(-1)"
+            raise RuntimeError(f"linear_log_prob is differentiated once; {advice}")
+        ignore_index, wanted = ctx.rest
+        run: Any = _backward if is_compiling() else _run_backward
+        found = run(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
+        return *(one if want else None for one, want in zip(found, wanted, strict=True)), None, None, None
+
+
+def _run_numbers(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int) -> Tensor:
+    """Return log_prob, entropy, 1 for the likeliest, m and l: [5, R]."""
+    return in_chunks(x, weight, bias, target, _chunk, skipped=ignore_index)[0]
+
+
+def _run_backward(
+    scale: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    numbers: Tensor,
+    ignore_index: int,
+    wanted: Wanted,
+) -> Gradients:
+    return in_chunks(
+        x, weight, bias, target, _chunk, skipped=ignore_index, scale=scale, wanted=wanted, numbers=numbers
+    )[1]
+
+
+def _chunk(
+    factors: tuple[Tensor, Tensor, Tensor | None], target_C: Tensor, scale_2C: Tensor | None, numbers_5C: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    logits_CV = F.linear(*factors)
+    dtype = logits_CV.dtype
+    logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
+    target_C1 = target_C[:, None]
+    if numbers_5C is None:
+        largest_C1 = logits_CV.amax(-1, keepdim=True)
+        below_CV = logits_CV.sub_(largest_C1)
+        of_target_C = below_CV.gather(1, target_C1)[:, 0]
+        exponentials_CV = below_CV.exp()
+        total_C = exponentials_CV.sum(-1)
+        log_total_C = total_C.log()
+        entropy_C = log_total_C - exponentials_CV.mul_(below_CV.clamp_(min=_LOWEST)).sum(-1) / total_C
+        likeliest_C = (of_target_C == 0).to(entropy_C.dtype)
+        return torch.stack((of_target_C - log_total_C, entropy_C, likeliest_C, largest_C1[:, 0], log_total_C)), None
+    assert scale_2C is not None
+    dlog_prob_C1, dentropy_C1 = scale_2C.to(logits_CV.dtype)[..., None]
+    entropy_C1, largest_C1, log_total_C1 = numbers_5C[1, :, None], numbers_5C[3, :, None], numbers_5C[4, :, None]
+    log_p_CV = logits_CV.sub_(largest_C1).sub_(log_total_C1).clamp_(min=_LOWEST)
+    p_CV = log_p_CV.exp()
+    dlogits_CV = log_p_CV.add_(entropy_C1).mul_(-dentropy_C1).sub_(dlog_prob_C1).mul_(p_CV)
+    # Not scatter_add_, which is nondeterministic on a GPU; here each row has one target.
+    dlogits_CV.scatter_(1, target_C1, dlogits_CV.gather(1, target_C1) + dlog_prob_C1)
+    return numbers_5C, cast(dlogits_CV, dtype)
+
+
+_numbers = define(
+    "linear_log_prob(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index) -> Tensor",
+    _run_numbers,
+    lambda x, weight, bias, target, _: x.new_empty(
+        5, target.numel(), dtype=torch.promote_types(x.dtype, torch.float32)
+    ),
+)
+_backward = define(
+    "linear_log_prob_backward(Tensor scale, Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor numbers, "
+    "int ignore_index, bool[] wanted) -> (Tensor, Tensor, Tensor)",
+    _run_backward,
+    empty_gradients,
+)

@@ -1,0 +1,152 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.lint_kernels import command, figures
+from benchmarks.lint_kernels import compile as compile_module
+from benchmarks.lint_kernels.cases import CASES, Case, launches_of
+from benchmarks.lint_kernels.command import lint, main
+from benchmarks.lint_kernels.compile import compiler, resident
+from benchmarks.lint_kernels.figures import Figures, expected_of, faults, read_figures
+from benchmarks.lint_kernels.roofline import CHIPS
+from tests.benchmarks.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
+
+
+@compiles
+def test_kernels_have_no_faults() -> None:
+    daily = [case for case in CASES if case.daily]
+    rows = list(lint(daily, archs=["sm_90"]))
+    assert len(rows) >= 9
+    expected = [expected_of(case, "sm_90") for case in daily]
+    assert faults(rows, read_figures(), compiler=compiler(), expected=expected) == []
+
+
+# In this file, since it needs the kernels that the test above has compiled.
+@compiles
+@pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in CHIPS])
+def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
+    persistent = 0
+    for case in (case for case in CASES if case.daily or arch != "sm_90"):
+        for one in launches_of(case, arch):
+            # These loop over tiles, with a stride of the number of programs; without sums each has a program.
+            given = dict(zip(one.function.arg_names, one.arguments, strict=False))
+            if "num_programs" in one.function.src and given.get("partial_ptr", True) is not None:
+                persistent += 1
+                assert math.prod(one.grid) <= CHIPS[arch].processors * resident(one, arch), (case.title, one.function)
+    assert persistent >= 5
+
+
+@compiles
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_no_kernel_of_any_case_has_a_fault() -> None:
+    expected = (expected_of(case, arch) for case in CASES for arch in CHIPS)
+    assert faults(lint(CASES, archs=tuple(CHIPS)), read_figures(), compiler=compiler(), expected=expected) == []
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("case", "arch", "fault"),
+    [
+        (GOOD, "sm_90", None),
+        (GOOD, "gfx942", None),
+        (SPILLING, "sm_90", "instructions move registers to memory or back"),
+        (NARROW, "sm_90", "accesses of less than 128 bits to tensors"),
+        (NARROW, "gfx942", "accesses of less than 128 bits to tensors"),
+        (SLOW, "sm_90", "instructions per element, the budget is 27.6"),
+    ],
+    ids=lambda value: value.op if isinstance(value, Case) else None,
+)
+def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
+    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    if fault is None:
+        assert found == []
+    else:
+        assert len(found) == 1
+        assert fault in found[0]
+
+
+@pytest.fixture
+def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The command knows two cases and two architectures, and has a file of figures for them."""
+    path = tmp_path / "figures.json"
+    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}, "expected": {}}')
+    monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
+    monkeypatch.setattr(command, "CHIPS", {arch: CHIPS[arch] for arch in ("sm_90", "gfx942")})
+    monkeypatch.setattr(command, "FIGURES", path)
+    read, write = figures.read_figures, figures.write_figures
+    monkeypatch.setattr(command, "read_figures", lambda: read(path))
+    monkeypatch.setattr(command, "write_figures", lambda *given, compiler: write(*given, compiler=compiler, path=path))
+    return path
+
+
+@compiles
+@pytest.mark.usefixtures("two_cases")
+def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["--arch", "sm_90", "--op", "good", "--json", str(tmp_path / "all.json")]) == 0
+    out = capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "all.json").read_text())["kernels"]
+    line = next(line for line in out.splitlines() if line.split()[1:2] == ["sm_90"])
+    assert "27.6" in line.split()
+    assert line.split()[-1] == f"{row['share']:.0%}"
+    (expected,) = json.loads((tmp_path / "all.json").read_text())["expected"]
+    assert (expected["kernels"], expected["shares"]) == ([1, 0], None)
+    assert f" {row['registers']} " in line
+    assert f" {row['instructions']} " in line
+    assert (row["spills"], row["narrow"], row["loads"], row["moved"]) == (0, 0, "2x128", 4.0)
+    assert "1 compiled, no faults" in out
+    assert main(["--arch", "sm_90"]) == 1
+    out = capsys.readouterr().out
+    assert "32 accesses of less than 128 bits to tensors" in out
+    assert "2 compiled, 1 faults" in out
+
+
+@compiles
+def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[str], two_cases: Path) -> None:
+    main(["--write"])
+    assert f"figures written to {two_cases}" in capsys.readouterr().out.replace("\n", "")
+    assert main(["--op", "good"]) == 0
+    written = json.loads(two_cases.read_text())
+    assert written["compiler"] == compiler()
+    assert set(written["kernels"]) == {GOOD.title, NARROW.title}
+    (figures_of_good,) = written["kernels"][GOOD.title].values()
+    assert set(figures_of_good) == set(command.CHIPS)
+    (figures_of_narrow,) = written["kernels"][NARROW.title].values()
+    assert figures_of_narrow["sm_90"][1] == 32
+    figures_of_good["gfx942"][0] *= 0.9
+    two_cases.write_text(json.dumps(written))
+    capsys.readouterr()
+    assert main(["--op", "good", "--arch", "sm_90"]) == 0
+    assert main(["--op", "good", "--arch", "gfx942"]) == 1
+    assert "instructions per element, before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--arch", "sm_91"], "no architecture 'sm_91'; did you mean 'sm_90'? there are: gfx942, sm_100, sm_80, sm_90"),
+        (
+            ["--op", "rottary"],
+            "no op with kernels 'rottary'; did you mean 'rotary'? there are: bias_activation_dropout, ",
+        ),
+        (["--write", "--op", "dropout"], "--write renews all figures; leave --arch and --op out"),
+    ],
+)
+def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+    assert main([*arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"benchmarks.lint_kernels: {text}")
+
+
+def test_where_kernels_are_interpreted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "HAS_TRITON", True)
+    monkeypatch.setattr(compile_module, "INTERPRETED", True)
+    assert main([]) == 2
+    assert "unset TRITON_INTERPRET" in capsys.readouterr().err
+
+
+def test_without_triton(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_module, "HAS_TRITON", False)
+    assert main([]) == 2
+    assert "kernels are compiled with Triton, which is missing" in capsys.readouterr().err

@@ -1,0 +1,191 @@
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.output_graph import OutputGraph
+
+import fuselayers
+from benchmarks import partition as bench
+from benchmarks.layers import LAYERS, LayerCase, TransformerLayer
+from fuselayers.cli.bench.measure import Candidate, Timing
+from fuselayers.partition import budget
+
+CPU = torch.device("cpu")
+SMALL = bench.Setting(device=CPU, repeats=2, num_layers=1, depths=(1, 2), hidden_dim=128, dtypes=(torch.float32,))
+UNIT = 4 * 128 * 256 * 4
+
+
+class Sines(nn.Module):
+    """y = sin sin (w x). Eager keeps x, w x and sin(w x); one of them is enough."""
+
+    def __init__(self, hidden_dim: int, num_heads: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_dim))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return (self.weight * x_BTD).sin().sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
+def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count(dtype: torch.dtype) -> None:
+    kept = bench.units(LayerCase(Sines, 1.0), dtype=dtype, device=CPU)
+    assert kept["eager"] == 3.0
+    if dtype == torch.float32:
+        assert (kept["torch.compile"], kept["fuse"]) == (1.0, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LAYERS)
+def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
+    kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
+    # A number per token and head is 1/64 unit, one per token 1/256, a rotary table 1/16; no whole tensor fits.
+    assert kept["fuse"] <= LAYERS[name].target + 0.1
+    assert kept["fuse"] < kept["torch.compile"] < kept["eager"]
+    assert bench.matmuls_again(LAYERS[name], dtype=torch.float32, device=CPU) == 0
+    if name == "GPT, SDPA":
+        # By hand: x, q with k and v, what attention returns, the sum after it, the MLP's inside. Beside them there are
+        # the logarithms of attention's sums, of 4 heads, and the seeds of two masks.
+        assert kept["fuse"] * UNIT == (1 + 3 + 1 + 1 + 4) * UNIT + 4 * 4 * 128 * 4 + 2 * 8
+
+
+@pytest.mark.slow
+def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
+    rows = bench.budgets(SMALL)
+    assert [row["torch's budget"] for row in rows] == sorted((row["torch's budget"] for row in rows), reverse=True)
+    for row in rows:
+        assert row["fuse FLOPs %"] <= row["torch FLOPs %"]
+        assert row["fuse units"] <= row["torch units"] + 0.01
+        assert row["lower"] in ("fuse", "same")
+        assert row["lower"] == "fuse" or row["fuse FLOPs %"] == row["torch FLOPs %"]
+    assert rows[-1]["torch FLOPs %"] > rows[0]["torch FLOPs %"]
+    below = sum(row["lower"] == "fuse" for row in rows)
+    assert bench.budget_note(rows) == f"No point of fuse lies above torch's curve; {below} of {len(rows)} lie below."
+
+
+def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.9, 0.3))
+    monkeypatch.setattr(bench, "budget", lambda limit: budget(2048 if limit < 4 * UNIT * 2 else limit))
+    rows = bench.budgets(SMALL)
+    assert [row["lower"] for row in rows] == ["fuse", "torch"]
+    assert rows[1]["fuse units"] == "-"
+    assert bench.budget_note(rows) == "fuse lies above torch's curve at torch's budget 0.3."
+
+
+@pytest.mark.slow
+def test_wrong_numbers_of_a_small_function_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "fuse", lambda fn, **options: lambda *tensors: fn(*tensors) * 1.001)
+    for row in bench.overhead(bench.Setting(device=CPU, repeats=1)):
+        is_wrong = str(row["call"]).startswith("fuse")
+        assert ("output 0 is off by" in str(row["wrong"])) is is_wrong
+        assert (row["us"] == row["/ torch.compile"] == "-") is is_wrong
+
+
+def test_one_thread_times_a_call_and_gives_the_threads_back() -> None:
+    threads = torch.get_num_threads()
+    rows = bench.overhead(bench.Setting(device=torch.device("cpu"), repeats=1))
+    assert torch.get_num_threads() == threads
+    assert {row["call"] for row in rows} == {"eager", "torch.compile", "fuse, inductor", "fuse, eager"}
+    assert all(0 < row["us"] < 1e5 for row in rows)
+
+
+@pytest.mark.slow
+def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(TransformerLayer):
+        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
+            y_BTD = super().forward(x_BTD)
+            return y_BTD * 1.5 if torch.compiler.is_compiling() else y_BTD
+
+    monkeypatch.setattr(bench, "LAYERS", {"right": LAYERS["GPT, SDPA"], "wrong": LayerCase(Wrong, 10.0)})
+    symbolic: dict[tuple[int, ...], bool] = {}
+    time_them = bench.time_interleaved
+
+    def timed(candidates: Sequence[Candidate], **options: Any) -> list[Timing]:
+        with record_sizes(symbolic):
+            return time_them(candidates, **options)
+
+    monkeypatch.setattr(bench, "time_interleaved", timed)
+    rows = bench.saved(SMALL)
+    for form in ("torch.compile", "fuse"):
+        assert f"{form}: output 0 is off by" in str(rows[1]["wrong"])
+    assert rows[1]["step / eager"] == rows[1]["step / torch.compile"] == "-"
+    right = rows[0]
+    assert right["wrong"] == ""
+    assert right["fuse"] < right["torch.compile"] < right["eager"]
+    assert right["matmuls again"] == 0
+    assert right["step / eager"] > 0
+    # Counting at another size first must not make the graphs that are timed symbolic.
+    assert symbolic == {(8, 256, 128): False}
+
+
+@contextmanager
+def record_sizes(symbolic: dict[tuple[int, ...], bool]) -> Iterator[None]:
+    """Note whether graphs of [batch, tokens, hidden] that are compiled meanwhile have symbolic sizes."""
+    compile_graph = OutputGraph.call_user_compiler
+
+    def recorded(self: OutputGraph, module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
+        for node in module.graph.find_nodes(op="placeholder"):
+            example = node.meta.get("example_value")
+            if isinstance(example, Tensor) and example.ndim == 3:
+                shape = tuple(size if isinstance(size, int) else size.node.hint for size in example.shape)
+                symbolic[shape] = any(isinstance(size, torch.SymInt) for size in example.shape)
+        return compile_graph(self, module, *args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(OutputGraph, "call_user_compiler", recorded)
+        yield
+
+
+def measured(section: str) -> Any:
+    return lambda setting: [{"layer": section, "wrong": "", "depths": str(setting.depths)}]
+
+
+def test_the_command_runs_what_is_asked_for_and_writes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = {name: (title, measured(name)) for name, (title, _) in bench.SECTIONS.items()}
+    monkeypatch.setattr(bench, "SECTIONS", fake)
+    file = tmp_path / "partition.json"
+    assert bench.main(["--only", "speed,saved", "--quick", "--json", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert list(content["sections"]) == ["speed", "saved"]
+    assert content["sections"]["speed"][0]["depths"] == "(12, 24)"
+    assert content["repeats"] == 50
+    assert f"torch {torch.__version__}" in content["machine"]
+    assert f"fuselayers {fuselayers.__version__}" in content["machine"]
+    assert fake["speed"][0] in capsys.readouterr().out
+
+
+def test_a_budget_above_torchs_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"torch's budget": 0.5, "lower": "torch"}]
+    monkeypatch.setattr(bench, "SECTIONS", {"budget": ("curve", lambda setting: rows)})
+    assert bench.main(["--device", "cpu"]) == 1
+    assert "fuse lies above torch's curve at torch's budget 0.5." in capsys.readouterr().out
+
+
+def test_wrong_numbers_fail_the_command_and_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"layer": "GPT", "dtype": "float32", "wrong": "fuse: output 0 is off"}]
+    monkeypatch.setattr(bench, "SECTIONS", {"saved": ("kept", lambda setting: rows)})
+    assert bench.main(["--device", "cpu"]) == 1
+    assert "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--only", "sped"], "no section of benchmarks.partition 'sped'; did you mean 'speed'?"),
+        (["--layers", "0"], "--layers must be at least 1, got 0"),
+        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+    ],
+)
+def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(arguments) == 2
+    assert text in capsys.readouterr().err

@@ -1,0 +1,124 @@
+"""The engine of several processes, in a group of this process alone; test_torchrun.py has real ones."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from fuselayers.cli.train.engine import (
+    Engine,
+    Layout,
+    Processes,
+    device_of,
+    fusion_for,
+    start_engine,
+)
+from fuselayers.configs import Config, build, compose
+
+_CPU = torch.device("cpu")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+_SMALL = ["model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2", "fusion=off"]
+
+
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    dist = torch.distributed
+    if not dist.is_available():
+        pytest.skip("this torch was built without torch.distributed")
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _config(*overrides: str) -> Config:
+    return compose("gpt_nano", [*_SMALL, *overrides])
+
+
+def _engine(config: Config) -> Engine:
+    torch.manual_seed(0)
+    return start_engine(build(config), config, processes=Processes(launched=True), layout=Layout(), device=_CPU)
+
+
+def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return tuple(torch.randint(256, (rows, 16), generator=generator) for _ in range(2))  # type: ignore[return-value]
+
+
+def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[str, Tensor]]:
+    optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
+    for number in range(micro_batches):
+        with engine.micro_batch(last=number == micro_batches - 1):
+            (engine.model(*(one[number::micro_batches] for one in _tokens())) / micro_batches).backward()
+    norm = engine.clip(0.5).item()
+    optimizer.step()
+    return norm, {name: _whole(one) for name, one in engine.module.state_dict().items()}
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("overrides", [["parallel=ddp"], ["parallel=fsdp"], ["parallel=fsdp", "train.clip_norm=0"]])
+def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_batches: int) -> None:
+    config = _config(*overrides, "model.dropout=0")
+    torch.manual_seed(0)
+    norm, expected = _one_step(Engine(build(config)), micro_batches=micro_batches)
+    got_norm, got = _one_step(_engine(config), micro_batches=micro_batches)
+    assert norm > 0.5
+    assert got_norm == pytest.approx(norm, rel=1e-5)
+    assert got.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def test_no_limit_leaves_the_gradient(gloo: None) -> None:
+    engine = _engine(_config("parallel=fsdp"))
+    engine.model(*_tokens()).backward()
+    before = [_local(one.grad).clone() for one in engine.module.parameters() if one.grad is not None]
+    assert engine.clip(math.inf) > 0
+    after = [_local(one.grad) for one in engine.module.parameters() if one.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
+    engine = _engine(_config("parallel=fsdp", "train.precision=bfloat16", "fusion=off"))
+    dtypes: list[torch.dtype] = []
+    first: Any = engine.module.blocks[0]  # type: ignore[index]
+    first.attention.register_forward_pre_hook(lambda module, _: dtypes.append(module.out.weight.dtype))
+    engine.model(*_tokens()).backward()
+    assert dtypes == [torch.bfloat16]
+    assert {one.grad.dtype for one in engine.module.parameters() if one.grad is not None} == {torch.float32}
+
+
+def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "^train.device=cuda:0 is one device for 1 processes; leave it at auto, and each takes the GPU of its LOCAL_"
+    with pytest.raises(ValueError, match=text):
+        device_of(_config("train.device=cuda:0"), Processes(launched=True))
+    assert device_of(_config("train.device=cpu"), Processes(launched=True)) == _CPU
+    processes = Processes(local_rank=2, launched=True)
+    monkeypatch.setattr("fuselayers.cli.train.engine.engine.choose_device", lambda *_, **__: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    text = "^each process needs a GPU, and this machine has 2; start torchrun with --nproc-per-node 2, or set train"
+    with pytest.raises(ValueError, match=text):
+        device_of(_config(), processes)
+
+
+def test_fsdp_fuses_blocks_and_says_so() -> None:
+    fusion, said = fusion_for(_config("parallel=fsdp", "fusion=auto"))
+    assert (fusion.scope, said) == (
+        "block",
+        "fsdp gathers the weights of one block at a time: fusion.scope is block",
+    )
+    assert fusion_for(_config("parallel=ddp", "fusion=auto")) == (_config("fusion=auto").fusion, None)

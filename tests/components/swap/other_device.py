@@ -1,0 +1,26 @@
+"""Runs each layer of LAYERS on a device that is neither the CPU nor torch's meta device, without its kernels."""
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from fuselayers._torch.dispatch import FakeTensorMode
+from fuselayers.components.swap import swap
+from tests.components.swap.layers import LAYERS, layer
+
+_setup_privateuseone_for_python_backend("other")  # type: ignore[no-untyped-call]
+
+
+def main() -> None:
+    """Run forward and backward of each layer; a tensor on the wrong device raises."""
+    for name in LAYERS:
+        with FakeTensorMode():
+            module = layer(name, device="other").train()
+            swap(module, level="layers", verify=False)
+            given = [torch.empty(6, 8, device="other", requires_grad=True) for _ in range(1 + (name == "bert"))]
+            module(*given).sum().backward()
+            assert all(x.grad is not None and x.grad.device.type == "other" for x in given), name
+        print(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The families of transformers. These tests need nothing but one of the supported versions: `make test-versions`."""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+
+from fuselayers.components.swap import swap, unswap
+from fuselayers.partition import saved_bytes
+from tests.components.swap.levels import assert_same, gradients, without_dropout
+from tests.components.swap.models import FAMILIES, batch_for, loss_of
+
+QUICK = ("gpt2", "llama", "gemma2", "phi3", "bert", "t5", "vit", "opt", "whisper")
+"""One of each kind; the others are much like them."""
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_rules_losses_and_gradients(name: str) -> None:
+    make, rules = FAMILIES[name]
+    model, batch = make().eval(), batch_for(name)
+    wanted = gradients(model, batch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some families have nothing for this level
+        report = swap(model, level="layers", batch=batch)
+    assert Counter(site.rule for site in report.sites) == rules
+    if rules:
+        assert report.skipped == ()
+    # Some dropouts are never called, and attention that drops nothing is torch's.
+    compared = [site for site in report.sites if site.kind != "Dropout" and site.rule != "attention_dropout"]
+    assert all(site.error is not None for site in compared)
+    assert_same(gradients(model, batch), wanted)
+    assert unswap(model) == len(report.sites)
+
+
+def share(name: str, level: str) -> float:
+    """What a training step of a swapped model saves, as a share of the plain one's."""
+    model, batch = FAMILIES[name][0]().train(), batch_for(name)
+    before = saved_bytes(model, **batch)
+    swap(model, level=level, verify=False)  # type: ignore[arg-type]
+    return saved_bytes(model, **batch) / before
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        *(("gpt2", 0.40), ("bert", 0.73), ("llama", 0.70), ("mistral", 0.70), ("qwen3", 0.67), ("gemma2", 0.70)),
+        *(("phi", 0.62), ("stablelm", 0.81), ("vit", 0.77), ("t5", 0.44), ("phi3", 0.73)),
+    ],
+)
+def test_layers_save_fewer_bytes(name: str, most: float) -> None:
+    assert share(name, "layers") <= most
+
+
+@pytest.mark.slow  # Inductor compiles each
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        *(("gpt2", 0.40), ("bert", 0.55), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
+        *(("opt", 0.60), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
+    ],
+)
+def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
+    assert share(name, "blocks") <= most
+
+
+@pytest.mark.parametrize("name", ["deit", "swin", "whisper", "t5", "wav2vec2", "bert", "gpt2"])
+def test_a_batch_is_made_from_the_config(name: str) -> None:
+    model = FAMILIES[name][0]()
+    report = swap(model, level="blocks", backend="eager")
+    assert report.notes == ()
+    assert report.skipped == ()
+    assert any(site.error is not None for site in report.sites)
+    assert report.saved_after is not None
+    batch = batch_for(name)
+    assert torch.isfinite(loss_of(without_dropout(model).train(), batch))
+
+
+def test_the_default_takes_the_level_that_saves_more() -> None:
+    # The eager backend recomputes little, so that layers save more here.
+    model, batch = FAMILIES["gpt2"][0](), batch_for("gpt2")
+    report = swap(model, backend="eager", batch=batch)
+    assert report.level == "layers"
+    (note,) = report.notes
+    assert note.startswith("level blocks would keep ")
+    report.require("mlp", at_least=2)

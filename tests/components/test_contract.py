@@ -1,0 +1,111 @@
+"""What every registered component keeps to, as a part of a model: copies, the meta device, one graph, 16 bits."""
+
+import copy
+import itertools
+import math
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fuselayers.components import (
+    Choice,
+    Decoder,
+    Encoder,
+    EncoderDecoder,
+    HierarchicalVision,
+    VisionTransformer,
+    initialise,
+    names,
+    options,
+)
+
+HEADS = Choice("multi_head", {"num_heads": 4})
+# An attention that cannot be causal is a part of an encoder.
+BOTH_WAYS = ("fourier_mix", "linformer", "nystrom")
+TOKENS_BT = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
+IMAGE_SIZES: dict[str, Any] = {"image_size": 8, "num_classes": 5, "attention": HEADS, "init": "bert"}
+
+Make = Callable[[], nn.Module]
+
+
+def with_part(kind: str, choice: Choice) -> Make:
+    sizes: dict[str, Any] = {"vocab_size": 20, "hidden_dim": 32, "num_layers": 1, "context_length": 8}
+    model = Encoder if kind == "attention" and choice.name in BOTH_WAYS else Decoder
+    return lambda: model(**{**sizes, "attention": HEADS, "init_std": 0.3, kind: choice})
+
+
+def every_model() -> Iterator[Any]:
+    """A model with each registered part, and each registered model."""
+    for kind in ("attention", "feedforward", "norm", "position", "residual", "block"):
+        for name in names(kind):
+            heads = {"num_heads": 4} if "num_heads" in {option.name for option in options(kind, name)} else {}
+            yield pytest.param(with_part(kind, Choice(name, heads)), TOKENS_BT, id=f"{kind}-{name}")
+    convolved = Choice("nystrom", {"num_heads": 4, "conv_kernel_size": 3})
+    yield pytest.param(with_part("attention", convolved), TOKENS_BT, id="nystrom with a convolution")
+    yield pytest.param(with_part("residual", Choice("pre", {"layer_scale": 1e-2})), TOKENS_BT, id="layer_scale")
+    yield pytest.param(with_part("embedding", Choice("token", {"scale": True})), TOKENS_BT, id="scaled embedding")
+    yield pytest.param(
+        lambda: VisionTransformer(**IMAGE_SIZES, patch_size=4, hidden_dim=8, num_layers=1), IMAGES, id="vision"
+    )
+    stages: dict[str, Any] = {"widths": (8, 8), "depths": (1, 1), "patch_sizes": (3, 2), "strides": (2, 2)}
+    yield pytest.param(lambda: HierarchicalVision(**IMAGE_SIZES, **stages), IMAGES, id="hierarchical_vision")
+
+
+# Each component once: what the others in a model are makes no difference to a copy or to a graph.
+every_model_and_its_input = pytest.mark.parametrize(("make", "x"), [*every_model()])
+
+
+@every_model_and_its_input
+def test_copies_pickles_and_one_graph_compute_the_same(make: Make, x: torch.Tensor) -> None:
+    model = make().eval()
+    expected = model(x)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(x), expected, rtol=0, atol=0)
+        assert {id(value) for value in other.parameters()}.isdisjoint(map(id, model.parameters()))
+    # The sizes of experts are data, and reversible blocks run outside of the graph.
+    parts = {type(module).__name__ for module in model.modules()}
+    torch.compiler.reset()  # all models share one forward, whose graphs Dynamo counts
+    compiled = torch.compile(model, backend="eager", fullgraph=not parts & {"MixtureOfExperts", "ReversibleBlock"})
+    torch.testing.assert_close(compiled(x), expected, rtol=1e-4, atol=1e-4)
+
+
+@every_model_and_its_input
+def test_a_model_from_the_meta_device_is_initialised_whole_and_loads_a_state(make: Make, x: torch.Tensor) -> None:
+    with torch.device("meta"):
+        model = make()
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        for tensor in itertools.chain(model.parameters(), model.buffers()):
+            tensor.fill_(math.nan if tensor.is_floating_point() else 99)
+    initialise(model, "gpt2", num_layers=1)
+    assert not [name for name, value in (*model.named_parameters(), *model.named_buffers()) if value.isnan().any()]
+    assert model(x).isfinite().all()
+    made = make()
+    model.load_state_dict(made.state_dict())
+    torch.testing.assert_close(model.eval()(x), made.eval()(x))
+
+
+@every_model_and_its_input
+def test_in_16_bits_it_is_near_and_keeps_the_dtype(make: Make, x: torch.Tensor) -> None:
+    model = make().eval()
+    expected = model(x)
+    narrow = copy.deepcopy(model).bfloat16()(x.bfloat16() if x.is_floating_point() else x)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = model(x)
+    for got in (narrow, cast):
+        assert got.dtype == torch.bfloat16
+        assert (got.float() - expected).abs().max() <= 0.1 * expected.abs().max() + 0.02
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_step_of_training_reaches_every_parameter_of_an_encoder_decoder(tied: bool) -> None:
+    model = EncoderDecoder(
+        vocab_size=20, hidden_dim=32, num_layers=1, context_length=8, attention=HEADS, tie_embeddings=tied
+    )
+    model(TOKENS_BT, TOKENS_BT).backward()
+    assert [name for name, value in model.named_parameters() if value.grad is None] == []

@@ -1,0 +1,279 @@
+"""Counts the bytes that each kernel launch moves, in Triton's interpreter, and finds wrong accesses.
+
+The meter counts loaded and stored elements by pointer argument. Masked lanes do not count, lanes of one instruction
+that share an address count once, and a second load counts again. Caches are ignored, and torch's own work is not seen.
+
+Two faults, which are silent on a GPU, are errors with kernel, argument, offset and programs in their text:
+
+    an access out of bounds    the address is no element of the argument's tensor
+    a double store             two stores to one address in one launch, through one argument or two that share memory:
+                               on a GPU the last one wins, in any order
+
+An atomic operation loads and stores; several to one address are no fault. Pointers that do not come from an argument
+(but from a number, or a tensor in a tuple) are ignored.
+
+Note: [tagged pointers] Two arguments may share a storage, interleaved (the halves of a packed gradient), so an address
+does not identify its argument. While metered, each pointer carries the number of its argument in its upper 16 bits,
+which no address uses. Arithmetic preserves them, and they are removed before each access. A block of pointers may
+come from several arguments, by `tl.where`. Checked with Triton 3.6 and 3.7.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from fuselayers.ops.implementations.interpreter import patch_interpreter
+from fuselayers.ops.implementations.triton_language import HAS_TRITON
+
+__all__ = ["KernelFault", "Launch", "Traffic", "metered"]
+
+_TAG: Final = np.uint64(48)
+_ADDRESS: Final = np.uint64((1 << 48) - 1)
+
+Program = tuple[int, int, int]
+
+
+class KernelFault(RuntimeError):
+    """A kernel accessed memory out of bounds, or stored twice to one address."""
+
+
+@dataclass
+class Traffic:
+    """The bytes that one launch moved through one pointer argument."""
+
+    shape: tuple[int, ...]
+    loaded: int = 0
+    stored: int = 0
+
+
+@dataclass
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: the name of its function.
+        traffic: of each tensor argument, by name.
+        programs: their number.
+    """
+
+    kernel: str
+    traffic: dict[str, Traffic] = field(default_factory=dict)
+    programs: int = 0
+
+    @property
+    def loaded(self) -> int:
+        """Bytes loaded through all arguments."""
+        return sum(one.loaded for one in self.traffic.values())
+
+    @property
+    def stored(self) -> int:
+        """Bytes stored through all arguments."""
+        return sum(one.stored for one in self.traffic.values())
+
+
+@contextmanager
+def metered() -> Iterator[list[Launch]]:
+    """Meter every kernel launch in the block; yield the list of finished launches.
+
+    Raises:
+        RuntimeError: Triton does not run in its interpreter, or another meter is active.
+        KernelFault: in the block, by a launch with one of the two faults.
+    """
+    if not HAS_TRITON:
+        raise RuntimeError("the meter needs Triton's interpreter, and Triton is not installed; pip install triton")
+    import triton
+    from triton.runtime import interpreter
+
+    if not triton.knobs.runtime.interpret:
+        raise RuntimeError("the meter needs Triton's interpreter; start Python with TRITON_INTERPRET=1")
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    if hasattr(builder, "meter"):
+        raise RuntimeError("a meter is at work already; use its list of launches")
+    patch_interpreter()
+    meter = builder.meter = _Meter(interpreter.interpreter_builder)
+    patches = [
+        (builder, "create_masked_load", meter.load),
+        (builder, "create_masked_store", meter.store),
+        (builder, "create_atomic_rmw", meter.atomic),
+        (builder, "create_atomic_cas", meter.atomic),
+        (executor, "_init_args_hst", meter.begin),
+        (executor, "__call__", meter.run),
+        (interpreter, "_implicit_cvt", meter.tag),
+    ]
+    originals = [getattr(owner, name) for owner, name, _ in patches]
+    for (owner, name, patch), original in zip(patches, originals, strict=True):
+        setattr(owner, name, patch(original))
+    try:
+        yield meter.launches
+    finally:
+        for (owner, name, _), original in zip(patches, originals, strict=True):
+            setattr(owner, name, original)
+        del builder.meter
+
+
+class _Argument:
+    """A tensor argument: the places of its elements, and the program that stored to each byte of its storage."""
+
+    def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic, stores: dict[int, Any]) -> None:
+        self.name, self.traffic = name, traffic
+        self.base, self.element_size = tensor.data_ptr(), tensor.element_size()
+        reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = 1 + reach if tensor.numel() else 0
+        self.is_element = np.zeros(span, dtype=bool)
+        if span:
+            torch.from_numpy(self.is_element).as_strided(tensor.shape, tensor.stride()).fill_(True)
+        # Arguments in one storage share `stored_by`. Zeros take memory only where they are written.
+        storage = tensor.untyped_storage()
+        self.start = self.base - storage.data_ptr()
+        self.stored_by = stores.setdefault(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=np.int64))
+
+
+class _Meter:
+    def __init__(self, builder: Any) -> None:
+        self.launches: list[Launch] = []
+        self._builder = builder
+        self._launch = Launch("")
+        self._arguments: list[_Argument] = []
+        self._number_of: dict[int, int] = {}
+        # By storage: for each byte 1 + program * arguments + argument of the store, or 0.
+        self._stores: dict[int, Any] = {}
+        self._fault: KernelFault | None = None
+
+    def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """One launch, from its arguments to its end."""
+
+        def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+            self._launch, self._fault = Launch(executor.fn.__name__), None
+            try:
+                result = original(executor, *args, **kwargs)
+            except Exception:
+                # The interpreter wraps every error.
+                if self._fault is not None:
+                    raise self._fault from None
+                raise
+            finally:
+                self._arguments, self._number_of, self._stores = [], {}, {}
+            self._launch.programs = math.prod(self._builder.grid_dim)
+            self.launches.append(self._launch)
+            return result
+
+        return call
+
+    def begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """The launch's arguments, in the interpreter's memory."""
+
+        def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
+            found = args_on_host, kwargs_on_host = original(executor, args, kwargs)
+            for name, given in [*zip(executor.arg_names, args_on_host, strict=False), *kwargs_on_host.items()]:
+                tensor = getattr(given, "base", given)  # of a tensor descriptor
+                if isinstance(tensor, torch.Tensor):
+                    traffic = self._launch.traffic[name] = Traffic(tuple(tensor.shape))
+                    self._number_of[id(tensor)] = len(self._arguments)
+                    self._arguments.append(_Argument(name, tensor, traffic, self._stores))
+            return found
+
+        return init_args
+
+    def tag(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A pointer to a tensor argument."""
+
+        def convert(given: Any) -> Any:
+            made = original(given)
+            if id(given) in self._number_of:
+                made.handle.data = made.handle.data | (np.uint64(1 + self._number_of[id(given)]) << _TAG)
+            return made
+
+        return convert
+
+    def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A load, and its bytes."""
+
+        def create(builder: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            for argument, offsets in self._touched("loads", pointers, mask.data, builder.grid_idx):
+                argument.traffic.loaded += len(offsets) * argument.element_size
+            return original(builder, _untagged(pointers), mask, *rest, **options)
+
+        return create
+
+    def store(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A store, and its bytes; each address is marked with the program."""
+
+        def create(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
+            program, grid = builder.grid_idx, builder.grid_dim
+            for argument, offsets in self._touched("stores to", pointers, mask.data, program, once=True):
+                bytes_of = argument.start + offsets * argument.element_size
+                before = argument.stored_by[bytes_of]
+                if before.any():
+                    place = int((before > 0).argmax())
+                    number, other = divmod(int(before[place]) - 1, len(self._arguments))
+                    first = _program(number, grid)
+                    self._fail_twice(argument, int(offsets[place]), first, self._arguments[other], program)
+                mine = _number(program, grid) * len(self._arguments) + self._arguments.index(argument)
+                argument.stored_by[bytes_of] = 1 + mine
+                argument.traffic.stored += len(offsets) * argument.element_size
+            return original(builder, _untagged(pointers), value, mask, *rest, **options)
+
+        return create
+
+    def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """An atomic operation: `(op, pointers, value, mask, ...)`, or a compare and swap without op and mask."""
+
+        def create(builder: Any, *given: Any, **options: Any) -> Any:
+            place = next(at for at, one in enumerate(given) if hasattr(one, "data") and one.data.dtype == np.uint64)
+            pointers = given[place]
+            mask = given[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
+            for argument, offsets in self._touched("changes", pointers, mask, builder.grid_idx):
+                argument.traffic.loaded += len(offsets) * argument.element_size
+                argument.traffic.stored += len(offsets) * argument.element_size
+            return original(builder, *given[:place], _untagged(pointers), *given[place + 1 :], **options)
+
+        return create
+
+    def _touched(
+        self, verb: str, pointers: Any, mask: Any, program: Program, *, once: bool = False
+    ) -> Iterator[tuple[_Argument, Any]]:
+        """The arguments behind `pointers`, each with the offsets of the accessed elements."""
+        live = pointers.data[np.broadcast_to(mask, pointers.data.shape).astype(bool)]
+        tags = live >> _TAG
+        for tag in np.unique(tags[tags > 0]):
+            argument = self._arguments[int(tag) - 1]
+            addresses = (live[tags == tag] & _ADDRESS).astype(np.int64)
+            offsets = (addresses - argument.base) // argument.element_size
+            inside = (offsets >= 0) & (offsets < len(argument.is_element))
+            inside[inside] = argument.is_element[offsets[inside]]
+            if not inside.all():
+                stray = int(offsets[inside.argmin()])
+                self._fail(argument, stray, verb, f", which is not one of the tensor's, in program {program}")
+            distinct = np.unique(offsets)
+            if once and len(distinct) < len(offsets):
+                ordered = np.sort(offsets)
+                self._fail_twice(argument, int(ordered[1:][ordered[1:] == ordered[:-1]][0]), program, argument, program)
+            yield argument, distinct
+
+    def _fail(self, argument: _Argument, offset: int, verb: str, rest: str) -> None:
+        shape = list(argument.traffic.shape)
+        self._fault = KernelFault(
+            f"{self._launch.kernel} {verb} {argument.name} {shape} at element {offset} of its memory{rest}"
+        )
+        raise self._fault
+
+    def _fail_twice(self, argument: _Argument, offset: int, first: Program, other: _Argument, second: Program) -> None:
+        through = "" if other is argument else f" through {other.name}"
+        self._fail(argument, offset, "stores to", f" twice, in program {first}{through} and in program {second}")
+
+
+def _untagged(pointers: Any) -> Any:
+    return type(pointers)(pointers.data & _ADDRESS, pointers.dtype)
+
+
+def _number(program: Program, grid: Program) -> int:
+    return (program[0] * grid[1] + program[1]) * grid[2] + program[2]
+
+
+def _program(number: int, grid: Program) -> Program:
+    return number // (grid[1] * grid[2]), number // grid[2] % grid[1], number % grid[2]
