@@ -177,7 +177,7 @@ def test_errors() -> None:
         ValueError, match=r"^nothing that <lambda> computes from these arguments requires grad, so noth"
     ):
         explain(lambda x: x.sin(), torch.ones(2))
-    with pytest.raises(TypeError, match=r"^capture takes a function or a module, got int$"):
+    with pytest.raises(TypeError, match=r"^explain takes a function or a module, got int$"):
         explain(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no partitioner 'mincut'; did you mean 'min_cut'"):
         explain(layer, *layer_inputs(), partition="mincut")
