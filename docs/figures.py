@@ -128,7 +128,7 @@ def _layers() -> list[str]:
 
 def _ops() -> list[str]:
     """Speed of each op in one shape, forward / forward + backward."""
-    content = _read(f"{SHOWN}/suite/results.json")
+    content = _read(f"{SHOWN}/ops/results.json")
     rows = {
         (row["title"], row["candidate"]): row
         for row in content["rows"]

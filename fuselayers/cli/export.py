@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..configs import compose
-from ..configs.exported import CONFIG
+from ..configs.from_pretrained import CONFIG
 from ..configs.values import parse_yaml
 from .files import whole_folder, write_text
 from .text import say

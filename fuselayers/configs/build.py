@@ -10,20 +10,18 @@ from torch import nn
 from ..components import get, names
 from ..names import no_such
 from ..partition import fuse_in_place
-from .create import create_model
+from .create import check_memory, create_model
 from .group_files import (
     COMPONENT_GROUPS,
     COMPONENT_SECTIONS,
-    GROUPS,
     component_file,
     composed_files,
     names_in,
     open_folders,
     paths_with,
 )
-from .memory import check_memory
 from .schemas import SECTIONS, Config, FusionConfig, section_options
-from .sections import changed, checked_choice, completed, fitting, with_layer_changes, written
+from .sections import changed, checked_choice, completed, together, with_layer_changes
 from .sources import Request, Source, parse_overrides, read_source
 from .values import resolved
 
@@ -81,9 +79,10 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             win over the source, which wins over a model's file, and the last one of a path wins. Choices come before
             options. "hydra.searchpath=[/my/configs]" names folders of your own, laid out as the shipped groups are.
 
-    Choosing another component keeps every option that somebody wrote and that the new component has too. A line in the
-    log "fuselayers" tells the options that take the new component's default, or are dropped. Choosing another file of
-    model, fusion, train or data replaces the source's section, and a model's file those of its components too.
+    Choosing another component keeps every value that differs from the old component's default and that the new one has
+    an option for. A line in the log "fuselayers" tells the options that take the new component's default, or are
+    dropped. Choosing another file of model, fusion, train or data replaces the source's section, and a model's file
+    those of its components too.
 
     Raises:
         TypeError: the source or the overrides are of another type.
@@ -99,73 +98,64 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     folders = open_folders(last.search_path)
     # A caller who only names shipped files has written none of the options.
     level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
-    notes = [*asked.notes, *_replace(asked, _presets(last))]
-    sections = composed_files({**_presets(asked), **_presets(last)}, folders)
-    for kind in COMPONENT_SECTIONS:
-        sections[kind] = fitting(kind, sections.get(kind, {}), where=kind, notes=notes)
-    for group in GROUPS:
+    notes = _replace(asked, last)
+    presets = {name: choice for name, choice in (asked.choices | last.choices).items() if name not in COMPONENT_GROUPS}
+    sections = composed_files(presets, folders)
+    for group in COMPONENT_SECTIONS:
+        files = {} if asked.complete else sections[group]
+        section = changed(group, {}, files, where=group, notes=notes, merged=True) if files else {}
         # A source that goes on top of the shipped files replaces nothing that its author wrote: no notes.
-        sections[group] = _applied(asked, group, sections[group], folders, notes if asked.composed else [])
-        sections[group] = _applied(last, group, sections[group], folders, notes)
+        section = _applied(asked, group, section, folders, notes if asked.complete else [])
+        sections[group] = _applied(last, group, section, folders, notes)
+    for group in SECTIONS:
+        for change in (*asked.settings.get(group, ()), *last.settings.get(group, ())):
+            sections[group] = {**sections[group], **change}
     if notes:
         _log.log(level, "; ".join(notes))
     return _checked(sections)
 
 
-def _presets(request: Request) -> dict[str, str]:
-    return {group: choice for group, choice in request.choices.items() if group not in COMPONENT_GROUPS}
-
-
-def _replace(asked: Request, presets: dict[str, str]) -> list[str]:
+def _replace(asked: Request, last: Request) -> list[str]:
     """Remove the sections that presets replace: train=quick over a saved config means the shipped numbers."""
+    presets = {group: choice for group, choice in last.choices.items() if group not in COMPONENT_GROUPS}
     # A model's file chooses its components; those of the source belonged to the model that is replaced.
-    components = COMPONENT_GROUPS if "model" in presets else ()
-    replaced = [group for group in presets if group in asked.settings]
-    replaced += [kind for kind in components if kind in asked.settings or kind in asked.choices]
-    for group in (*presets, *components):
+    replaced = [*presets, *(COMPONENT_GROUPS if "model" in presets else ())]
+    written = [
+        group for group in replaced if group in asked.settings or (group in asked.choices and group not in presets)
+    ]
+    if asked.complete:
+        written = [group for group in written if group not in SECTIONS]  # made of files, not written by hand
+    for group in replaced:
         asked.settings.pop(group, None)
         asked.choices.pop(group, None)
-    if asked.composed:
-        replaced = [group for group in replaced if group not in SECTIONS]  # made of files, not written by hand
+    asked.complete = asked.complete and "model" not in presets
     by = ", ".join(f"{group}={choice}" for group, choice in presets.items())
-    return [f"{by} replaces {', '.join(replaced)} of the config"] if replaced else []
+    return [f"{by} replaces {', '.join(written)} of the config"] if written else []
 
 
 def _applied(
     request: Request, group: str, section: dict[str, Any], folders: Sequence[Path], notes: list[str]
 ) -> dict[str, Any]:
-    """Return a section with the choice and the options of a request."""
-    changes = request.settings.get(group, {})
-    if group not in COMPONENT_SECTIONS:
-        return {**section, **changes}
-    name = changes.get("name")
-    if request.composed == "hydra" and changes:
-        return fitting(group, changes, where=group, notes=notes)
-    if request.composed == "saved" and isinstance(name, str):
-        return changed(group, {}, written(group, changes, request.left_at_default, where=group), where=group)
+    """Return a component's section with the choice and the options of a request."""
+    changes = request.settings.get(group, [])
     if group in COMPONENT_GROUPS and group in request.choices:
-        both = Request()
-        file = component_file(group, request.choices[group], folders)
-        both.add([group], changed(group, {}, file, where=group))  # raises here for a file without a name
-        both.add([group], changes)
-        changes = both.settings[group]
-    elif group == "model" and name not in names("model") and name in names_in(folders, "model"):
+        changes = [component_file(group, request.choices[group], folders), *changes]
+    if not changes:
+        return section
+    change = together(group, changes)
+    name = change.get("name")
+    if group == "model" and isinstance(name, str) and name not in names("model") and name in names_in(folders, "model"):
         raise ValueError(
             f"model.name is a registered model, such as decoder, and {name!r} is a file; choose it with model={name}"
         )
-    return changed(group, section, changes, where=group, notes=notes)
+    return changed(group, section, change, where=group, notes=notes, merged=request.complete)
 
 
 def _checked(sections: dict[str, dict[str, Any]]) -> Config:
-    left_at_default: set[str] = set()
-    complete = {
-        kind: completed(kind, sections[kind], where=kind, left_at_default=left_at_default)
-        for kind in COMPONENT_SECTIONS
-    }
+    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
     plain = resolved({**sections, **complete})
-    made: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    made |= {name: _section(name, plain[name]) for name in SECTIONS}
-    config = Config(**made, left_at_default=frozenset(left_at_default))
+    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
     with_layer_changes(config)  # raises here for a wrong layer, before anything is built
     return config
 

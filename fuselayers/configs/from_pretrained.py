@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 
 from ..names import shown
 from .build import build
-from .exported import exported_model, is_exported
+from .create import check_bytes
 from .group_files import choices
 from .hugging_face import config_of, matched
-from .memory import check_bytes
+from .sources import Source
 
+CONFIG: Final = "config.yaml"  # as `fuselayers export` writes it
 _CONFIG: Final = "config.json"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
@@ -63,23 +65,43 @@ def from_pretrained(
     'openai-community/gpt2'
     """
     folder = _folder(name_or_path, revision)
-    if is_exported(folder):
-        return exported_model(folder, _read_weights(folder), overrides, device=device, dtype=dtype)
-    content = _read_json(folder / _CONFIG)
-    family, config = config_of(content)
-    dtype = _dtype_of(content) if dtype is None else dtype
+    is_exported = (folder / CONFIG).is_file() and not (folder / _CONFIG).is_file()
+    family = ""
+    config: Source = folder / CONFIG
+    if not is_exported:
+        content = _read_json(folder / _CONFIG)
+        family, config = config_of(content)
+        dtype = _dtype_of(content) if dtype is None else dtype
     device = torch.device(torch.get_default_device() if device is None else device)
     with torch.device("meta"):
         model = build(config, overrides)
-    wanted = model.state_dict()
-    check_bytes(sum(one.numel() for one in wanted.values()) * dtype.itemsize, device, what="the model")
-    found = matched(model, _read_weights(folder), family=family)
+    weights = _read_weights(folder)
+    if is_exported:
+        _check_own(model, weights, folder)
+    dtypes = {
+        name: dtype if dtype is not None and (family or tensor.is_floating_point()) else weights[name].dtype
+        for name, tensor in model.state_dict().items()
+    }
+    asked = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
+    check_bytes(asked, device, what="the model")
+    ours = weights if is_exported else matched(model, weights, family=family)
     # Copied one by one: a file's tensors are views of the file.
     state = {
-        name: found.pop(name).to(device, dtype, copy=True, memory_format=torch.contiguous_format) for name in wanted
+        name: ours.pop(name).to(device, dtypes[name], copy=True, memory_format=torch.contiguous_format)
+        for name in dtypes
     }
     model.load_state_dict(state, assign=True)
     return model.eval()
+
+
+def _check_own(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the weights of {str(folder)!r} are not those of its config: {textwrap.shorten(str(error), 400)}; leave "
+            "out overrides that change the architecture"
+        ) from error
 
 
 def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:

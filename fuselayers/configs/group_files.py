@@ -8,6 +8,12 @@ The shipped folder is `groups`. `hydra.searchpath` names others, with the same l
 
 # Note: [who wins] Hydra takes the first file of a name, and looks through the shipped folder first. A file that a
 # shipped name or a registered component would hide is refused, where Hydra alone would ignore it.
+#
+# Note: [why no structured configs] A dataclass for each component, made of its signature and put into Hydra's
+# ConfigStore, would check types while Hydra composes. It refuses what a swap means (the multiple_of that llama_tiny
+# sets, with feedforward=mlp), takes "4" for a number and 1 for true, knows neither Literal nor `Choice | str`, and its
+# errors lack the value. The groups' files of two lines would stay: a user's Hydra application finds files without an
+# import of ours.
 
 import functools
 import os
@@ -74,14 +80,18 @@ def paths_with(option: str, *, without: str = "") -> list[str]:
     >>> paths_with("num_layers"), paths_with("lr")
     (['model.num_layers'], ['train.learning_rate'])
     """
-    sections = {kind: {one.name for name in names(kind) for one in options(kind, name)} for kind in COMPONENT_SECTIONS}
-    sections |= {name: {one.name for one in section_options(schema)} for name, schema in SECTIONS.items()}
-    sections.pop(without, None)
     for wanted in (option, *ours_for(option)):
-        found = [f"{section}.{wanted}" for section, known in sections.items() if wanted in known]
+        found = [f"{group}.{wanted}" for group in GROUPS if group != without and wanted in _options_in(group)]
         if found:
             return found
     return []
+
+
+def _options_in(group: str) -> set[str]:
+    """Return the names of the options of a section, whichever component it names."""
+    if group in SECTIONS:
+        return {option.name for option in section_options(SECTIONS[group])}
+    return {option.name for name in names(group) for option in options(group, name)}
 
 
 def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
@@ -105,15 +115,18 @@ def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str
 
 
 def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the section of a choice in a group of components: that of its file, or the registered name alone.
+    """Return the section of a choice in a group of components: the registered name, or what its file holds.
 
     Raises:
         ValueError: as `composed_files`.
     """
-    _check_name(folders, group, choice)
-    if not any(choice in _files(folder, group) for folder in folders):
+    if choice in names(group):
         return {"name": choice}
+    _check_name(folders, group, choice)
     section: dict[str, Any] = _composed(None, (f"+{group}={choice}",), tuple(folders))[group]
+    if not isinstance(section.get("name"), str):
+        shown_name = shown(section.get("name"))
+        raise ValueError(f"{group} must name a {group}, got {shown_name}; there are: {', '.join(names(group))}")
     return section
 
 
@@ -164,8 +177,8 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: of `hydra.searchpath`: folders, relative ones below the working directory, or "file://" and one.
 
     Raises:
-        ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that is refused:
-            by its name, because it is outside of the folder, or by its content.
+        ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that is refused,
+            by its name or its content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -174,11 +187,11 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
     for folder in folders[1:]:
         for group in GROUPS:
             for name, path in _files(folder, group).items():
-                _check_place(folder, group, name, path)
-    for folder in folders[1:]:
-        for group in GROUPS:
-            for path in _files(folder, group).values():
-                _check_content(path, folders, group)
+                try:
+                    _check_file(name, path, group, folders)
+                except ValueError as error:
+                    text = str(error)
+                    raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from error
     return folders
 
 
@@ -206,41 +219,40 @@ def _files(folder: Path, group: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
 
 
-def _check_place(folder: Path, group: str, name: str, path: Path) -> None:
+def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"{path}: the name of a group file must be a letter, then letters, digits, _ and -; rename it")
+        raise ValueError("the name of a group file must be a letter, then letters, digits, _ and -; rename it")
     if name in _files(SHIPPED, group):
-        raise ValueError(
-            f"{path}: {group}={name} is the shipped file, which hides this one, as in Hydra; give it another name"
-        )
+        raise ValueError(f"{group}={name} is the shipped file, which hides this one, as in Hydra; give it another name")
     if group in COMPONENT_SECTIONS and name in names(group):
         raise ValueError(
-            f"{path}: {name!r} is a registered {group}, which this file would hide; give it another name, such as "
+            f"{name!r} is a registered {group}, which this file would hide; give it another name, such as "
             f"my_{name}.yaml"
         )
-    real = path.resolve()
-    if not real.is_relative_to(folder):
+    if not (real := path.resolve()).is_relative_to(path.parents[1]):
         raise ValueError(f"{path} leads out of its folder, to {real}; copy the file, or name its folder too")
     if not real.is_file():
         raise ValueError(f"{path} is no file")
-
-
-def _check_content(path: Path, folders: Sequence[Path], group: str) -> None:
-    content = read_yaml(path)
-    try:
-        is_global = _is_global(path.read_text(encoding="utf-8"), group)
-        content = plain_copy(content)
-        if not isinstance(content, dict):
-            raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
-        defaults = content.pop("defaults", [])
-        if not isinstance(defaults, list):
-            raise ValueError(f"defaults must be a list, got {shown(defaults)}")
-        for entry in defaults:
-            _check_default(entry, folders, group)
-        for section, settings in (content if is_global else {group: content}).items():
-            _check_section(section, settings, group)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    content = plain_copy(read_yaml(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
+    defaults = content.pop("defaults", [])
+    if not isinstance(defaults, list):
+        raise ValueError(f"defaults must be a list, got {shown(defaults)}")
+    for entry in defaults:
+        _check_default(entry, folders, group)
+    is_global = _is_global(path.read_text(encoding="utf-8"), group)
+    for section, settings in (content if is_global else {group: content}).items():
+        check_group(section)
+        # Hydra merges the files of other groups later: they would win without a word.
+        if (is_global and section not in COMPONENT_SECTIONS) or not isinstance(settings, dict):
+            raise ValueError(
+                f"a file of model sets options of the model and its components, not {section}: {shown(settings)}; it "
+                "chooses components in its defaults, as override /norm: rms_norm, and other groups are chosen beside "
+                "it, as train=mine"
+            )
+        for option in settings.keys() - {"name", *_options_in(section)}:
+            raise ValueError(no_such(f"{section} option", option, _options_in(section)))
 
 
 def _is_global(text: str, group: str) -> bool:
@@ -255,29 +267,6 @@ def _is_global(text: str, group: str) -> bool:
     if text[: header.start()].strip():
         raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
     return True
-
-
-def _check_section(section: str, content: Any, group: str) -> None:
-    check_group(section)
-    if group == "model" and section not in COMPONENT_SECTIONS:
-        # The file of that group is merged later, and would win without a word.
-        raise ValueError(
-            f"a file of model sets the model and its components, not {section}: write a file {section}/mine.yaml, "
-            f"and choose it beside the model, with {section}=mine"
-        )
-    if not isinstance(content, dict):
-        raise ValueError(
-            f"{section} must be a mapping of options, got {shown(content)}; a choice is an entry of defaults: "
-            f"override /{section}: {content}"
-        )
-    if section in SECTIONS:
-        known = {option.name for option in section_options(SECTIONS[section])}
-    else:
-        # Another file may choose the component, so an option of any of them fits.
-        known = {"name", *(option.name for name in names(section) for option in options(section, name))}
-    for option in content:
-        if option not in known:
-            raise ValueError(no_such(f"{section} option", option, known))
 
 
 def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:

@@ -1,15 +1,90 @@
-"""The config as dataclasses. The numbers are in the YAML groups; types, ranges and meanings are here."""
+"""The config as dataclasses, and how a value is checked against its type and range.
+
+The numbers are in the YAML groups; types, ranges and meanings are here and in the components' signatures.
+"""
 
 import re
+import sys
+import types
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Final, Literal, get_type_hints
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..components import REQUIRED, Choice, Option
+from ..components import REQUIRED, Choice, Option, get
 from ..components.fused_op import check_names
 from ..components.ranges import Count, Decay, NotNegative, Positive, Range, Size, range_of
 from ..names import no_such, shown
 from ..partition import partitioner
-from .values import checked_option
+
+_WORDS: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): "null"}
+_INTEGERS_BELOW: Final = 2**63  # torch's sizes
+
+
+def checked_option(where: str, value: Any, option: Option) -> Any:
+    """Return the value of an option, checked by its annotation and its range.
+
+    Raises:
+        ValueError: the value has another type, is out of range, or names no registered component.
+
+    >>> from ..components import options
+    >>> checked_option("position.base", 4, options("position", "sinusoidal")[0])
+    4.0
+    >>> checked_option("position.base", "four", options("position", "sinusoidal")[0])
+    Traceback (most recent call last):
+    ValueError: position.base must be a number, got 'four'
+    """
+    value = _checked(where, value, option.annotation)
+    if isinstance(value, int) and abs(value) >= _INTEGERS_BELOW:
+        raise ValueError(f"{where} must be below 2**63, got {shown(value)}")
+    if option.range is not None and value is not None:
+        option.range.check(where, value)
+    if option.kind is not None and isinstance(value, str):
+        get(option.kind, value)
+    return value
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union; for any other annotation, the annotation alone."""
+    return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+
+
+def _checked(where: str, value: Any, annotation: Any) -> Any:
+    """Return the value as the annotation has it: an int as a float where a float is wanted, a list as a tuple.
+
+    The component checks a type other than bool, int, float, str, None, Literal, a tuple of any length or a union.
+    """
+    wanted = alternatives(annotation)
+    for alternative in wanted:
+        if not _fits(value, alternative):
+            continue
+        if _is_any_length(alternative):
+            entry = get_args(alternative)[0]
+            return tuple(_checked(f"{where}[{index}]", item, entry) for index, item in enumerate(value))
+        return float(value) if alternative is float else value
+    literals = [name for alternative in wanted if get_origin(alternative) is Literal for name in get_args(alternative)]
+    if literals and isinstance(value, str):
+        raise ValueError(no_such(where, value, literals))
+    hint = ""
+    if str in wanted and isinstance(value, (bool, int, float)):
+        hint = "; quote it to make it text, with two pairs of quotes on a command line"
+    elif isinstance(value, str) and any(map(_is_any_length, wanted)):
+        hint = f"; write [{value}]"
+    words = [_WORDS.get(alternative, "a list") for alternative in wanted if get_origin(alternative) is not Literal]
+    words += [f"one of {', '.join(map(str, literals))}"] if literals else []
+    raise ValueError(f"{where} must be {' or '.join(words)}, got {shown(value)}{hint}")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    if get_origin(wanted) is Literal:
+        return any(type(value) is type(name) and value == name for name in get_args(wanted))
+    if _is_any_length(wanted):
+        return isinstance(value, (list, tuple))
+    if wanted is float:  # finite; a whole number may be too large for a float
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
+    return wanted not in _WORDS or type(value) is wanted
+
+
+def _is_any_length(annotation: Any) -> bool:
+    return get_origin(annotation) is tuple and get_args(annotation)[1:] == (Ellipsis,)
 
 
 def setting(doc: str, *, default: Any = MISSING) -> Any:
@@ -60,8 +135,8 @@ class FusionConfig:
         "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
         default="min_cut",
     )
-    scope: Literal["none", "layer", "block", "model"] = setting(
-        "what is fused as one function: none, each feedforward's op, each block, or the whole model", default="block"
+    scope: Literal["none", "block", "model"] = setting(
+        "what is fused as one function: none, each block, or the whole model", default="block"
     )
 
     def __post_init__(self) -> None:
@@ -194,8 +269,6 @@ class Config:
         train: the training run.
         data: the text to train on.
         parallel: how a training is spread over processes.
-        left_at_default: the paths of the components' options that nobody wrote, such as "feedforward.expansion". A swap
-            gives them the new component's default, and keeps the others.
     """
 
     model: Choice
@@ -208,8 +281,6 @@ class Config:
     train: TrainConfig
     data: DataConfig
     parallel: ParallelConfig
-    # Two configs with the same values build the same model, whoever wrote the values.
-    left_at_default: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 # The sections that are dataclasses of their own; the others name a component.

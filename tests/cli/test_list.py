@@ -120,7 +120,7 @@ def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
         ("position.learned", "  no options"),
         ("train", "  beta2              float, at least 0 and below 1, default 0.95: "),
         ("train.beta2", "  beta2  float, at least 0 and below 1, default 0.95: "),
-        ("fusion", "  scope      'none' | 'layer' | 'block' | 'model', default 'model': "),
+        ("fusion", "  scope      Literal['none', 'block', 'model'], default 'block': "),
     ],
 )
 def test_every_kind_and_section_has_its_options(capsys: pytest.CaptureFixture[str], kind: str, line: str) -> None:

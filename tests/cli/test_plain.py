@@ -10,7 +10,7 @@ from fuselayers.configs import Config, build, compose
 
 @pytest.mark.parametrize("model", ["gpt_nano", "llama_tiny"])
 def test_only_the_way_of_computing_changes(model: str) -> None:
-    config = compose(model, ["fusion.scope=layer"])
+    config = compose(model, ["fusion.scope=block"])
     plain = plain_config(config)
     assert plain.fusion.scope == "none"
     assert plain.feedforward.name == {"gpt_nano": "mlp", "llama_tiny": "gated_mlp"}[model]

@@ -4,7 +4,6 @@ The combinations are a pairwise covering set: each pair of values of two groups 
 """
 
 import itertools
-import re
 
 import pytest
 import torch
@@ -106,8 +105,3 @@ def test_an_attention_that_cannot_use_a_position_says_so(attention: str, positio
     )
     with pytest.raises(ValueError, match=text):
         build("bert_tiny", [f"attention={attention}", f"position={position}", "fusion=off"])
-
-
-def test_the_covering_set_is_small() -> None:
-    largest = sorted((len(values) for values in VALUES.values()), reverse=True)[:2]
-    assert len(ROWS) < 2.5 * largest[0] * largest[1], re.sub(r"\s+", " ", str(len(ROWS)))

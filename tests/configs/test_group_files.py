@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import hydra
 import pytest
 import torch
+from hydra import initialize_config_module
 
 from fuselayers.components import RMSNorm, names, registry
-from fuselayers.configs import COMPONENT_GROUPS, GROUPS, build, choices, compose, to_yaml
-from fuselayers.configs.group_files import SHIPPED, component_file, names_in, open_folders
+from fuselayers.configs import COMPONENT_GROUPS, build, choices, compose, to_yaml
 
 Write = Callable[[dict[str, str]], Path]
 
@@ -54,21 +54,11 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_a_group_is_a_folder_and_a_choice_a_file(group: str) -> None:
-    files = {path.stem for path in (SHIPPED / group).iterdir()}
-    assert files == set(choices(group))
-    if group in COMPONENT_GROUPS:
-        # A user's own Hydra application can choose files only.
-        assert files == set(names(group))
-        for name in names(group):
-            assert component_file(group, name, (SHIPPED,)) == {"name": name}
-
-
-def test_no_private_module_of_hydra_is_used() -> None:
-    sources = {path.name: path.read_text(encoding="utf-8") for path in SHIPPED.parent.glob("*.py")}
-    assert "from hydra import" in sources["group_files.py"]
-    assert not [name for name, text in sources.items() if "hydra._internal" in text]
+@pytest.mark.parametrize("group", COMPONENT_GROUPS)
+def test_every_component_has_a_file_for_hydra_applications(group: str) -> None:
+    for name in names(group):
+        with initialize_config_module("fuselayers.configs.groups", version_base="1.3"):
+            assert hydra.compose("config", [f"{group}={name}"])[group].name == name
 
 
 def test_an_unknown_group_has_no_choices() -> None:
@@ -199,11 +189,6 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(
     assert compose("mixtral_tiny", [searchpath(folder)]) == compose("mixtral_tiny")
 
 
-def test_names_of_other_groups_are_free(write: Write) -> None:
-    folder = write({"train/decoder.yaml": "defaults: [default]\nsteps: 5\n"})
-    assert compose(overrides=[searchpath(folder), "train=decoder"]).train.steps == 5
-
-
 def test_spellings_of_a_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(FILES)
     monkeypatch.chdir(tmp_path)
@@ -213,20 +198,6 @@ def test_spellings_of_a_folder(write: Write, tmp_path: Path, monkeypatch: pytest
     folder.rename(tmp_path / "it's, [a] $% \\ folder")
     spelt = '"it\'s, [a] $% \\ folder"'
     assert compose(overrides=[searchpath(spelt), "train=long"]).train.steps == 9000
-
-
-def test_a_file_may_say_where_its_own_options_stand(write: Write) -> None:
-    files = {
-        "feedforward/one.yaml": "defaults: [gated_mlp]\nexpansion: 2\n",
-        "feedforward/two.yaml": "defaults: [one, _self_]\nexpansion: 3\n",
-        "feedforward/three.yaml": "defaults: [_self_, one]\nexpansion: 3\n",
-    }
-    found = searchpath(write(files))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for name, expansion in (("one", 2.0), ("two", 3.0), ("three", 2.0)):
-            chosen = compose(overrides=[found, f"feedforward={name}"]).feedforward
-            assert (chosen.name, chosen.options["expansion"]) == ("gated_mlp", expansion)
 
 
 def test_no_file_is_kept_between_two_calls(write: Write) -> None:
@@ -261,44 +232,26 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
     assert text in str(caught.value)
 
 
+# One case for each line that a file may have: name, package, entry of defaults, section, option, value.
 REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
-    ({"model/x.yaml": "a: &a 1\nb: *a"}, "model=x", "YAML anchors are refused"),
-    ({"model/x.yaml": "hidden_dim: 1\nhidden_dim: 2"}, "model=x", "not YAML, line 2: found duplicate key 'hidden_dim'"),
-    ({"model/x.yaml": "#" * 100_001}, "model=x", "a config file may have 100,000 bytes at most"),
     ({"model/x.yaml": "[1]"}, "model=x", "a group file must be a mapping of options, got a list"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),
-    ({"model/x.yaml": "name: ${oc.env:HOME}"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
     ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "'hydra' is refused: Hydra only composes here"),
     ({"model/x.yaml": "defaults: [../../../etc/passwd]"}, "model=x", "no model '../../../etc/passwd'"),
-    ({"model/x.yaml": "defaults: [/etc/passwd]"}, "model=x", "no model '/etc/passwd'"),
     ({"model/x.yaml": "defaults: [{override /norm: ../../secret}]"}, "model=x", "no norm '../../secret'"),
     ({"model/x.yaml": "defaults: [{override /hydra/launcher: basic}]"}, "model=x", "an entry of defaults must be the"),
-    ({"model/x.yaml": "defaults: [{override /norm@x: rms_norm}]"}, "model=x", "an entry of defaults must be the name"),
-    ({"model/x.yaml": "defaults: [{override /model: gpt_nano}]"}, "model=x", "an entry of defaults must be the name"),
-    ({"model/x.yaml": "defaults: [{/norm: rms_norm}]"}, "model=x", "an entry of defaults must be the name of a file"),
-    ({"model/x.yaml": "defaults: [{override /norm: [rms_norm]}]"}, "model=x", "an entry of defaults must be the name"),
-    ({"model/x.yaml": "defaults: [{optional gpt_nano: x}]"}, "model=x", "an entry of defaults must be the name"),
     ({"model/x.yaml": "defaults: ['${oc.env:HOME}']"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
     ({"model/x.yaml": "defaults: gpt_nano"}, "model=x", "defaults must be a list, got 'gpt_nano'"),
-    ({"model/x.yaml": "defaults: [gpt_nan]"}, "model=x", "no model 'gpt_nan'; did you mean 'gpt_nano'?"),
-    ({"model/x.yaml": "defaults: [{override /train: quick}]"}, "model=x", "an entry of defaults must be the name"),
-    ({"train/x.yaml": "defaults: [{override /norm: rms_norm}]"}, "train=x", "an entry of defaults must be the name"),
     ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "the package '_global_' is refused"),
+    ({"model/x.yaml": "# Mine.\n# @package _global_\nmodel: {}"}, "model=x", "must be the first line, as Hydra reads"),
     (
         {"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"},
         "model=x",
-        "a file of model sets the model and its components, not train",
+        "a file of model sets options of the model and its components, not train: {'steps': 1}; it chooses components",
     ),
-    ({"train/x.yaml": "\n ## @package hydra\nsteps: 1"}, "train=x", "the package 'hydra' is refused"),
-    ({"model/x.yaml": "# @package hydra\nsteps: 1"}, "model=x", "the package 'hydra' is refused"),
     ({"model/x.yaml": "# @package _global_\nhidra: {}"}, "model=x", "no config group 'hidra'"),
-    ({"model/x.yaml": "# @package _global_\nnorm: rms_norm"}, "model=x", "override /norm: rms_norm"),
-    (
-        {"model/x.yaml": "# @package _global_\nnorm: {name: layer_norm, epps: 1}"},
-        "model=x",
-        "x.yaml: no norm option 'epps'; did you mean 'eps'?",
-    ),
+    ({"model/x.yaml": "# @package _global_\nnorm: rms_norm"}, "model=x", "not norm: 'rms_norm'; it chooses components"),
     ({"model/x.yaml": "defaults: [gpt_nano]\nhidden_dims: 8"}, "model=x", "x.yaml: no model option 'hidden_dims'"),
     ({"model/x.yaml": "hidden_dim: 8"}, "model=x", "model must name a model, got None; there are: decoder, encoder"),
     (
@@ -311,21 +264,10 @@ REFUSED = [
         "norm=x",
         "norm must name a norm, got None; there are: dyt, layer_norm, rms_norm, skip",
     ),
-    ({"norm/x.yaml": "name: rms_norm\nepps: 1"}, "norm=x", "x.yaml: no norm option 'epps'; did you mean 'eps'?"),
     ({"norm/x.yaml": "name: rms_norm\nbias: true"}, "norm=x", "no rms_norm option 'bias'; there are: eps"),
-    (
-        {"train/x.yaml": "defaults: [_self_, _self_]"},
-        "train=x",
-        "cannot compose model=gpt_nano train=x: Duplicate",
-    ),
-    ({"model/x.yaml": "# Mine.\n# @package _global_\nmodel: {}"}, "model=x", "must be the first line, as Hydra reads"),
-    ({"norm/x.yaml": "name: rms_norm\neps: -1"}, "norm=x", "norm.eps must be at least 0, got -1.0"),
-    ({"norm/x.yaml": "name: torch.nn.LayerNorm"}, "norm=x", "no norm 'torch.nn.LayerNorm'"),
-    ({"train/x.yaml": "defaults: [default]\nstep: 1"}, "train=x", "no train option 'step'; did you mean 'steps'?"),
+    ({"train/x.yaml": "defaults: [_self_, _self_]"}, "train=x", "cannot compose model=gpt_nano train=x: Duplicate"),
     ({"train/x.yaml": "defaults: [default]\nsteps: {a: 1}"}, "train=x", "train.steps must be a whole number"),
     ({"train/x y.yaml": "steps: 1"}, "train=quick", "the name of a group file must be a letter, then"),
-    ({"train/007.yaml": "steps: 1"}, "train=quick", "the name of a group file must be a letter, then"),
-    ({"train/${a.b}.yaml": "steps: 1"}, "train=quick", "the name of a group file must be a letter, then"),
 ]
 
 
@@ -341,24 +283,13 @@ def test_files_that_are_refused(
     assert "the secret" not in str(caught.value)
 
 
-def test_links_may_not_lead_out_of_the_folder(write: Write, tmp_path: Path) -> None:
+def test_links_that_lead_out_and_pipes_are_not_read(write: Write, tmp_path: Path) -> None:
     folder = write({"train/long.yaml": "defaults: [default]\nsteps: 5\n"})
-    (folder / "train" / "same.yaml").symlink_to(folder / "train" / "long.yaml")
-    assert compose(overrides=[searchpath(folder), "train=same"]).train.steps == 5
     (tmp_path / "secret.yaml").write_text("steps: 6\n")
     (folder / "train" / "out.yaml").symlink_to(tmp_path / "secret.yaml")
     with pytest.raises(ValueError, match=r"train/out.yaml leads out of its folder, to .*secret.yaml; copy the file"):
         compose(overrides=[searchpath(folder)])
     (folder / "train" / "out.yaml").unlink()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "far.yaml").write_text("scope: none\n")
-    (folder / "fusion").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match=r"fusion/far.yaml leads out of its folder"):
-        compose(overrides=[searchpath(folder)])
-
-
-def test_what_is_no_file_is_not_opened(write: Write) -> None:
-    folder = write({"train/long.yaml": ""})
     os.mkfifo(folder / "train" / "pipe.yaml")  # whoever opens it waits for ever
     with pytest.raises(ValueError, match=r"train/pipe.yaml is no file$"):
         compose(overrides=[searchpath(folder)])
@@ -371,8 +302,3 @@ def test_a_source_may_not_name_folders(write: Write, tmp_path: Path) -> None:
     for asked in (source, {"hydra": {"searchpath": [str(folder)]}}, {"hydra.searchpath": [str(folder)]}):
         with pytest.raises(ValueError, match=r"'hydra' is refused: .* override names folders|no config group 'hydra"):
             compose(asked)
-
-
-def test_hidden_files_are_no_choices(write: Write) -> None:
-    folder = write({"train/.#long.yaml": "", "train/long.yaml": "steps: 1\n"})
-    assert names_in(open_folders([str(folder)]), "train") == ("default", "long", "quick")

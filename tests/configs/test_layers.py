@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +111,13 @@ def test_a_part_that_the_layers_that_differ_know_nothing_of_is_refused_by_its_pl
             compose(source, ["attention=linear"])
 
 
-def test_a_place_may_be_a_reference() -> None:
-    (change,) = layers("[{at: '${train.warmup_steps}', norm: rms_norm}]", "train.warmup_steps=1")
-    assert change.at == "1"
-
-
-def test_a_place_that_the_model_does_not_have_is_found_when_it_is_built() -> None:
-    with pytest.raises(ValueError, match=r"^layers\.at '3' names none of the 3 layers, 0 to 2$"):
-        build("gpt_nano", [*SMALL, "model.layers=[{at: 3, norm: rms_norm}]"])
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        ("3", "layers.at '3' names none of the 3 layers, 0 to 2"),
+        ("range(3)", 'layers.at must be an index or a slice such as "0"'),
+    ],
+)
+def test_a_place_that_the_model_does_not_have_is_found_when_it_is_built(at: str, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(said)}"):
+        build("gpt_nano", [*SMALL, f"model.layers=[{{at: '{at}', norm: rms_norm}}]"])

@@ -1,78 +1,25 @@
 import re
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 
-from fuselayers.components import Choice, Component, options, registry
 from fuselayers.components.model import Decoder
 from fuselayers.configs import build, compose, to_yaml
-from fuselayers.configs.sections import changed, checked_choice, completed
-
-
-class Wrapper:
-    def __init__(
-        self,
-        *,
-        inner: Annotated[Choice | str, Component("norm")] = "layer_norm",
-        function: Annotated[str | None, Component("activation")] = None,
-        activation: str | None = "gelu",
-        block: Choice | str = "transformer",
-        note: str = "",
-    ) -> None: ...
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._OWNERS["feedforward"], "wrapper", Wrapper)
-
-
-def checked(section: dict[str, object]) -> Choice:
-    return checked_choice("feedforward", completed("feedforward", section, where="ff"), where="ff")
-
-
-def test_the_kind_of_an_option_is_its_mark_or_its_name() -> None:
-    assert {option.name: option.kind for option in options("feedforward", "wrapper")} == {
-        "inner": "norm",
-        "function": "activation",
-        "activation": "activation",
-        "block": "block",
-        "note": None,
-    }
-    assert options("feedforward", "wrapper")[0].annotation == Choice | str
-
-
-def test_a_mark_of_no_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Misspelt:
-        def __init__(self, *, inner: Annotated[Choice | str, Component("nrom")]) -> None: ...
-
-    monkeypatch.setitem(registry._OWNERS["feedforward"], "misspelt", Misspelt)
-    with pytest.raises(ValueError, match=r"^no kind 'nrom'; did you mean 'norm'\?"):
-        options("feedforward", "misspelt")
-
-
-def test_a_marked_option_is_a_section_of_its_kind() -> None:
-    section = changed("feedforward", {"name": "wrapper"}, {"inner": {"name": "rms_norm", "eps": 1}}, where="ff")
-    assert section == {"name": "wrapper", "inner": {"name": "rms_norm", "eps": 1}}
-    assert changed("feedforward", section, {"inner": {"eps": 2}}, where="ff")["inner"] == {"name": "rms_norm", "eps": 2}
-    assert checked(section).options["inner"] == Choice("rms_norm", {"eps": 1.0, "unit_offset": False})
-    assert checked({"name": "wrapper"}).options["block"] == Choice("transformer")
 
 
 @pytest.mark.parametrize(
-    ("changes", "text"),
+    ("override", "text"),
     [
-        ({"inner": "rmsnorm"}, "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
-        ({"inner": {"epps": 1}}, "no layer_norm option 'epps'; did you mean 'eps'?"),
-        ({"inner": {"eps": "small"}}, "ff.inner.eps must be a number, got 'small'"),
-        ({"inner": None}, "ff.inner must be a name or a mapping of options, got None"),
-        ({"function": "gleu"}, "no activation 'gleu'; did you mean 'gelu'?"),
-        ({"activation": "gleu"}, "no activation 'gleu'; did you mean 'gelu'?"),
+        ("feedforward.expert=gatedmlp", "no feedforward 'gatedmlp'; did you mean 'gated_mlp'?"),
+        ("feedforward.expert.epps=1", "no mlp option 'epps'; there are: "),
+        ("feedforward.expert.width=small", "feedforward.expert.width must be a whole number or null, got 'small'"),
+        ("feedforward.expert=null", "feedforward.expert must be a name or a mapping of options, got None"),
+        ("feedforward.expert.activation=gleu", "no activation 'gleu'; did you mean 'gelu'?"),
     ],
 )
-def test_what_is_refused(changes: dict[str, object], text: str) -> None:
+def test_what_is_refused(override: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        checked(changed("feedforward", {"name": "wrapper"}, changes, where="ff"))
+        compose("gpt_nano", ["feedforward=mixture_of_experts", override])
 
 
 MIXTURE = {
@@ -134,9 +81,3 @@ def test_a_mixture_for_some_layers_only() -> None:
     kinds = [type(block.feedforward).__name__ for block in model.blocks]  # type: ignore[attr-defined, union-attr]
     assert kinds == ["FusedMLP", "MixtureOfExperts"]
     assert type(model.blocks[1].feedforward.experts[0]).__name__ == "MLP"  # type: ignore[index, union-attr]
-
-
-def test_the_experts_are_fused_as_layers_are() -> None:
-    asked = ["feedforward=mixture_of_experts", "feedforward.expert=fused_mlp", "fusion=eager", "fusion.scope=layer"]
-    model = build("gpt_nano", asked)
-    assert model.blocks[0].feedforward.experts[0].backend == "eager"  # type: ignore[index, union-attr]

@@ -10,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fuselayers
-from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, RMSNorm, compare_weights, register, registry
+from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register, registry
 from fuselayers.configs import Config, FusionConfig, RebuildError, RebuildWarning, build, compose, rebuild
 from fuselayers.partition import FusedModule, fuse
 
 TINY = ["model.hidden_dim=16", "model.num_layers=3", "model.context_length=8", "model.vocab_size=31", "fusion=off"]
 HEADS = ["attention.num_heads=4"]
-TOKEN_MODELS = ["bert_base", "gpt2_small", "gpt_nano", "llama_tiny"]
 
 
 def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
@@ -72,7 +70,7 @@ def _no_warning_unseen() -> Any:
 # What a model knows of its config.
 
 
-@pytest.mark.parametrize("scope", ["none", "layer", "block", "model"])
+@pytest.mark.parametrize("scope", ["none", "block", "model"])
 def test_only_the_model_itself_knows_its_config(scope: str) -> None:
     config = compose("gpt_nano", [*TINY[:-1], *HEADS, "fusion=eager", f"fusion.scope={scope}"])
     with torch.device("meta"):
@@ -96,18 +94,10 @@ def test_copies_know_it_too(scope: str) -> None:
         check_same_step(rebuild(other, ["fusion=off"], strict=True), rebuild(built, ["fusion=off"], strict=True))
 
 
-def test_the_new_model_knows_the_new_config() -> None:
-    built = tiny("feedforward=mlp")
-    rebuilt: Any = rebuild(built, ["feedforward=fused_mlp"])
-    assert rebuilt.built_from == compose(built.built_from, ["feedforward=fused_mlp"])
-    again: Any = rebuild(rebuilt, ["feedforward=mlp"])
-    assert again.built_from == built.built_from
-
-
 # What carries.
 
 
-@pytest.mark.parametrize("model", TOKEN_MODELS)
+@pytest.mark.parametrize("model", ["bert_base", "llama_tiny"])  # a norm behind and before, without and with groups
 @pytest.mark.parametrize("way", [("mlp", "fused_mlp"), ("fused_mlp", "mlp")])
 def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, way: tuple[str, str]) -> None:
     first, second = way
@@ -119,30 +109,14 @@ def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, 
     check_same_step(rebuilt, built)
 
 
-@pytest.mark.parametrize("scope", ["layer", pytest.param("block", marks=pytest.mark.slow), "model"])
+@pytest.mark.parametrize("scope", [pytest.param("block", marks=pytest.mark.slow), "model"])
 def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None:
     plain = tiny("model.num_layers=1")
     fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)
     found = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
-    assert found == {"layer": [], "block": ["blocks.0"], "model": [""]}[scope]
+    assert found == {"block": ["blocks.0"], "model": [""]}[scope]
     check_same_step(fused, plain)
     check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
-
-
-def test_fusion_off_and_auto() -> None:
-    plain = tiny()
-    fused = rebuild(plain, ["fusion=auto"], strict=True)
-    assert isinstance(fused.blocks[0], FusedModule)
-    assert compare_weights(plain, fused).complete
-    back: Any = rebuild(fused, ["fusion=off"], strict=True)
-    assert all(map(torch.equal, back.state_dict().values(), plain.state_dict().values()))
-
-
-def test_another_number_of_heads_carries() -> None:
-    built = tiny()
-    rebuilt: Any = rebuild(built, ["attention.num_heads=2"], strict=True)
-    assert rebuilt.blocks[0].attention.num_heads == 2
-    assert not torch.allclose(step(rebuilt)[0], step(built)[0])
 
 
 def test_the_old_model_stays_as_it_was() -> None:
@@ -172,18 +146,6 @@ def test_a_gated_mlp_reports_what_is_new_and_what_was_left_behind() -> None:
     assert torch.equal(rebuilt.token.weight, built.token.weight)
 
 
-def test_rms_norms_keep_their_weights_and_leave_the_bias_behind() -> None:
-    built = tiny()
-    rebuilt, text = report_of(built, ["norm=rms_norm"])
-    assert text.splitlines() == [
-        "33 of 33 weights carried over; what did not:",
-        "  blocks.0-2.residual.norms: 0.bias, 1.bias left behind",
-        "  norm.bias left behind",
-    ]
-    assert isinstance(rebuilt.norm, RMSNorm)
-    assert torch.equal(rebuilt.norm.weight, built.norm.weight)
-
-
 @pytest.mark.parametrize("override", ["norm=layer_norm", "norm.unit_offset=false"])
 def test_weights_that_are_scales_less_one_do_not_become_scales(override: str) -> None:
     built = build("gemma2_tiny", ["fusion=off", "model.num_layers=1"])
@@ -211,24 +173,6 @@ def test_blocks_carry_by_their_number() -> None:
     for name, value in built.state_dict().items():
         assert torch.equal(more.state_dict()[name], value), name
         assert name not in fewer.state_dict() or torch.equal(fewer.state_dict()[name], value), name
-
-
-def test_another_shape_is_reported_with_both() -> None:
-    rebuilt, text = report_of(tiny(), ["feedforward.expansion=2"])
-    assert text.splitlines()[1] == (
-        "  blocks.0-2.feedforward: up.weight was [64, 16], is [32, 16]; up.bias was [64], is [32]; "
-        "down.weight was [16, 64], is [16, 32]"
-    )
-    assert rebuilt.blocks[0].feedforward.up.out_features == 32
-
-
-def test_the_report_can_be_had_without_reading_text() -> None:
-    built = tiny()
-    with pytest.warns(RebuildWarning) as caught:
-        rebuilt = rebuild(built, ["model.tie_embeddings=false"])
-    carried = caught[0].message.carried  # type: ignore[union-attr]
-    assert carried.new == ("head.weight",)
-    assert carried == compare_weights(built, rebuilt)
 
 
 def test_strict_raises_before_anything_is_made() -> None:
@@ -268,13 +212,6 @@ def test_what_is_new_is_initialised_as_build_does_it() -> None:
     assert deviation == pytest.approx(0.02 / 8**0.5, rel=0.2)
 
 
-def test_the_generator_is_left_alone_where_all_carries() -> None:
-    built = tiny()
-    before = torch.get_rng_state()
-    rebuild(built, ["feedforward=mlp"])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_what_is_new_has_the_dtype_and_device_of_what_is_beside_it() -> None:
     built = tiny("feedforward=mlp", "norm=rms_norm").bfloat16()
     for block in built.blocks:
@@ -301,14 +238,6 @@ def test_every_parameter_stays_on_its_device() -> None:
 def tiny_on_cpu() -> Any:
     with torch.device("cpu"):
         return tiny("feedforward=mlp")
-
-
-def test_a_model_without_values_becomes_another_one_without_values() -> None:
-    with torch.device("meta"):
-        built = build(overrides=[*TINY, *HEADS, "feedforward=mlp"])
-    with pytest.warns(RebuildWarning, match="28 of 37"):
-        rebuilt = rebuild(built, ["feedforward=gated_mlp"])
-    assert all(value.is_meta for value in rebuilt.parameters())
 
 
 # The state of the model beside its weights.
@@ -345,25 +274,6 @@ def test_weights_that_the_caller_tied_stay_tied() -> None:
         assert rebuilt.token.weight is not built.token.weight
     untied: Any = rebuild(tiny("model.tie_embeddings=false"), ["feedforward=mlp"])
     assert untied.head.weight is not untied.token.weight
-
-
-def test_gradients_and_hooks_stay_with_the_old_model() -> None:
-    built = tiny()
-    step(built)
-    built.blocks[0].register_forward_hook(lambda *_: pytest.fail("the hook came along"))
-    rebuilt: Any = rebuild(built, ["feedforward=mlp"])
-    assert all(value.grad is None for value in rebuilt.parameters())
-    rebuilt(torch.zeros(1, 3, dtype=torch.int64))
-
-
-def test_what_was_put_in_by_hand_is_reported() -> None:
-    built = tiny("feedforward=mlp")
-    built.blocks[1].feedforward = GatedMLP(16)
-    _, text = report_of(built, ["fusion=eager"])
-    assert text.splitlines()[1] == (
-        "  blocks.1.feedforward: up.weight, up.bias, down.weight, down.bias new; "
-        "gate.weight, up.weight, down.weight left behind"
-    )
 
 
 def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -420,16 +330,3 @@ def test_a_part_or_a_wrapper_of_a_model_does_not_know_its_config(wrap: Any) -> N
         rebuild(wrapped, ["feedforward=mlp"])
     assert str(caught.value).startswith(f"this {type(wrapped).__name__} does")
     assert str(caught.value).endswith("not a wrapper or a submodule of it, or its config with config=")
-
-
-def test_other_errors() -> None:
-    with pytest.raises(TypeError, match=r"^rebuild takes a model, got a str; build\(config\) makes one$"):
-        rebuild("gpt_nano")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="no feedforward 'mpl'; did you mean 'mlp'"):
-        rebuild(tiny(), ["feedforward=mpl"])
-    with pytest.raises(TypeError, match="overrides must be a list of strings"):
-        rebuild(tiny(), "feedforward=mlp")
-
-
-def test_it_is_the_function_that_the_package_shows() -> None:
-    assert fuselayers.rebuild is fuselayers.configs.rebuild is rebuild

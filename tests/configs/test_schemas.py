@@ -1,30 +1,11 @@
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
-from fuselayers.configs import DataConfig, FusionConfig, ParallelConfig, TrainConfig, compose
-from fuselayers.configs.schemas import section_options
-from fuselayers.configs.values import alternatives
-
-
-@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig, ParallelConfig])
-def test_every_field_says_what_it_means(section: type) -> None:
-    assert all(len(option.doc.split()) >= 2 for option in section_options(section))
-
-
-# Numbers that count or measure nothing.
-PURE = {"clip_norm": "a norm of gradients has the loss's unit over the weight's", "seed": "it only names a sequence"}
-
-
-@pytest.mark.parametrize("section", [FusionConfig, TrainConfig, DataConfig, ParallelConfig])
-def test_every_number_has_a_range_and_a_unit(section: type) -> None:
-    for option in section_options(section):
-        if {int, float}.intersection(alternatives(option.annotation)):
-            assert option.range, option.name
-            assert option.doc.endswith(")") != (option.name in PURE), option.name
+from fuselayers.configs import DataConfig, ParallelConfig, TrainConfig, compose
 
 
 @pytest.mark.parametrize("section", [TrainConfig, DataConfig, ParallelConfig])
@@ -37,16 +18,10 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
 @pytest.mark.parametrize(
     ("section", "changes", "text"),
     [
-        *(
-            ("train", {name: 0}, f"train.{name} must be at least 1, got 0")
-            for name in ("steps", "batch_size", "accumulate", "evaluate_every", "evaluate_batches", "checkpoint_every")
-        ),
-        *(
-            ("train", {name: -1}, f"train.{name} must be at least 0, got -1")
-            for name in ("min_learning_rate", "warmup_steps", "weight_decay", "clip_norm", "sample_bytes")
-        ),
+        # A case for each kind of range and type, and each rule between fields.
+        ("train", {"steps": 0}, "train.steps must be at least 1, got 0"),
+        ("train", {"clip_norm": -1}, "train.clip_norm must be at least 0, got -1"),
         ("train", {"learning_rate": 0.0}, "train.learning_rate must be above 0, got 0.0"),
-        ("train", {"beta1": -0.1}, "train.beta1 must be at least 0 and below 1, got -0.1"),
         ("train", {"beta2": 1.0}, "train.beta2 must be at least 0 and below 1, got 1.0"),
         ("train", {"seed": -1}, "train.seed must be at least 0 and below 9223372036854775808, got -1"),
         (
@@ -54,8 +29,6 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
             {"seed": 2**63},
             "train.seed must be below 2**63, got 9223372036854775808",
         ),
-        ("parallel", {"dp": -1}, "parallel.dp must be at least 0, got -1"),
-        ("parallel", {"tp": 0}, "parallel.tp must be at least 1, got 0"),
         (
             "parallel",
             {"checkpointing": "blok"},
@@ -74,11 +47,9 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
             "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0",
         ),
         ("train", {"compare": "yes"}, "train.compare must be true or false, got 'yes'"),
-        ("data", {"held_out": 0.0}, "data.held_out must be above 0 and below 1, got 0.0"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
-        ("data", {"sequence_length": -1}, "data.sequence_length must be at least 0, got -1"),
         ("train", {"device": 3}, "train.device must be text, got 3; quote it to make it text"),
-        ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, layer"),
+        ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, model"),
         ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
         (
             "fusion",
@@ -93,17 +64,7 @@ def test_a_section_cannot_be_made_wrong(section: str, changes: dict[str, Any], t
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
-def test_devices(device: str) -> None:
-    assert replace(compose().train, device=device).device == device
-
-
 def test_edges_that_are_allowed() -> None:
     train = replace(compose().train, min_learning_rate=0, warmup_steps=0, clip_norm=0, sample_bytes=0, beta1=0)
     assert (train.min_learning_rate, type(train.clip_norm)) == (0.0, float)
     assert replace(compose().data, suffixes=[".c"]).suffixes == (".c",)
-
-
-def test_sections_are_frozen() -> None:
-    with pytest.raises(FrozenInstanceError):
-        compose().train.steps = 3  # type: ignore[misc]

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-from typing import Literal
-
 import pytest
 import torch
 
 from fuselayers.components import registry
 from fuselayers.components.ranges import Probability
-from fuselayers.configs.tables import OptionRow, option_rows, type_name
-from fuselayers.configs.values import alternatives
+from fuselayers.configs.tables import OptionRow, option_rows
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
@@ -21,21 +18,6 @@ def test_every_option_of_every_component_has_a_row_and_a_meaning(kind: str) -> N
     ]
     assert [(row.name, row.option) for row in rows] == expected
     assert all(len(row.meaning.split()) >= 2 for row in rows)
-
-
-# Numbers among the options that need no range, with the reason.
-WITHOUT_RANGE: dict[tuple[str, str, str], str] = {}
-
-
-def test_every_number_among_the_options_has_a_range() -> None:
-    without = {
-        (kind, name, option.name)
-        for kind in registry.KINDS
-        for name in registry.names(kind)
-        for option in registry.options(kind, name)
-        if {int, float}.intersection(alternatives(option.annotation)) and option.range is None
-    }
-    assert without == set(WITHOUT_RANGE)
 
 
 def test_a_row_says_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,17 +47,3 @@ def test_a_section_has_the_numbers_of_the_shipped_files() -> None:
 def test_no_such_table() -> None:
     with pytest.raises(ValueError, match=r"^no kind 'normm'; did you mean 'norm'\? there are: activation, .* train$"):
         option_rows("normm")
-
-
-@pytest.mark.parametrize(
-    ("annotation", "text"),
-    [
-        (int, "int"),
-        (bool | None, "bool | None"),
-        (tuple[int, ...], "tuple[int, ...]"),
-        (Literal["pre", "post"], "'pre' | 'post'"),
-        (int | list[str], "int | list[str]"),
-    ],
-)
-def test_types_are_written_as_in_code(annotation: object, text: str) -> None:
-    assert type_name(annotation) == text

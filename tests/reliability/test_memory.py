@@ -72,7 +72,7 @@ def model(*overrides):
     return made.built_from and made, next(made.parameters())
 
 def fused_layers():
-    return model("feedforward=fused_mlp", "fusion.scope=layer")
+    return model("feedforward=fused_mlp", "fusion.scope=block")
 
 def op():
     x = weights()

@@ -156,7 +156,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
         )
     torch.manual_seed(config.train.seed)
     # The engine fuses blocks and models, after it has split them.
-    unfused = fusion if fusion.scope == "layer" else replace(fusion, scope="none")
+    unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
     engine = start_engine(module, config, processes=processes, layout=layout, device=device)
     return Trainer(engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine)

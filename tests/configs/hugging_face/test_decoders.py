@@ -95,7 +95,7 @@ def test_generation_writes_the_same_tokens(name: str) -> None:
     assert model.new_caches(25) is not None
 
 
-SCOPES = [pytest.param("layer", marks=pytest.mark.slow), pytest.param("block", marks=pytest.mark.slow), "model"]
+SCOPES = [pytest.param("block", marks=pytest.mark.slow), "model"]
 
 
 @pytest.mark.parametrize("scope", SCOPES)
@@ -105,7 +105,7 @@ def test_every_option_fused_learns_the_same(scope: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ["layer", "block", "model"])
+@pytest.mark.parametrize("scope", ["block", "model"])
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_they_learn_the_same(name: str, backend: str, scope: str) -> None:

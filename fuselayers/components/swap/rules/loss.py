@@ -15,8 +15,8 @@ and the logits returned are None. In evaluation mode and without labels the mode
 """
 
 import ast
-import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -169,7 +169,7 @@ def _read(cls: Any) -> _Reading | None:
         tuple(ast.unparse(argument)[1:] for argument in inner.args),
         tuple((str(keyword.arg), ast.unparse(keyword.value)[1:]) for keyword in named),
         tuple(str(name) for name in fields),
-        getattr(importlib.import_module(module), name),
+        getattr(sys.modules[module], name),
         tuple(parameter.name for parameter in parameters),
         {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
     )
