@@ -7,6 +7,7 @@ from fuselayers._torch.dispatch import FakeTensorMode
 from fuselayers.components.swap import swap
 from tests.components.swap.layers import LAYERS, layer
 
+
 def main() -> None:
     """Run forward and backward of each layer; a tensor on the wrong device raises."""
     # Here, since pytest imports this file too.
