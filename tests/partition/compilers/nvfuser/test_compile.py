@@ -88,6 +88,18 @@ def test_mutations_views_and_unsupported_ops_are_torchs(on_the_cpu: StandIn) -> 
     assert not fused(lambda x: x.sin().cos())(torch.ones(0, 3)).any()
 
 
+def test_a_region_reads_an_input_before_torch_overwrites_it(on_the_cpu: StandIn) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        before = x.sin().cos() * 2
+        x.copy_(y @ y)
+        return before
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    expected = x.sin().cos() * 2
+    torch.testing.assert_close(fused(fn)(x, y), expected)
+    torch.testing.assert_close(x, y @ y)
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.uint8, torch.int64])
 def test_other_dtypes_are_torchs(dtype: torch.dtype, on_the_cpu: StandIn) -> None:
     x = torch.tensor([3, 2**24 + 1 if dtype is torch.int64 else 5]).to(dtype)
