@@ -35,7 +35,8 @@ def _name(cell: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
 def test_no_marker_is_left(page: Path) -> None:
-    assert "<!--" not in filled(page.read_text(encoding="utf-8"))
+    left = re.findall(r"<!-- (?!figures of|end of figures)", filled(page.read_text(encoding="utf-8")))
+    assert left == []
 
 
 def _option_sections(kind: str) -> dict[str, str]:

@@ -7,11 +7,11 @@ from fuselayers._torch.dispatch import FakeTensorMode
 from fuselayers.components.swap import swap
 from tests.components.swap.layers import LAYERS, layer
 
-_setup_privateuseone_for_python_backend("other")  # type: ignore[no-untyped-call]
-
 
 def main() -> None:
     """Run forward and backward of each layer; a tensor on the wrong device raises."""
+    # Here, since pytest imports this file too.
+    _setup_privateuseone_for_python_backend("other")  # type: ignore[no-untyped-call]
     for name in LAYERS:
         with FakeTensorMode():
             module = layer(name, device="other").train()
