@@ -8,7 +8,13 @@ import pytest
 import torch
 
 from fuselayers import testing
-from fuselayers.testing import check_layouts, check_poisoned, check_single_gradients, check_transforms
+from fuselayers.testing import (
+    check_layouts,
+    check_mixed_dtypes,
+    check_poisoned,
+    check_single_gradients,
+    check_transforms,
+)
 from tests.ops.cases import CASES, EVERY_DAY, Case
 from tests.ops.contract import (
     CHECKS,
@@ -24,6 +30,8 @@ from tests.ops.contract import (
 
 KERNEL_DTYPES = DTYPES[:3]
 PRENORM = "bias_dropout_residual_layer_norm, prenorm"
+# Of what takes a second for each case: a norm with all options and a mask, and an op of two halves.
+FEW = (PRENORM, "gated_activation, packed")
 # The references of these ops share no code with their formulas.
 OWN_FORMULAS = (*(name for name in EVERY_DAY if "norm" in name), *(name for name in CASES if "softmax" in name))
 # One dtype and one shape of each case run every day; for one case of each op all shapes do, and the dtypes in turns.
@@ -61,12 +69,15 @@ def numbers() -> Iterator[Any]:
                 yield named(name, shape, dtype, "eager")
 
 
-def with_backends(*rest: Any, every_day: Sequence[str] = EVERY_DAY) -> Iterator[Any]:
+def with_backends(
+    *rest: Any, every_day: Sequence[str] = EVERY_DAY, forms_every_day: Sequence[str] = EVERY_DAY
+) -> Iterator[Any]:
     """Every case with its Triton kernels, and one case of each op with its formula and in C++."""
     for name in EVERY_DAY:
-        yield named(name, *rest, "eager")
+        marks = slow_unless(name in forms_every_day)
+        yield named(name, *rest, "eager", marks=marks)
         if name in IN_CPP:
-            yield named(name, *rest, "cpp", marks=on_cpp.marks)
+            yield named(name, *rest, "cpp", marks=(*on_cpp.marks, *marks))
     for name in CASES:
         yield named(name, *rest, "triton", marks=(on_kernels, *slow_unless(name in every_day)))
 
@@ -81,7 +92,7 @@ def test_values_and_gradients(case: Case, shape: tuple[int, ...], dtype: torch.d
     ("case", "backend"),
     [
         *(named(name, "triton", marks=(on_kernels, *slow_unless(name in EVERY_DAY))) for name in CASES),
-        *(named(name, "cpp", marks=on_cpp.marks) for name in IN_CPP),
+        *(named(name, "cpp", marks=(*on_cpp.marks, *slow_unless(name in EVERY_DAY))) for name in IN_CPP),
     ],
 )
 def test_kernels_over_several_tiles(case: Case, backend: str) -> None:
@@ -111,7 +122,11 @@ def test_norms_of_long_rows(case: Case, width: int) -> None:
     [
         param
         for check in CHECKS
-        for param in with_backends(check, every_day=EVERY_DAY if check in INTERPRETED_CHECKS else ())
+        for param in with_backends(
+            check,
+            every_day=EVERY_DAY if check in INTERPRETED_CHECKS else (),
+            forms_every_day=FEW if check is check_mixed_dtypes else EVERY_DAY,
+        )
     ],
 )
 def test_contract(case: Case, check: Any, backend: str) -> None:
@@ -123,7 +138,7 @@ def test_contract(case: Case, check: Any, backend: str) -> None:
         assert error is None
 
 
-@pytest.mark.parametrize(("case", "backend"), with_backends(every_day=(PRENORM,)))
+@pytest.mark.parametrize(("case", "backend"), with_backends(every_day=(PRENORM,), forms_every_day=FEW))
 def test_dynamic_shapes(case: Case, backend: str) -> None:
     form = partial(case.op, backend=backend)
     check_dynamic(form, case.reference, lambda shape: tensors(*case.shapes(shape)), **case.options)

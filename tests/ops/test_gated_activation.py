@@ -22,7 +22,8 @@ def test_the_formula_saves_gate_and_up_and_what_the_activation_makes(activation:
     assert saved == kept * 64 * 128
 
 
-@pytest.mark.parametrize("activation", [pytest.param("silu", marks=pytest.mark.slow), "smelu"])
+@pytest.mark.slow
+@pytest.mark.parametrize("activation", ["silu", "smelu"])
 def test_fused_backward_saves_gate_and_up(activation: str) -> None:
     gate, up = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     fused = fuse(lambda gate, up: gated_activation(gate, up, activation=activation), backend="inductor", fallback=())
