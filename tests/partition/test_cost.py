@@ -56,6 +56,14 @@ def test_memory_is_worth_something(price: float) -> None:
 
 
 class TestSaving:
+    @pytest.mark.parametrize(("cost", "op", "times"), [(FUSED, "mm", 1), (FUSED, "sin", 2), (UNFUSED, "sin", 1)])
+    def test_a_value_inside_a_kernel_is_written_and_read_another_one_read(
+        self, joint: JointGraph, cost: CostModel, op: str, times: int
+    ) -> None:
+        price = cost.saving(node_of(joint, getattr(torch.ops.aten, op).default), joint)
+        # A tie of a thousandth decides between equals.
+        assert price.moved == pytest.approx(times * ELEMENTS * 4, rel=0.002, abs=1.0)
+
     def test_what_outlives_the_call_is_free(self, joint: JointGraph) -> None:
         weight = node_of(joint, "primals_2")
         assert FUSED.saving(weight, joint) == NodePrice(moved=COLUMNS**2 * 4 + 1, saved=COLUMNS**2 * 4)

@@ -88,6 +88,15 @@ def test_mutations_views_and_unsupported_ops_are_torchs(on_the_cpu: StandIn) -> 
     assert not fused(lambda x: x.sin().cos())(torch.ones(0, 3)).any()
 
 
+def test_a_view_that_torch_reads_is_made_outside_of_a_region(on_the_cpu: StandIn) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return (x.sin().cos().sum(1, keepdim=True) * 2).expand(4, 4) @ y
+
+    x, y = torch.randn(4, 8), torch.randn(4, 4)
+    torch.testing.assert_close(fused(fn)(x, y), fn(x, y))
+    assert "expand" not in on_the_cpu.defined[0].script()
+
+
 def test_a_region_reads_an_input_before_torch_overwrites_it(on_the_cpu: StandIn) -> None:
     def fn(x: Tensor, y: Tensor) -> Tensor:
         before = x.sin().cos() * 2
