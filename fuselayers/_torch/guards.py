@@ -51,12 +51,29 @@ def torch_compile(
         weakref.finalize(fn, _forget, fn.__code__).atexit = False
     if "recompile_limit" in inspect.signature(torch.compile).parameters:
         options["recompile_limit"] = recompile_limit
-        return torch.compile(fn, **options)
-    compiled = torch.compile(fn, **options)
+        return _with_guards_on_hooks(torch.compile(fn, **options))
+    compiled = _with_guards_on_hooks(torch.compile(fn, **options))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._dynamo.config.patch(recompile_limit=recompile_limit):
             return compiled(*args, **kwargs)
+
+    return call
+
+
+def _with_guards_on_hooks(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Call what is compiled so that a graph that is traced meanwhile notices hooks that a module has not had then.
+
+    By default Dynamo guards only hooks that exist. Equal modules share a graph, so a hook of one of them would be lost.
+    """
+    config: Any = torch._dynamo.config
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, config.skip_nnmodule_hook_guards = config.skip_nnmodule_hook_guards, False
+        try:
+            return compiled(*args, **kwargs)
+        finally:
+            config.skip_nnmodule_hook_guards = before
 
     return call
 

@@ -164,7 +164,8 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
     options = FuseOptions(backend=backend, chain=check_backends(backend, _FALLBACK), partition=partition)
     functions: dict[Hashable, FusedFunction] = {}
     for module in modules:
-        sizes = tuple((name, tensor.shape) for name, tensor in module.state_dict(keep_vars=True).items())
+        tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+        sizes = tuple((name, tensor.shape) for name, tensor in tensors)
         kind = type(module), sizes, id(module) if "forward" in vars(module) else None
         if kind not in functions:
             functions[kind] = function_of(module, FusedFunction, options)

@@ -129,6 +129,19 @@ def test_modules_of_a_kind_share_their_graphs() -> None:
     assert all(parameter.grad is not None for parameter in layers.parameters())
 
 
+def test_a_hook_inside_one_of_equal_modules_runs_whenever_it_was_set() -> None:
+    layers = [nn.Sequential(nn.Linear(2, 2)) for _ in range(3)]
+    layers[1][0].register_forward_hook(lambda module, inputs, output: output * 0 + 5)
+    fuse_in_place(layers, backend="eager", partition="min_cut")
+    x = torch.ones(1, 2)
+    for layer in layers:
+        layer(x)
+    assert torch.equal(layers[1](x), torch.full((1, 2), 5.0))
+    layers[2][0].register_forward_pre_hook(lambda module, inputs: (inputs[0] * 0,))
+    torch.testing.assert_close(layers[2](x)[0], layers[2][0].bias)
+    torch.testing.assert_close(layers[0](x), nn.functional.linear(x, layers[0][0].weight, layers[0][0].bias))
+
+
 def test_disable_fusion_is_for_its_own_thread() -> None:
     model = nn.Sequential(fuse(nn.Linear(2, 2), backend="eager"))
     entered, left = threading.Event(), threading.Event()
