@@ -58,8 +58,8 @@ def test_layers_save_fewer_bytes(name: str, most: float) -> None:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        *(("gpt2", 0.40), ("bert", 0.55), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
-        *(("opt", 0.60), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
+        *(("gpt2", 0.40), ("bert", 0.60), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
+        *(("opt", 0.75), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
     ],
 )
 def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
