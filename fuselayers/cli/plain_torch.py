@@ -247,7 +247,7 @@ def _norm(of: Any) -> nn.Module:
 
 
 def _check(component: Any, *known: type[nn.Module]) -> None:
-    if type(component) not in known:
+    if type(eager_view(component)) not in known:  # a block may be fused by itself
         raise _no_twin(component)
 
 

@@ -116,7 +116,7 @@ def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyP
 
 
 def test_fsdp_fuses_blocks_and_says_so() -> None:
-    fusion, said = fusion_for(_config("parallel=fsdp", "fusion=auto"))
+    fusion, said = fusion_for(_config("parallel=fsdp", "fusion=auto", "fusion.scope=model"))
     assert (fusion.scope, said) == (
         "block",
         "fsdp gathers the weights of one block at a time: fusion.scope is block",
