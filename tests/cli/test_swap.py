@@ -11,6 +11,7 @@ from tests.components.swap.models import FAMILIES
 transformers = pytest.importorskip("transformers")
 
 
+@pytest.mark.slow  # Inductor compiles the blocks
 def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.LlamaConfig(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
@@ -26,17 +27,8 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(site["error"] is not None for site in sites)
 
 
-QUICK = ("gpt2", "phi3", "clip")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        one if one in QUICK else pytest.param(one, marks=pytest.mark.slow)
-        for one in FAMILIES
-        if one != "torch encoder" and FAMILIES[one][1]
-    ],
-)
+# The families themselves are tested in tests/components/swap.
+@pytest.mark.parametrize("name", ["gpt2", "vit"])
 def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]
     report = tmp_path / "report.json"
