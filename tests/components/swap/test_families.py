@@ -66,7 +66,14 @@ def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
     assert share(name, "blocks") <= most
 
 
-@pytest.mark.parametrize("name", ["deit", "swin", "whisper", "t5", "wav2vec2", "bert", "gpt2"])
+# Each of the slow ones traces blocks of several sizes, for a minute and more.
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bert", "gpt2"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("deit", "swin", "whisper", "t5", "wav2vec2")),
+    ],
+)
 def test_a_batch_is_made_from_the_config(name: str) -> None:
     model = FAMILIES[name][0]()
     report = swap(model, level="blocks", backend="eager")
