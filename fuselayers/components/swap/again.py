@@ -24,7 +24,6 @@ def linear_again(
     """Return make(*sources) @ weight.T + bias, and save the sources for backward in place of what is made of them.
 
     A compiler that traces this sees the plain functions and decides by itself. A transform of `torch.func` runs them.
-    In eager mode there is no second derivative.
 
     Args:
         make: a function of the sources that gives the same values each time, [..., K]. The first source has its shape
@@ -41,7 +40,7 @@ def linear_again(
 
 
 def made_again(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-    """Return make(*sources), and save the sources alone. See `linear_again`; this has a second derivative."""
+    """Return make(*sources), and save the sources alone. See `linear_again`."""
     if not _records():
         return make(*sources)
     made: Tensor = _MadeAgain.apply(make, *sources)  # type: ignore[no-untyped-call]
@@ -57,11 +56,19 @@ class _LinearAgain(torch.autograd.Function):
         return F.linear(_as_rows(made), weight, bias)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         wants_weight, wants_bias, *needs = ctx.needs_input_grad[1:]
         dbias = dy.sum(0) if wants_bias else None
+        if torch.is_grad_enabled():  # under create_graph
+
+            def formula(weight: Tensor, *sources: Tensor) -> Tensor:
+                with _autocast_of_forward(ctx):
+                    return F.linear(_as_rows(ctx.make(*sources)), weight)
+
+            wanted = wants_weight, *needs
+            dweight, *gradients = differentiable_gradients(formula, (weight, *sources), (dy,), wanted)
+            return None, dweight, dbias, *gradients
         dsources: list[Tensor | None] = [None] * len(sources)
         dweight = None
         if wants_weight or any(needs):
@@ -87,7 +94,13 @@ class _MadeAgain(torch.autograd.Function):
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
         sources, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         if torch.is_grad_enabled():  # under create_graph
-            return None, *differentiable_gradients(ctx.make, sources, (dmade,), needs)
+
+            def formula(*sources: Tensor) -> Tensor:
+                with _autocast_of_forward(ctx):
+                    made: Tensor = ctx.make(*sources)
+                    return made
+
+            return None, *differentiable_gradients(formula, sources, (dmade,), needs)
         made, inputs = _made(ctx, sources, needs)
         return None, *_through(made, inputs, dmade)
 
@@ -99,10 +112,14 @@ def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
+def _autocast_of_forward(ctx: Any) -> torch.autocast:
+    device, enabled, dtype = ctx.autocast
+    return torch.autocast(device, dtype, enabled=enabled)
+
+
 def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
     """What forward made, recorded, and the inputs that it is recorded from."""
-    device, enabled, dtype = ctx.autocast
-    with torch.enable_grad(), torch.autocast(device, dtype, enabled=enabled):
+    with torch.enable_grad(), _autocast_of_forward(ctx):
         inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
         return ctx.make(*inputs), inputs
 

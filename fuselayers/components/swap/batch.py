@@ -35,7 +35,7 @@ def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
     parameter = next(model.parameters(), torch.empty(0))
     try:
         batch = {main: _INPUTS[main](config)}
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):  # Musicgen has two texts
         return None
     takes = inspect.signature(type(model).forward).parameters
     if main == "input_ids" and "labels" in takes and _has_token_labels(model):

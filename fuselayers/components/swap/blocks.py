@@ -19,7 +19,8 @@ __all__ = ["block_class", "repeated_blocks"]
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks of a model by qualified name: two or more modules of one class in a list, with linear layers.
+    """Yield the blocks of a model by qualified name: two or more modules of one class in a list, with linear layers
+    inside.
 
     Of lists within lists only the outer ones count.
     """
@@ -30,7 +31,8 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
         kinds = {type(block) for block in module}
-        if len(kinds) == 1 and any(isinstance(part, nn.Linear) or is_linear(part) for part in module[0].modules()):
+        _, *parts = module[0].modules()
+        if len(kinds) == 1 and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts):
             inside.append(name)
             for key, block in module.named_children():
                 yield f"{name}.{key}" if name else key, block
@@ -53,7 +55,7 @@ def block_class(cls: Any, backend: str) -> type:
         if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
         if find_cache((*args, *kwargs.values())):
-            note(self, "it fills a cache of keys and values; without use_cache=True a model in training has none")
+            note(self, "it fills a cache of keys and values, which use_cache=False leaves out")
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 
@@ -72,7 +74,7 @@ def _with_seeded_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
-    return _loaded, (kind.swapped_from, kind.block_backend), module.__dict__
+    return _loaded, (kind.swapped_from, kind.block_backend), module.__getstate__()  # type: ignore[no-untyped-call]
 
 
 def _loaded(cls: type, backend: str) -> nn.Module:

@@ -32,9 +32,14 @@ class _WithoutCache:
 
 
 def without_cache(model: nn.Module) -> bool:
-    """Hook each outermost module that takes `use_cache`; return whether there is one."""
+    """Hook each outermost model of transformers that takes `use_cache`; return whether there is one."""
+    transformers: Any = sys.modules.get("transformers.modeling_utils")
+    if transformers is None:
+        return False
     hooked: list[str] = []
     for name, module in model.named_modules():
+        if not isinstance(module, transformers.PreTrainedModel):
+            continue
         names = list(inspect.signature(type(module).forward).parameters)
         if "use_cache" in names and not any(not outer or name.startswith(f"{outer}.") for outer in hooked):
             module.register_forward_pre_hook(_WithoutCache(names.index("use_cache") - 1), with_kwargs=True)

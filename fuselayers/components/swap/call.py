@@ -184,7 +184,11 @@ class _Search:
                 yield name, block
 
     def _modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        return ((name, module) for name, module in model.named_modules() if self._matches(name))
+        return (
+            (name, module)
+            for name, module in model.named_modules()
+            if self._matches(name) and not isinstance(module, torch.jit.ScriptModule)
+        )
 
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
@@ -203,8 +207,10 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -
     """What is left of the plan that saves most, verified."""
     own = batch is None
     batch = made_batch(model) if own else batch
-    if batch is None:
-        note = "not verified: there is no batch, and none could be made; give batch="
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    if batch is None or on_meta:
+        why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
+        note = f"not verified: {why}; give {'it values' if on_meta else 'batch='}"
         return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
     names = {name for plan in plans for name in plan.kinds}
     try:
@@ -218,10 +224,18 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -
     saved_before = None if before is None else before.total
     results = [_verified(model, plan, calls, batch, timed) for plan in plans]
     results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
-    # Of equal ones the first. What a model without a training call saves is not known.
-    best = min(results, key=lambda result: (not result[1].sites, result[1].saved_after or 0))
+    # Of two that save as much the layers, which compile nothing; the blocks where it is not known what a call saves.
+    best = min(
+        results,
+        key=lambda result: (
+            *(not result[1].sites, result[1].saved_after or 0),
+            (result[1].level == "blocks") == (result[1].saved_after is not None),
+        ),
+    )
     others = [report for _, report in results if report is not best[1] and report.sites and report.saved_after]
     notes = tuple(f"level {report.level} would keep {report.saved_after:,} bytes" for report in others)
+    if best[1].sites and saved_before is not None and (best[1].saved_after or 0) >= saved_before:
+        notes = "it saves nothing on this batch", *notes
     return best[0], replace(best[1], notes=notes)
 
 
@@ -251,10 +265,12 @@ def _verified(
         else:
             sites.append(result)
     left = _Plan(plan.level, {site.name: plan.kinds[site.name] for site in sites}, skipped)
-    left.put_into(model)
-    without_cache(model)
-    after = saved_by_model(model, batch)
-    unswap(model)
+    try:
+        left.put_into(model)
+        without_cache(model)
+        after = saved_by_model(model, batch)
+    finally:
+        unswap(model)
     report = SwapReport(plan.level, tuple(sites), tuple(skipped))
     if after is None:
         return left, report

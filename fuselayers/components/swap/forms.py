@@ -113,7 +113,10 @@ def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
             case ast.Expr(value=ast.Constant()):  # the docstring
                 pass
             case ast.Return(value=ast.expr() as value):
-                return reader.read(value)
+                result = reader.read(value)
+                if reader.unread:
+                    raise Unreadable(f"its forward computes {next(iter(reader.unread))} and does not use it")
+                return result
             case ast.Assign(targets=[target], value=value):
                 reader.assign(target, reader.read(value))
             case ast.AnnAssign(target=ast.Name() as target, value=ast.expr() as value):
@@ -132,12 +135,18 @@ class _Reader(ast.NodeTransformer):
     def __init__(self, values: dict[str, ast.expr], names: dict[str, Any], cls: Any) -> None:
         self.values, self.names, self.cls = values, names, cls
         self.methods: list[str] = []
+        self.unread: dict[str, ast.expr] = {}  # calls that were assigned: what nobody reads may be there for its effect
 
     def read(self, expression: ast.expr) -> ast.expr:
         read: ast.expr = self.visit(copy.deepcopy(expression))
         return read
 
     def assign(self, target: ast.expr, value: ast.expr) -> None:
+        names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)]
+        if self.unread.keys() & names:
+            raise Unreadable(f"its forward computes {names[0]} and does not use it")
+        if any(isinstance(node, ast.Call) for node in ast.walk(value)):
+            self.unread |= dict.fromkeys(names, value)
         match target:
             case ast.Name():
                 self.values[target.id] = value
@@ -149,6 +158,9 @@ class _Reader(ast.NodeTransformer):
                 raise Unreadable("its forward assigns to something else than variables")
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
+        value = self.unread.get(node.id)
+        if value is not None:  # of a tuple one part is enough
+            self.unread = {name: other for name, other in self.unread.items() if other is not value}
         return self.values[node.id] if node.id in self.values else self._global(node, node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
@@ -161,6 +173,8 @@ class _Reader(ast.NodeTransformer):
         read = self.generic_visit(node)
         assert isinstance(read, ast.Call)
         match read:
+            case ast.Call(func=ast.Attribute(attr=name)) if name.endswith("_") and not name.endswith("__"):
+                raise Unreadable(f"its forward calls {name}, which writes into a tensor")
             case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=given, keywords=[]):
                 method = inspect.getattr_static(self.cls, name, None)
                 if inspect.isfunction(method):

@@ -66,7 +66,7 @@ def _taking(
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
-    return _loaded, (kind.swapped_from, *kind._place), module.__dict__
+    return _loaded, (kind.swapped_from, *kind._place), module.__getstate__()  # type: ignore[no-untyped-call]
 
 
 def _loaded(cls: type, rule: Rule, place: Place) -> nn.Module:

@@ -40,9 +40,9 @@ class SeededDropout(TorchFunctionMode):
 class Attention(NamedTuple):
     """The arguments of a call of `F.scaled_dot_product_attention`."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
     attn_mask: Tensor | None = None
     dropout_p: float = 0.0
     is_causal: bool = False
@@ -66,7 +66,7 @@ class Attention(NamedTuple):
 def seeded_attention(call: Attention, *, seed: Tensor | None = None) -> Tensor:
     """Attention with a mask that a seed makes."""
     seed = ops.draw_seed() if seed is None else seed
-    scale = call.q.shape[-1] ** -0.5 if call.scale is None else call.scale
+    scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
     out: Tensor = _attention(*call[:4], seed, call.dropout_p, call.is_causal, scale)
     return out
 
