@@ -1,6 +1,7 @@
 """FusedModule -- a module whose forward runs through the fusion core."""
 
 import contextlib
+import copyreg
 import functools
 import html
 import types
@@ -42,8 +43,12 @@ class FusedModule(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
-        fused = vars(type(self)).get("_fused")  # None in a class that FSDP or a parametrization made of this one
-        return reduced if fused is None else (_blank, (type(self).__bases__[0], fused), *reduced[2:])
+        fused = vars(type(self)).get("_fused")
+        if fused is None:  # a class that FSDP or a parametrization made of this one
+            return reduced
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            return _blank, (type(self).__bases__[0], fused), *reduced[2:]
+        return _fused_again, (fused, *reduced[:2]), *reduced[2:]  # the class makes its copies itself
 
 
 def with_forward(module: _Module, fused: Any) -> _Module:
@@ -75,8 +80,19 @@ def eager_view(module: _Module) -> _Module:
     if not isinstance(module, FusedModule):
         return module
     plain: Any = view_of(module)
-    plain.__class__ = next(cls for cls in type(module).__mro__ if not issubclass(cls, FusedModule))
+    plain.__class__ = _plain_class(type(module))
     return plain  # type: ignore[no-any-return]
+
+
+def _plain_class(cls: Any) -> Any:
+    """Return the class that a fused one was made of. What FSDP or a parametrization derived from it is derived anew."""
+    if "_fused" in vars(cls):
+        return cls.__bases__[0]
+    if not issubclass(cls, FusedModule):
+        return cls
+    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    bases = tuple(map(_plain_class, cls.__bases__))
+    return types.new_class(cls.__name__, bases, {}, lambda names: names.update(members))
 
 
 def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
@@ -102,6 +118,10 @@ def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
 def _blank(base: type, fused: Any) -> Any:
     cls = _class_of(base, fused)
     return cls.__new__(cls)
+
+
+def _fused_again(fused: Any, make: Any, arguments: tuple[Any, ...]) -> Any:
+    return with_forward(make(*arguments), fused)
 
 
 @contextlib.contextmanager

@@ -129,6 +129,44 @@ def test_modules_of_a_kind_share_their_graphs() -> None:
     assert all(parameter.grad is not None for parameter in layers.parameters())
 
 
+class Remade(nn.Module):
+    """Its copies are made by a function of its own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self.linear.in_features, self.state_dict())
+
+
+def _remade(width: int, state: dict[str, Tensor]) -> Remade:
+    module = Remade(width)
+    module.load_state_dict(state)
+    return module
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_module_that_makes_its_own_copies(copied: Callable[[nn.Module], nn.Module]) -> None:
+    fused = fuse(Remade(3), backend="eager")
+    again = copied(fused)
+    x = torch.ones(1, 3)
+    torch.testing.assert_close(again(x), fused(x))
+    assert len(again.report().graphs) == 1  # type: ignore[operator]
+
+
+def test_a_parametrized_fused_module_is_seen_plain_and_fused_again() -> None:
+    layer = fuse(nn.Linear(4, 4), backend="eager")
+    torch.nn.utils.parametrizations.weight_norm(layer)
+    x = torch.ones(1, 4)
+    wanted = nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(eager_view(layer)(x), wanted)
+    torch.testing.assert_close(fuse(layer, backend="eager")(x), wanted)
+
+
 def test_a_hook_inside_one_of_equal_modules_runs_whenever_it_was_set() -> None:
     layers = [nn.Sequential(nn.Linear(2, 2)) for _ in range(3)]
     layers[1][0].register_forward_hook(lambda module, inputs, output: output * 0 + 5)
