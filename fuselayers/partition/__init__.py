@@ -19,10 +19,10 @@ from .draw import draw_joint_graph as draw_joint_graph
 from .explain import explain as explain
 from .export import JointGraphExport as JointGraphExport
 from .export import joint_graph as joint_graph
-from .fuse import FusedFunction as FusedFunction
 from .fuse import fuse as fuse
 from .fuse import fuse_in_place as fuse_in_place
 from .fuse import memory_efficient_fusion as memory_efficient_fusion
+from .fused_function import FusedFunction as FusedFunction
 from .fused_module import FusedModule as FusedModule
 from .fused_module import disable_fusion as disable_fusion
 from .fused_module import eager_view as eager_view

@@ -13,7 +13,8 @@ from torch import nn
 
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
 from .backends import GraphReport, graph_name
-from .fuse import FusedFunction, FuseOptions, function_of
+from .fuse import function_of
+from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
 from .partitioners import Partitioner, default_partition, partitioner
 

@@ -16,7 +16,7 @@ from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_part
 from .capture import CapturedGraph, capture
 from .cost import flops_of
 from .fake_copies import fake_copies
-from .fuse import FusedFunction
+from .fused_function import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .._torch.dispatch import FakeCopyMode, FakeTensor, FakeTensorMode, disable_current_modes
-from .fuse import FusedFunction
+from .fused_function import FusedFunction
 from .fused_module import FusedModule, eager_view
 
 

@@ -5,40 +5,23 @@ mode, grad mode or Python value never meets a graph that was traced for somethin
 own partitioner cuts the joint graph, and the first backend that works compiles both graphs.
 """
 
-import copy
 import dataclasses
 import functools
 import inspect
-import itertools
-import sys
-import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 
-import torch
 from torch import nn
 
-from .._torch.dispatch import is_compiling, tangents_are_active
-from .._torch.guards import inner_error, torch_compile
-from ..errors import BackendUnavailableError
-from ..names import no_such
-from .backends import FusionReport, GraphReport, check_backends, compile_chain, graph_name
-from .check_arguments import check_arguments
-from .fused_method import FusedMethod
-from .fused_module import eager_view, is_fusion_disabled, view_of, with_forward
-from .joint_graph import PartitionError
-from .partitioners import Partitioner, partitioner
+from .backends import check_backends
+from .fused_function import FusedFunction, FuseOptions
+from .fused_module import eager_view, view_of, with_forward
+from .partitioners import Partitioner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-# Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
-_RECOMPILE_LIMIT: Final = 64
-
 _FALLBACK: Final = ("inductor", "eager")
-_numbers: Final = itertools.count()
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -59,7 +42,7 @@ class _Options(TypedDict, total=False):
 @overload
 def fuse(fn: _Module, /, **options: "Unpack[_Options]") -> _Module: ...  # type: ignore[overload-overlap]
 @overload
-def fuse(fn: Callable[..., Any], /, **options: "Unpack[_Options]") -> "FusedFunction": ...
+def fuse(fn: Callable[..., Any], /, **options: "Unpack[_Options]") -> FusedFunction: ...
 @overload
 def fuse(fn: None = None, /, **options: "Unpack[_Options]") -> "Callable[[Callable[..., Any]], FusedFunction]": ...
 def fuse(
@@ -112,6 +95,7 @@ def fuse(
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 
+    >>> import torch
     >>> @fuse(backend="eager")
     ... def outer(a, b):
     ...     return (a + b).cos().cos()
@@ -133,7 +117,7 @@ def fuse(
     return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
 
 
-def _fuse(options: "FuseOptions", fn: Any) -> "nn.Module | FusedFunction":
+def _fuse(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if isinstance(fn, type):
@@ -155,6 +139,7 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
         modules: each becomes a `FusedModule` of its own class.
         backend, partition: as in `fuse`.
 
+    >>> import torch
     >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> fuse_in_place(layers, backend="eager", partition="min_cut")
     >>> _ = layers(torch.ones(1, 2))
@@ -172,7 +157,7 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
         with_forward(module, functions[kind])
 
 
-def function_of(module: nn.Module, kind: type["FusedFunction"], options: "FuseOptions") -> "FusedFunction":
+def function_of(module: nn.Module, kind: type[FusedFunction], options: FuseOptions) -> FusedFunction:
     """Return a module's forward as a fused function of the module and its arguments."""
     module = eager_view(module)
     forward: Any = getattr(type(module), "forward", None)
@@ -190,262 +175,3 @@ def function_of(module: nn.Module, kind: type["FusedFunction"], options: "FuseOp
 
 memory_efficient_fusion = fuse
 """functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FuseOptions:
-    """How a function is fused: the arguments of `fuse`, checked.
-
-    Attributes:
-        backend: as in `fuse`, as the others are.
-        chain: the backends to try, in order.
-    """
-
-    backend: str
-    chain: tuple[str, ...]
-    partition: str | Partitioner
-    static_argnums: tuple[int, ...] = ()
-    static_argnames: tuple[str, ...] = ()
-    dynamic: bool | None = None
-    fullgraph: bool = False
-    torch_random: bool = False
-
-    def __post_init__(self) -> None:
-        partitioner(self.partition)  # an unknown name is refused here, not at the first call
-        for kind, static in (("static_argnums", self.static_argnums), ("static_argnames", self.static_argnames)):
-            wanted = int if kind == "static_argnums" else str
-            wrong = [one for one in static if type(one) is not wanted]
-            if wrong:
-                what = "positions" if wanted is int else "names"
-                raise TypeError(f"{kind} must be {what} of arguments, got {wrong[0]!r}")
-        if self.dynamic not in (None, True, False):
-            raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
-
-
-class FusedFunction:
-    """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
-
-    Attributes:
-        fn: the function as it was given; of one that is fused already, the function in it.
-        options: how it is fused.
-        owner: the class of the modules whose forward `fn` is, or None.
-        module_class: the class that they have once they are fused.
-        name: of the function or the class, for people.
-        served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
-    """
-
-    # Dynamo wraps a backend's error in advice about its own settings. These errors come out as they were raised.
-    _own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
-
-    def __init__(self, fn: Callable[..., Any], *, options: FuseOptions, owner: type[nn.Module] | None = None) -> None:
-        while isinstance(fn, FusedFunction):
-            fn = fn.fn
-        # First: functools.wraps copies the attributes of a fused function to the function around it.
-        if not isinstance(fn, nn.Module):  # of `aot_function`
-            functools.update_wrapper(self, fn)
-        self.fn: Callable[..., Any] = fn
-        self.owner = owner
-        self.module_class: type[nn.Module] | None = None
-        self.options = options
-        self._graphs: list[GraphReport] = []
-        self._compiled: dict[Hashable, Callable[..., Any]] = {}
-        self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
-        self._has_static = bool(options.static_argnums or options.static_argnames)
-        # Without static arguments. Compiled at the first call, where `torch.compile` reads some of torch's settings.
-        self._only: Callable[..., Any] | None = None
-
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
-        if is_compiling() or is_fusion_disabled() or tangents_are_active():
-            return self.fn(*args, **kwargs)
-        if self.owner is not None:
-            check_arguments(args[0], args[1:], kwargs, cls=self.owner)
-        compiled = self._only
-        if compiled is None and self._has_static:
-            compiled, args, kwargs = self._specialised(args, kwargs)
-        elif compiled is None:
-            compiled = self._only = self._compile_for((), {})
-        try:
-            return compiled(*args, **kwargs)
-        except Exception as error:
-            inner = inner_error(error)
-            if inner is not error and isinstance(inner, self._own_errors):
-                raise inner from inner.__cause__
-            raise
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else FusedMethod(self, instance)
-
-    def _specialised(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-        """Return the function that is compiled for the static arguments, and the other arguments."""
-        positions = {index % len(args) for index in self._static_argnums if -len(args) <= index < len(args)}
-        static = tuple((index, args[index]) for index in sorted(positions))
-        named = {name: value for name, value in kwargs.items() if name in self._static_argnames}
-        rest = tuple(value for index, value in enumerate(args) if index not in positions)
-        named_rest = {name: value for name, value in kwargs.items() if name not in named}
-        return self._compile_for(static, named), rest, named_rest
-
-    def _compile_for(self, static: tuple[tuple[int, Any], ...], named: dict[str, Any]) -> Callable[..., Any]:
-        try:
-            key = _key_of(static), _key_of(tuple(sorted(named.items())))
-            compiled = self._compiled.get(key)
-        except TypeError:
-            culprit = next(value for _, value in (*static, *named.items()) if not _is_hashable(value))
-            raise TypeError(
-                f"a static argument must be hashable, got a {type(culprit).__name__}; pass a tuple, or leave it dynamic"
-            ) from None
-        if compiled is None:
-            if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
-                raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
-            # Dynamo keeps each backend until `torch.compiler.reset()`; it must not keep this function and its weights.
-            method: Any = weakref.WeakMethod(self._backend)
-            compiled = torch_compile(
-                _with_static_arguments(self.fn, dict(static), named),
-                name=_name_in_dynamo(self, has_values=bool(static or named)),
-                backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
-                recompile_limit=_RECOMPILE_LIMIT,
-                dynamic=self.options.dynamic,
-                fullgraph=self.options.fullgraph,
-            )
-            self._compiled[key] = compiled
-        return compiled
-
-    def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = self.options
-        name = graph_name(graph_module, function=self.name, partition=options.partition)
-        compiled, served_by, why = compile_chain(
-            graph_module,
-            example_inputs,
-            chain=options.chain,
-            partition=options.partition,
-            torch_random=options.torch_random,
-        )
-        asked = "the first that works" if options.backend == "auto" else "as asked"
-        self._graphs.append(GraphReport(name, served_by, why or asked))
-        return compiled
-
-    def report(self) -> FusionReport:
-        """Return which backend serves each graph that was compiled so far, and why. Its text has a line for each.
-
-        >>> @fuse(backend="eager")
-        ... def double(x):
-        ...     return x * 2
-        >>> _ = double(torch.ones(3))
-        >>> print(double.report())
-        double(float32[3]) forward: eager, as asked
-        """
-        return FusionReport(tuple(self._graphs))
-
-    @property
-    def name(self) -> str:
-        return getattr(self.owner or self.fn, "__name__", type(self.fn).__name__)
-
-    @property
-    def served_by(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(graph.served_by for graph in self._graphs))
-
-    def over(self, fn: Callable[..., Any]) -> "FusedFunction":
-        """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return type(self)(fn, options=self.options, owner=self.owner)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
-        return self.over(copy.deepcopy(self.fn, memo))
-
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        # pickle finds a decorated function by its name.
-        name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(getattr(self, "__module__", ""))
-        for attribute in name.split("."):
-            found = getattr(found, attribute, None)
-        return (
-            name
-            if found is self
-            else (
-                functools.partial(type(self), options=self.options, owner=self.owner),
-                (self.fn,),
-            )
-        )
-
-
-def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
-    """Return the static arguments by position and by name. Where the signature can be read, each is in both."""
-    numbers, names = frozenset(options.static_argnums), frozenset(options.static_argnames)
-    try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
-    except (TypeError, ValueError):  # a function written in C
-        return numbers, names
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
-    # A decorated function has two signatures. Validate static arguments against the wrapper's own; take the positions
-    # from the wrapped function's, since the wrapper's is often `*args, **kwargs`.
-    own = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn, follow_wrapped=False).parameters.values()
-    kinds = {one.kind for one in own}
-    if inspect.Parameter.VAR_KEYWORD not in kinds:
-        known = [one.name for one in own]
-        for name in options.static_argnames:
-            if name not in known:
-                raise ValueError(no_such("argument to be static", name, known))
-    if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        places = sum(one.kind in (one.POSITIONAL_ONLY, either) for one in own)
-        for number in options.static_argnums:
-            if not -places <= number < places:
-                raise ValueError(f"static_argnums has {number}, and the function takes {places} arguments by position")
-    if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
-        numbers = frozenset(index + len(positional) if index < 0 else index for index in numbers)
-    static = [index for index, one in enumerate(positional) if index in numbers or one.name in names]
-    by_name = (positional[index].name for index in static if positional[index].kind is either)
-    return numbers.union(static), names.union(by_name)
-
-
-def _key_of(value: Any) -> Hashable:
-    """Return a key that differs for equal values that make different graphs: 1, 1.0 and True, or 0.0 and -0.0, also in
-    tuples and dataclasses. Other equal values share a graph."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        compared = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
-        # Its hash as well: a dataclass may compare in its own way, or not be hashable.
-        return (type(value), hash(value), *map(_key_of, compared))
-    if isinstance(value, tuple):
-        return type(value), *map(_key_of, value)
-    if isinstance(value, frozenset):
-        return type(value), frozenset(map(_key_of, value))
-    if isinstance(value, complex):
-        return type(value), value.real.hex(), value.imag.hex()
-    return type(value), value.hex() if isinstance(value, float) else value
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named: dict[str, Any]) -> Callable[..., Any]:
-    """Return a function of the remaining arguments."""
-
-    def entry(*args: Any, **kwargs: Any) -> Any:
-        return fn(*args, **kwargs)
-
-    def entry_with_values(*args: Any, **kwargs: Any) -> Any:
-        rest = iter(args)
-        merged = [static[index] if index in static else next(rest) for index in range(len(static) + len(args))]
-        return fn(*merged, **kwargs, **named)
-
-    if static or named:
-        entry = entry_with_values
-    if not isinstance(fn, nn.Module):
-        entry.__doc__ = inspect.getdoc(fn)
-    return entry
-
-
-def _name_in_dynamo(fused: FusedFunction, *, has_values: bool) -> str:
-    """Return a name by which Dynamo remembers sizes and numbers of one function alone.
-
-    Each set of static arguments has its own: Dynamo would make a symbol of a static argument's second value.
-    """
-    own_code = getattr(inspect.unwrap(fused.fn), "__code__", None)
-    line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""
-    return f"fused_{fused.name}{line}" + (f"_with_values_{next(_numbers)}" if has_values else "")
