@@ -169,7 +169,7 @@ class FusedFunction:
     def report(self) -> FusionReport:
         """Return which backend serves each graph that was compiled so far, and why. Its text has a line for each.
 
-        >>> from fuselayers import fuse
+        >>> from fuselayers.partition.fuse import fuse
         >>> @fuse(backend="eager")
         ... def double(x):
         ...     return x * 2
