@@ -36,11 +36,10 @@ LINT := $(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m m
 
 # Lint and types run beside the tests; what they say comes last.
 define run_tests
-	@mkdir -p build
-	( $(LINT) ) >build/lint.txt 2>&1 & lint=$$!; failed=0; \
+	( $(LINT) ) >"$(VENV)/lint.txt" 2>&1 & lint=$$!; failed=0; \
 	$(COMPILED) $(1) $(ARGS) || failed=1; \
 	$(INTERPRETED) $(2) $(ARGS) || [ $$? -eq 5 ] || failed=1; \
-	wait $$lint || failed=1; cat build/lint.txt; exit $$failed
+	wait $$lint || failed=1; cat "$(VENV)/lint.txt"; exit $$failed
 endef
 
 test: $(VENV)/.installed-test

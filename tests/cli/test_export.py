@@ -75,8 +75,8 @@ def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_pat
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
     text = (
-        r"^the weights of '.*model' are not those of its config: it lacks \S+; it lacks \S+; it lacks \S+ \(and \d+ "
-        r"more\); leave out overrides that change the architecture$"
+        r"^the weights of '.*model' are not those of its config: Error.* Missing key.*; leave out overrides that change "
+        r"the architecture$"
     )
     with pytest.raises(ValueError, match=text):
         fuselayers.from_pretrained(tmp_path / "model", ["model.num_layers=2"])

@@ -58,8 +58,8 @@ def linear_log_prob(
 
     >>> x, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0]])
     >>> log_prob, entropy, is_argmax = linear_log_prob(x, weight, torch.tensor([1]))
-    >>> log_prob.exp(), entropy.exp(), is_argmax
-    (tensor([0.5000]), tensor([2.0000]), tensor([True]))
+    >>> round(log_prob.exp().item(), 4), round(entropy.exp().item(), 4), is_argmax.item()
+    (0.5, 2.0, True)
     """
     check_linear(x, weight, bias, letter="V")
     if not weight.shape[0]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.lint_kernels.command import main
+from fuselayers.cli.main import main
 from fuselayers.cli.tune import prices
 from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.implementations.triton_language import HAS_TRITON

@@ -56,7 +56,7 @@ def test_a_reversible_block_is_refused() -> None:
 def test_a_checkpoint_in_a_fused_block_of_a_divided_model_is_refused(way: str) -> None:
     asked = [f"parallel.checkpointing={way}", "parallel.tp=2"]
     text = (
-        f"^parallel.checkpointing={way} is inside of the blocks that fusion.scope=model compiles, which torch cannot tr"
+        f"^parallel.checkpointing={way} is inside of the blocks that fusion.scope=block compiles, which torch cannot tr"
     )
     with pytest.raises(ValueError, match=text):
         fusion_of(compose("gpt_nano", asked))
