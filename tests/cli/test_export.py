@@ -75,12 +75,12 @@ def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_pat
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
     text = (
-        r"^the weights of '.*model' are not those of its config: Error.* Missing key.*; leave out overrides that change "
-        r"the architecture$"
+        r"^the weights of '.*model' are not those of its config: Error.* Missing key.*; leave out overrides that "
+        r"change the architecture$"
     )
     with pytest.raises(ValueError, match=text):
         fuselayers.from_pretrained(tmp_path / "model", ["model.num_layers=2"])
-    with pytest.raises(ValueError, match=r"config: it has \S+, which the model does not; .*"):
+    with pytest.raises(ValueError, match=r"config: Error.* Unexpected key.*; .*"):
         fuselayers.from_pretrained(tmp_path / "model", ["norm=rms_norm"])
     with pytest.raises(ValueError, match=r"qkv\.weight is \[48, 16\] there and \[96, 32\] in the model;"):
         fuselayers.from_pretrained(tmp_path / "model", ["model.hidden_dim=32"])
