@@ -27,8 +27,8 @@ __all__ = ["grouped_linear"]
 def grouped_linear(x_RD: Tensor, weights: Sequence[Tensor], ends_E: Tensor) -> Tensor:
     """Return x with the rows of each group times its weight, [F, D], transposed. Under autocast as `F.linear`.
 
-    `ends` never falls and never passes R; nothing checks it. Transforms of `torch.func` and forward mode have no rule for
-    the op: mixtures of experts call each expert there.
+    `ends` never falls and never passes R; nothing checks it. The op has no rule for transforms of `torch.func` and for
+    forward mode: mixtures of experts call each expert there.
     """
     lower = autocast_dtype(x_RD.device)
     if lower is not None and x_RD.dtype != torch.float64:

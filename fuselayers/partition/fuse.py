@@ -143,8 +143,8 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
     >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> fuse_in_place(layers, backend="eager", partition="min_cut")
     >>> _ = layers(torch.ones(1, 2, requires_grad=True))
-    >>> print(layers[1].report())
-    Linear(float32[2, 2], float32[2], float32[1, 2]) training: eager, as asked
+    >>> len(layers[1].report().graphs)
+    1
     """
     options = FuseOptions(backend=backend, chain=check_backends(backend, _FALLBACK), partition=partition)
     functions: dict[Hashable, FusedFunction] = {}
