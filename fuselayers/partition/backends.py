@@ -22,7 +22,7 @@ from .compilers import (
     why_nvfuser_is_unavailable,
 )
 from .joint_graph import PartitionError
-from .partitioners import Partitioner
+from .partitioners import Partitioner, SavePolicy
 from .slow_compile import told_when_slow
 
 _COMPILERS: Final = MappingProxyType(
@@ -192,6 +192,8 @@ def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | 
     kinds = [f"{str(tensor.dtype).removeprefix('torch.')}{_sizes(tensor)}" for tensor in tensors[:_SHOWN_INPUTS]]
     kinds += [f"{len(tensors) - _SHOWN_INPUTS} more"] if len(tensors) > _SHOWN_INPUTS else []
     how = "" if partition == "min_cut" else f", {partition}" if isinstance(partition, str) else ", own partition"
+    if isinstance(partition, SavePolicy) and partition.compress is not None:
+        how = f", {partition.name} in {partition.compress}"
     return f"{function}({', '.join(kinds)}) {'training' if training else 'forward'}{how}"
 
 

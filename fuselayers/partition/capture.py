@@ -24,7 +24,7 @@ from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .joint_graph import JointGraph
 from .partitioners import default
-from .passes import plain_dropout_calls_pass, seeded_dropout_calls_pass
+from .passes import compression, plain_dropout_calls_pass, seeded_dropout_calls_pass
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,13 @@ class CapturedGraph:
     static_input_indices: tuple[int, ...]
     joint_inputs: Any
 
-    def joint(self) -> JointGraph:
-        """Return a copy, tidied for a partitioner."""
+    def joint(self, *, compress: str | None = None) -> JointGraph:
+        """Return a copy, tidied for a partitioner, which compresses what it saves as `compress` says."""
         return JointGraph.of(
             copy_of(self.module),
             num_forward_outputs=self.num_forward_outputs,
             static_input_indices=self.static_input_indices,
+            compress=compression(compress),
         )
 
 

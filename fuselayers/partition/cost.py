@@ -1,6 +1,8 @@
 """The price of saving a value and of recomputing it, both in bytes moved to and from memory.
 
     saving v         a read in backward, a write in forward if v is not in memory anyway, and memory_price per byte
+    compressed v     a write and a read of the fewer bytes, and memory_price for them; a read in forward, and in
+                     backward a write and a read if a matmul reads it
     recomputing v    fused:   its arithmetic; and a write and a read if a matmul of backward reads it
                      unfused: a launch, its inputs' reads, a write, the reader's read, its FLOPs
 
@@ -114,6 +116,12 @@ class CostModel:
         storage = storage_of(node)
         if storage in joint.static_inputs:
             return NodePrice()
+        tie = _TIE * (1.0 if storage is node else 2.0)
+        if node in joint.compressed:
+            fewer, whole = float(joint.compressed[node]), float(num_bytes(node))
+            restored = not self.fused or _has_unfused_reader(node, joint, forward=False)
+            moved = 2.0 * fewer + whole * (1.0 + 2.0 * restored + tie)
+            return NodePrice(moved=moved + 1.0, saved=fewer)
         size = float(num_bytes(storage))
         if storage in joint.inputs:
             return NodePrice(moved=size + 1.0, saved=size)
@@ -121,7 +129,7 @@ class CostModel:
         # be written.
         alone = self.fused and is_fusible(storage) and storage not in joint.returned
         in_memory = not alone or _has_unfused_reader(storage, joint, forward=True)
-        reads_and_writes = (1.0 if in_memory else 2.0) + _TIE * (1.0 if storage is node else 2.0)
+        reads_and_writes = (1.0 if in_memory else 2.0) + tie
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:

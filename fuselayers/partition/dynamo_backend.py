@@ -12,7 +12,7 @@ from ..names import no_such
 from .backends import check_backends, compile_chain
 from .partitioners import partitioner
 
-_OPTIONS: Final = ("backend", "fallback", "partition", "torch_random")
+_OPTIONS: Final = ("backend", "compress", "fallback", "partition", "torch_random")
 
 
 def fuselayers(
@@ -27,7 +27,7 @@ def fuselayers(
     Args:
         graph_module, example_inputs: from Dynamo.
         mode: of `torch.compile`; Inductor's modes are not taken.
-        options: of `torch.compile`: `backend`, `fallback`, `partition` and `torch_random` of `fuse`.
+        options: of `torch.compile`: `backend`, `compress`, `fallback`, `partition` and `torch_random` of `fuse`.
 
     Raises:
         ValueError: there is a mode, an unknown option, backend or partitioner.
@@ -44,8 +44,8 @@ def fuselayers(
     for name in given:
         if name not in _OPTIONS:
             raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
-    partition = given.get("partition", "min_cut")
-    partitioner(partition)  # an unknown name is refused here, by its own error
+    # An unknown name is refused here, by its own error.
+    partition = partitioner(given.get("partition", "min_cut"), compress=given.get("compress"))
     chain = check_backends(given.get("backend", "auto"), given.get("fallback", ("inductor", "eager")))
     compiled, _, _ = compile_chain(
         graph_module,

@@ -16,7 +16,7 @@ from torch import nn
 from .backends import check_backends
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
-from .partitioners import Partitioner
+from .partitioners import Partitioner, partitioner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -31,6 +31,7 @@ class _Options(TypedDict, total=False):
 
     backend: str
     partition: str | Partitioner
+    compress: str | None
     fallback: Sequence[str]
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
@@ -51,6 +52,7 @@ def fuse(
     *,
     backend: str = "auto",
     partition: str | Partitioner = "min_cut",
+    compress: str | None = None,
     fallback: Sequence[str] = _FALLBACK,
     static_argnums: int | Sequence[int] | None = (),
     static_argnames: str | Sequence[str] | None = (),
@@ -74,6 +76,8 @@ def fuse(
             "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
             signature.
+        compress: "int8", "float8" or "bfloat16" hands large values from forward to backward in fewer bits, whatever the
+            partitioner; forward's results stay exact. None: every value is exact. "int8" draws a seed in each call.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
             With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
@@ -88,8 +92,8 @@ def fuse(
             each op, which no budget counts. This library's ops give the same mask on every backend either way.
 
     Raises:
-        ValueError: an unknown backend or partitioner, or a static argument that the function does not have; the message
-            lists what there is.
+        ValueError: an unknown backend, partitioner or compression, or a static argument that the function does not
+            have; the message lists what there is.
         TypeError: `fn` cannot be called, or is a coroutine function, an option is of the wrong type, or (at the call) a
             static argument is a tensor, or not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
@@ -106,7 +110,7 @@ def fuse(
     options = FuseOptions(
         backend=backend,
         chain=check_backends(backend, fallback),
-        partition=partition,
+        partition=_compressed(partition, compress),
         static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ()),
         dynamic=dynamic,
@@ -129,7 +133,17 @@ def _fuse(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
     return FusedFunction(fn, options=options)
 
 
-def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partition: str | Partitioner) -> None:
+def _compressed(partition: str | Partitioner, compress: str | None) -> str | Partitioner:
+    return partition if compress is None else partitioner(partition, compress=compress)
+
+
+def fuse_in_place(
+    modules: Iterable[nn.Module],
+    *,
+    backend: str = "auto",
+    partition: str | Partitioner,
+    compress: str | None = None,
+) -> None:
     """Fuse modules themselves. Those of one class, with parameters of the same sizes, share their graphs.
 
     Twelve equal blocks are compiled once: their parameters are inputs of the graph. Other values that forward reads
@@ -137,7 +151,7 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
 
     Args:
         modules: each becomes a `FusedModule` of its own class.
-        backend, partition: as in `fuse`.
+        backend, partition, compress: as in `fuse`.
 
     >>> import torch
     >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -146,7 +160,8 @@ def fuse_in_place(modules: Iterable[nn.Module], *, backend: str = "auto", partit
     >>> len(layers[1].report().graphs)
     1
     """
-    options = FuseOptions(backend=backend, chain=check_backends(backend, _FALLBACK), partition=partition)
+    chain = check_backends(backend, _FALLBACK)
+    options = FuseOptions(backend=backend, chain=chain, partition=_compressed(partition, compress))
     functions: dict[Hashable, FusedFunction] = {}
     for module in modules:
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))

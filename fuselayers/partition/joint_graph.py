@@ -31,8 +31,12 @@ from .node_kinds import (
 )
 from .passes import (
     MASK_OPS,
+    Compression,
     checkpoint_tags_pass,
+    compared_in,
+    compress_saved_pass,
     early_getitems_pass,
+    held_by_caller,
     keep_mutated_inputs_pass,
     late_recompute_pass,
     merge_equal_nodes_pass,
@@ -40,6 +44,7 @@ from .passes import (
     recompute_again_pass,
     tables_once_pass,
     unread_collectives_pass,
+    why_exact,
 )
 
 _SCALAR_BYTES: Final = 16
@@ -63,6 +68,7 @@ class JointGraph:
         inputs: the forward's inputs, parameters included.
         static_inputs: the inputs that outlive the call, such as parameters; saving them costs nothing.
         mutated_inputs: the inputs that are written to; backward would read the new value.
+        compress: how saved values are compressed, or None.
     """
 
     module: fx.GraphModule
@@ -73,10 +79,16 @@ class JointGraph:
     inputs: frozenset[fx.Node]
     static_inputs: frozenset[fx.Node]
     mutated_inputs: frozenset[fx.Node]
+    compress: Compression | None = None
 
     @classmethod
     def of(
-        cls, module: fx.GraphModule, *, num_forward_outputs: int, static_input_indices: Sequence[int] | None
+        cls,
+        module: fx.GraphModule,
+        *,
+        num_forward_outputs: int,
+        static_input_indices: Sequence[int] | None,
+        compress: Compression | None = None,
     ) -> "JointGraph":
         """Tidy a joint graph from AOTAutograd (dead code, equal nodes, checkpoint tags) and sort its nodes."""
         module.graph.eliminate_dead_code()
@@ -110,6 +122,7 @@ class JointGraph:
             inputs=frozenset(inputs),
             static_inputs=frozenset(node for index, node in enumerate(inputs) if index in static),
             mutated_inputs=frozenset(mutated_inputs(module.graph)),
+            compress=compress,
         )
 
     @property
@@ -204,10 +217,34 @@ class JointGraph:
         nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
         return frozenset(storage_of(node) for node in nodes)
 
+    def why_exact(self, node: fx.Node) -> str | None:
+        """Return None if the value is saved compressed, else why it is not."""
+        if self.compress is None:
+            return "nothing is compressed"
+        held, compared = self._held_and_compared
+        return why_exact(node, self.compress, held=held, compared=compared)
+
+    @functools.cached_property
+    def compressed(self) -> dict[fx.Node, int]:
+        """The values that are compressed if they are saved, with their compressed bytes."""
+        way = self.compress
+        return {} if way is None else {node: way.bytes_of(node) for node in self.needed if self.why_exact(node) is None}
+
+    @functools.cached_property
+    def _held_and_compared(self) -> tuple[Collection[fx.Node], Collection[str]]:
+        outputs: Any = self.module.graph.output_node().args[0]
+        inputs = [node for node in self.nodes if node in self.inputs]
+        static = {node.name for node in self.static_inputs}
+        needed = {*self.needed, *self.from_gradients}
+        number = self.num_forward_outputs
+        held = held_by_caller(inputs, outputs[number:], outputs[:number], static=static)
+        return held, compared_in([node for node in self.nodes if node in needed])
+
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
-        """Bytes saved with these values: each storage once, static inputs not at all."""
-        storages = dict.fromkeys(storage_of(node) for node in saved_values)
-        return sum(num_bytes(node) for node in storages if node not in self.static_inputs)
+        """Bytes saved with these values: compressed ones, of the others each storage once, static inputs not at all."""
+        storages = dict.fromkeys(storage_of(node) for node in saved_values if node not in self.compressed)
+        fewer = sum(self.compressed.get(node, 0) for node in saved_values)
+        return fewer + sum(num_bytes(node) for node in storages if node not in self.static_inputs)
 
     def recomputed(self, saved_values: Sequence[fx.Node]) -> list[fx.Node]:
         """The ops of the forward that run a second time in backward when these values are saved."""
@@ -231,7 +268,16 @@ class JointGraph:
         backward = unread_collectives_pass(backward, forward)
         if kept:
             backward = recompute_again_pass(backward, {node.name for node in kept})
-        return early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
+        forward, backward = early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
+        if self.compress is None:
+            return forward, backward
+        return compress_saved_pass(
+            forward,
+            backward,
+            self.compress,
+            num_forward_outputs=self.num_forward_outputs,
+            static_inputs={node.name for node in self.static_inputs},
+        )
 
 
 def _is_cheap(node: fx.Node) -> bool:

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -14,6 +14,7 @@ from ..names import no_such
 from .cost import CostModel
 from .joint_graph import JointGraph, PartitionError
 from .machine import machine_of
+from .passes import compress_saved_pass, compression
 from .saved_by_budget import saved_by_budget, split_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
@@ -43,11 +44,16 @@ class SavePolicy:
         name: "default", "min_cut" or "budget".
         cost: the prices; None takes those of the graph's device and of the compiler.
         limit: for "budget": bytes if it is an int, a share of what "default" saves if it is a float.
+        compress: how saved values are compressed: "int8", "float8", "bfloat16", or None.
     """
 
     name: str
     cost: CostModel | None = None
     limit: int | float | None = None
+    compress: str | None = None
+
+    def __post_init__(self) -> None:
+        compression(self.compress)  # an unknown name is refused here
 
     def __call__(
         self,
@@ -68,7 +74,10 @@ class SavePolicy:
             )
         with _garbage_collection_paused():
             joint = JointGraph.of(
-                joint_module, num_forward_outputs=num_fwd_outputs, static_input_indices=static_lifetime_input_indices
+                joint_module,
+                num_forward_outputs=num_fwd_outputs,
+                static_input_indices=static_lifetime_input_indices,
+                compress=compression(self.compress),
             )
             return self.split(joint, fused=compiler != "eager")
 
@@ -76,7 +85,7 @@ class SavePolicy:
         """Return the saved values, in the order of the graph.
 
         Args:
-            joint: the graph to cut.
+            joint: the graph to cut, made for the same compression.
             fused: whether a fusing compiler compiles the two graphs; matters only if `cost` is None.
 
         Raises:
@@ -101,7 +110,8 @@ class SavePolicy:
 
     def _limit_of(self, joint: JointGraph) -> float:
         assert self.limit is not None
-        return self.limit * (joint.saved_bytes(saved_by_default(joint)) if isinstance(self.limit, float) else 1)
+        exact = replace(joint, compress=None)
+        return self.limit * (exact.saved_bytes(saved_by_default(exact)) if isinstance(self.limit, float) else 1)
 
 
 @contextmanager
@@ -157,7 +167,7 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
     512
     >>> budget(1_000_000)
-    SavePolicy(name='budget', cost=None, limit=1000000)
+    SavePolicy(name='budget', cost=None, limit=1000000, compress=None)
     """
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         raise TypeError(f"a budget is an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
@@ -174,13 +184,14 @@ PARTITIONERS: Final[Mapping[str, SavePolicy]] = MappingProxyType({"default": def
 _BUDGET: Final = "budget:"
 
 
-def partitioner(partition: str | Partitioner) -> Partitioner:
+def partitioner(partition: str | Partitioner, *, compress: str | None = None) -> Partitioner:
     """Return the partitioner called `partition`, or `partition` with a check of what it returns.
 
     A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:1000000" is `budget(1000000)`.
+    With `compress` what it saves is compressed: "int8", "float8" or "bfloat16".
 
     Raises:
-        ValueError: no partitioner has that name (the message lists them), or the budget is malformed.
+        ValueError: no partitioner or no compression has that name (the message lists them), or the budget is malformed.
         TypeError: `partition` is neither a name nor callable.
 
     >>> partitioner("budget:0.5") == budget(0.5)
@@ -189,16 +200,21 @@ def partitioner(partition: str | Partitioner) -> Partitioner:
     if not isinstance(partition, str):
         if not callable(partition):
             raise TypeError(f"partition must be a name or a callable, got {type(partition).__name__}")
-        return partition if isinstance(partition, SavePolicy) else _checked(partition)
-    if partition.startswith(_BUDGET):
-        return _budget_called(partition)
-    if partition not in PARTITIONERS:
+        if not isinstance(partition, SavePolicy):
+            return _checked(partition, compress)
+        policy = partition
+    elif partition.startswith(_BUDGET):
+        policy = _budget_called(partition)
+    elif partition not in PARTITIONERS:
         raise ValueError(no_such("partitioner", partition, (*PARTITIONERS, f"{_BUDGET}0.5")))
-    return PARTITIONERS[partition]
+    else:
+        policy = PARTITIONERS[partition]
+    return replace(policy, compress=compress) if compress is not None else policy
 
 
-def _checked(own: Partitioner) -> Partitioner:
+def _checked(own: Partitioner, compress: str | None) -> Partitioner:
     name = getattr(own, "__name__", type(own).__name__)
+    way = compression(compress)
 
     def cut(
         joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
@@ -213,7 +229,11 @@ def _checked(own: Partitioner) -> Partitioner:
                 f"the partitioner {name} must return two GraphModules, forward and backward, got {kinds}; "
                 f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
             )
-        return parts[0], parts[1]
+        if way is None:
+            return parts[0], parts[1]
+        placeholders = parts[0].graph.find_nodes(op="placeholder")
+        static = {placeholders[index].name for index in options.get("static_lifetime_input_indices") or ()}
+        return compress_saved_pass(*parts, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
 
     cut.__name__ = name
     return cut

@@ -18,7 +18,6 @@ from .cost import CostModel, NodePrice, flops_of
 from .flow import SINK, SOURCE, sink_side_of_minimum_cut
 from .joint_graph import JointGraph, PartitionError
 from .knapsack import knapsack
-from .node_kinds import num_bytes
 from .peak_bytes import peak_bytes
 from .saved_by_min_cut import flow_graph, saved_by_min_cut
 
@@ -181,7 +180,8 @@ def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)
         again = [node for node in cut.recomputed_matmuls(saved) if node not in run_once]
-        chosen = knapsack([num_bytes(node) for node in again], [cut.flops[node] for node in again], free)
+        sizes = [cut.joint.saved_bytes([node]) for node in again]
+        chosen = knapsack(sizes, [cut.flops[node] for node in again], free)
         if not chosen:
             return saved
         run_once |= {again[index] for index in chosen}

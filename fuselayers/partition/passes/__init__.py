@@ -1,6 +1,13 @@
 """Passes: each file changes a graph in one way; each lints and recompiles what it changed."""
 
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
+from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
+from .compress_saved import Compression as Compression
+from .compress_saved import compared_in as compared_in
+from .compress_saved import compress_saved_pass as compress_saved_pass
+from .compress_saved import compression as compression
+from .compress_saved import held_by_caller as held_by_caller
+from .compress_saved import why_exact as why_exact
 from .early_getitems import early_getitems_pass as early_getitems_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
 from .late_recompute import late_recompute_pass as late_recompute_pass

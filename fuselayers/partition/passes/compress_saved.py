@@ -1,0 +1,353 @@
+"""compress_saved -- hand values from forward to backward in fewer bits.
+
+Behind any cut: forward returns the compressed value in place of the exact one, and backward restores it right before
+its first reader. Both are plain torch ops on rows (the last dimension), which compilers fuse with their neighbours:
+
+    bfloat16    the value rounded to nearest
+    float8      e4m3, x / scale rounded to nearest, with a float32 scale for each row: its largest finite |x| / 416
+    int8        floor(x / scale + u), with scale = largest finite |x| / 125.99 and u uniform in (0, 1)
+
+int8 rounds stochastically, so that what backward reads is on average the exact value, and a gradient, a sum of products
+with it, has no bias. Infinities and NaN have codes of their own, and a row of zeros has the scale 0.
+
+Note: [one number for a row and one for a column] u[r, c] = frac(a[r] + b[c]) with independent uniform a and b. Any two
+of these u are independent, so each sum over a compressed value has the mean and the variance that independent numbers
+would give it, and R + C of Philox's numbers do instead of R * C. They come from `keep_factors`, 16 bits each, and are
+added exactly: Inductor and eager round alike. Forward draws one seed for all values; each has Philox groups of its own.
+
+Note: [what stays exact] What the caller holds anyway: parameters, inputs without a gradient, outputs. An input with a
+gradient is the result of an earlier graph, which only this one keeps alive, so it is compressed. Statistics (means,
+deviations, log-sum-exps: the results of reductions, and what an op returns beside its first result) are small and
+scale whole rows. A value that backward compares with a number would take another branch than forward did.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+from torch import Tensor
+
+from ..._torch.tracing import is_gradient_input, is_sym_node, make_fx, overload_packet, size_hint
+from ...names import no_such
+from ...ops import draw_seed
+from ...ops.philox import keep_factors
+from ..node_kinds import is_fusible, looks_at_its_input, num_elements, storage_of
+
+# Below this a value is not worth two conversions.
+_FEWEST_ELEMENTS: Final = 4096
+# Below this the scales take too much of what is gained.
+_SHORTEST_ROW: Final = 16
+_SCALE_BYTES: Final = 4
+# Numbers of 16 bits for the rows and columns of a value.
+_BITS: Final = 16
+# Gradients that compare a value of forward, and return none of the bools by which other comparisons are known.
+_COMPARES: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("threshold_backward", "hardtanh_backward", "hardsigmoid_backward", "hardswish_backward"),
+        *("hardshrink_backward", "softshrink_backward", "leaky_relu_backward", "elu_backward"),
+        *("sgn", "sign", "floor", "ceil", "round", "trunc", "_prelu_kernel_backward"),
+    )
+)
+_REDUCES: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "prod")
+)
+COMPRESSED_FROM: Final = "compressed_from"
+"""A key of a node's meta: the node of which this one, an output of forward, is a compressed part."""
+
+
+@dataclass(frozen=True)
+class Compression:
+    """A way to save a float value in fewer bits.
+
+    Attributes:
+        name: as `fuse` takes it.
+        itemsize: bytes of an element.
+        has_scales: whether each row has a float32 scale.
+        compress: (value, u) -> its parts; u is None unless `draws`.
+        restore: (parts, dtype) -> the value.
+        draws: whether it rounds stochastically.
+    """
+
+    name: str
+    itemsize: int
+    has_scales: bool
+    compress: Callable[[Tensor, Tensor | None], tuple[Tensor, ...]]
+    restore: Callable[[Sequence[Tensor], torch.dtype], Tensor]
+    draws: bool = False
+
+    def bytes_of(self, node: fx.Node) -> int:
+        """The compressed bytes of a node's value."""
+        elements = num_elements(node)
+        rows = elements // max(size_hint(node.meta["val"].shape[-1]), 1) if self.has_scales else 0
+        return elements * self.itemsize + rows * _SCALE_BYTES
+
+
+def _to_bfloat16(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
+    return (_cast(x, torch.bfloat16),)
+
+
+def _from_bfloat16(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    return _cast(parts[0], dtype)
+
+
+def _to_float8(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
+    wide, is_finite, scale, quotient = _scaled(x, 416.0)
+    infinity = torch.where(wide > 0, 448.0, torch.where(wide < 0, -448.0, math.nan))
+    return _cast(torch.where(is_finite, quotient, infinity), torch.float8_e4m3fn), scale
+
+
+def _from_float8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    code = _cast(parts[0], torch.float32)
+    return _cast(torch.where(code.abs() > 416.0, code * math.inf, code * parts[1]), dtype)
+
+
+def _to_int8(x: Tensor, u: Tensor | None) -> tuple[Tensor, ...]:
+    # Not 126: with u it must stay below 127, the code of an infinity, after float32's rounding.
+    wide, is_finite, scale, quotient = _scaled(x, 125.99)
+    assert u is not None
+    special = torch.where(wide > 0, 127.0, torch.where(wide < 0, -127.0, -128.0))
+    return _cast(torch.where(is_finite, torch.floor(quotient + u), special), torch.int8), scale
+
+
+def _from_int8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    code = _cast(parts[0], torch.float32)
+    special = torch.where(code < -127.0, math.nan, code * math.inf)
+    return _cast(torch.where(code.abs() > 126.0, special, code * parts[1]), dtype)
+
+
+def _scaled(x: Tensor, largest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return x in float32, where it is finite, the scales of its rows, and x in units of them: at most `largest`."""
+    wide = _cast(x, torch.float32)
+    size = wide.abs()
+    is_finite = size < math.inf
+    scale = torch.where(is_finite, size, 0.0).amax(-1, keepdim=True) / largest
+    return wide, is_finite, scale, wide / torch.where(scale > 0, scale, 1.0)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    # The op that Inductor has in its graphs by then.
+    cast: Tensor = torch.ops.prims.convert_element_type.default(x, dtype)
+    return cast
+
+
+def uniform_numbers(x: Tensor, seed: Tensor, number: int) -> Tensor:
+    """Return a float32 tensor of x's shape, uniform in (0, 1), for the value with this number in its graph.
+
+    See [one number for a row and one for a column].
+    """
+    columns = x.shape[-1]
+    rows = math.prod(x.shape[:-1])
+    bits = keep_factors(seed, (rows + columns, _BITS), None, _BITS * number, p=0.5)
+    drawn, half = _cast(bits, torch.float32), _BITS // 2
+    while half:
+        drawn, half = drawn[:, :half] + 2.0**half * drawn[:, half:], half // 2
+    uniform = (drawn[:, 0] + 0.25) / 2.0**_BITS
+    total = uniform[:rows].view(*x.shape[:-1], 1) + uniform[rows:]
+    return total - torch.floor(total)
+
+
+COMPRESSIONS: Final = MappingProxyType(
+    {
+        way.name: way
+        for way in (
+            Compression("bfloat16", 2, False, _to_bfloat16, _from_bfloat16),
+            Compression("float8", 1, True, _to_float8, _from_float8),
+            Compression("int8", 1, True, _to_int8, _from_int8, draws=True),
+        )
+    }
+)
+
+
+def compression(name: str | None) -> Compression | None:
+    """Return the compression of that name; None for None.
+
+    Raises:
+        ValueError: there is no such compression; the message lists them.
+    """
+    if name is None:
+        return None
+    if name not in COMPRESSIONS:
+        raise ValueError(no_such("compression", name, COMPRESSIONS))
+    return COMPRESSIONS[name]
+
+
+def held_by_caller(
+    inputs: Sequence[fx.Node], gradients: Iterable[Any], outputs: Iterable[Any], *, static: Collection[str]
+) -> set[fx.Node]:
+    """Return the storages that stay in memory whether they are saved or not, see [what stays exact].
+
+    Args:
+        inputs: of forward.
+        gradients: for each of them its gradient, or None.
+        outputs: of forward.
+        static: the names of the inputs that outlive the call.
+    """
+    own = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None}
+    held = {node for node in inputs if node not in own or node.name in static}
+    return held | {storage_of(node) for node in outputs if isinstance(node, fx.Node)}
+
+
+def compared_in(nodes: Sequence[fx.Node]) -> set[str]:
+    """Return the names of the float values of a joint or a backward graph that backward compares or indexes with.
+
+    Directly, or in what it computes from them by elementwise ops.
+    """
+    gradients = {node for node in nodes if is_gradient_input(node)}
+    for node in nodes:
+        if not gradients.isdisjoint(node.all_input_nodes):
+            gradients.add(node)
+    compared: set[fx.Node] = set()
+    for node in reversed(nodes):
+        chained = node in compared and (is_fusible(node) or looks_at_its_input(node))
+        if overload_packet(node) in _COMPARES or (node not in gradients and (chained or _is_made_of_floats(node))):
+            compared.update(node.all_input_nodes)
+    return {node.name for node in compared}
+
+
+def _is_made_of_floats(node: fx.Node) -> bool:
+    """True for bools and whole numbers computed from floats."""
+    inputs = [source for source in node.all_input_nodes if _is_float(source)]
+    return bool(inputs) and isinstance(node.meta.get("val"), Tensor) and not _is_float(node)
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def why_exact(node: fx.Node, way: Compression, *, held: Collection[fx.Node], compared: Collection[str]) -> str | None:
+    """Return None if a saved value is compressed, else why it is not, see [what stays exact]."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return "it holds no floats"
+    if value.dtype.itemsize <= way.itemsize:
+        return f"it has {8 * value.dtype.itemsize} bits already"
+    if storage_of(node) in held:
+        return "the caller holds it"
+    if num_elements(node) < _FEWEST_ELEMENTS or (way.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
+        return "it is small"
+    if node.name in compared:
+        return "backward compares it"
+    if _is_statistic(node):
+        return "it is a statistic"
+    # torch keeps it out of `save_for_backward`, by its place among the outputs.
+    return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else None
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    """True for the result of a reduction, also after elementwise ops, and for an op's second result and those after."""
+    seen = {node}
+    stack = [node]
+    while stack:
+        step = stack.pop()
+        is_element = step.target is operator.getitem and not looks_at_its_input(step)
+        source = step.all_input_nodes[0] if is_element else step
+        if overload_packet(source) in _REDUCES or (is_element and step.args[1] != 0):
+            return True
+        if is_fusible(step) or looks_at_its_input(step):
+            elements = num_elements(step)
+            same = {one for one in step.all_input_nodes if _is_float(one) and num_elements(one) == elements} - seen
+            seen |= same
+            stack += same
+    return False
+
+
+def compress_saved_pass(
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    way: Compression,
+    *,
+    num_forward_outputs: int,
+    static_inputs: Collection[str],
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Let forward return what it saves compressed, and backward restore it where it is read.
+
+    Args:
+        forward, backward: of any partitioner; backward takes the saved sizes, then the saved tensors, in their order.
+        way: how.
+        num_forward_outputs: how many outputs of forward are not for backward.
+        static_inputs: the names of the inputs that outlive the call.
+    """
+    output, ended = forward.graph.output_node(), backward.graph.output_node()
+    returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
+    saved = returned[num_forward_outputs:]
+    inputs = forward.graph.find_nodes(op="placeholder")
+    outputs = returned[:num_forward_outputs]
+    held = held_by_caller(inputs, ended.args[0], outputs, static=static_inputs)  # type: ignore[arg-type]
+    places = backward.graph.find_nodes(op="placeholder")[sum(map(_is_size, saved)) :]
+    # By backward's names: a partitioner of one's own may give a value another one there.
+    compared = compared_in(list(backward.graph.nodes))
+    position = {node: index for index, node in enumerate(backward.graph.nodes)}
+    first = next(node for node in forward.graph.nodes if node.op != "placeholder")
+    seed: fx.Node | None = None
+    parts_of: dict[fx.Node, list[fx.Node]] = {}
+    for node, place in zip((node for node in saved if not _is_size(node)), places, strict=False):
+        names = {node.name} if place.name in compared else set()
+        if not isinstance(node, fx.Node) or why_exact(node, way, held=held, compared=names) is not None:
+            continue
+        with forward.graph.inserting_before(first if node.op == "placeholder" else node.next):
+            if seed is None and way.draws:
+                with forward.graph.inserting_before(first):
+                    (seed,) = _inlined(forward.graph, _draw_like, [node], "rounding_seed")
+            number = len(parts_of)
+            arguments = [node] if seed is None else [node, seed]
+            parts = _inlined(forward.graph, _compressing(way, number), arguments, f"{node.name}_{way.name}")
+        parts_of[node] = parts
+        with backward.graph.inserting_before(place):
+            restored_from = [backward.graph.placeholder(part.name) for part in parts]
+        for part, new in zip(parts, restored_from, strict=True):
+            part.meta[COMPRESSED_FROM] = node
+            new.meta["val"] = part.meta["val"]
+        readers = list(place.users)
+        with backward.graph.inserting_before(min(readers, key=position.__getitem__, default=ended)):
+            restoring = _restoring(way, node.meta["val"].dtype)
+            (restored,) = _inlined(backward.graph, restoring, restored_from, f"{place.name}_restored")
+        place.replace_all_uses_with(restored)
+        backward.graph.erase_node(place)
+    output.args = ((*outputs, *(part for node in saved for part in parts_of.get(node, [node]))),)
+    described = output.meta.get("desc")
+    if described is not None:  # for each output, whether it is saved
+        pairs = zip(saved, described[num_forward_outputs:], strict=True)
+        of_saved = [text for node, text in pairs for _ in parts_of.get(node, [node])]
+        output.meta["desc"] = [*described[:num_forward_outputs], *of_saved]
+    for module in (forward, backward):
+        module.graph.lint()
+        module.recompile()
+    return forward, backward
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, fx.Node) and is_sym_node(value)
+
+
+def _draw_like(x: Tensor) -> tuple[Tensor]:
+    return (draw_seed(device=x.device),)
+
+
+def _compressing(way: Compression, number: int) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda x, *seed: way.compress(x, uniform_numbers(x, *seed, number) if seed else None)
+
+
+def _restoring(way: Compression, dtype: torch.dtype) -> Callable[..., tuple[Tensor]]:
+    return lambda *parts: (way.restore(parts, dtype),)
+
+
+def _inlined(
+    graph: fx.Graph, fn: Callable[..., tuple[Tensor, ...]], arguments: Sequence[fx.Node], name: str
+) -> list[fx.Node]:
+    """Add the ops of a function at the graph's place of insertion; return the nodes of its results, with that name."""
+    traced = make_fx(fn)(*(node.meta["val"] for node in arguments))
+    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True))
+    for node in traced.graph.nodes:
+        if node.op == "call_function":
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            # Names that are in both graphs mark what backward recomputes.
+            copies[node]._rename(f"{name}_{node.name}")
+    return [copies[node] for node in traced.graph.output_node().args[0]]
