@@ -7,6 +7,7 @@ Note: [why not aot_export_joint_with_descriptors] It traces one graph: a graph b
 the arguments. It returns ATen ops, not the graph that Inductor gives its partitioner. Meta tensors stay on "meta".
 """
 
+import functools
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,8 @@ def capture(
         raise TypeError(f"capture takes a function or a module, got {type(fn).__name__}")
     if backend not in _BACKENDS:
         raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
-    traces = trace(fn, args, kwargs, compiler=_BACKENDS[backend], fullgraph=fullgraph, device=device)
+    compiler = functools.partial(compile_op_by_op, backend=backend)
+    traces = trace(fn, args, kwargs, compiler=compiler, fullgraph=fullgraph, device=device)
     return tuple(one.graph for one in traces)
 
 
@@ -214,6 +216,14 @@ class _Capture:
         return self  # Inductor copies the configuration that holds it
 
 
+def compile_op_by_op(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
+) -> Callable[..., Any]:
+    """Cut a graph of Dynamo's as `backend` would, with a partitioner that Inductor takes, and run it op by op."""
+    compiled: Callable[..., Any] = _BACKENDS[backend](graph_module, example_inputs, partitioner)
+    return compiled
+
+
 def compile_functional(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
@@ -222,20 +232,20 @@ def compile_functional(
 
 
 def _compile_eager(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
 ) -> Callable[..., Any]:
     return compile_eager(graph_module, example_inputs, partition=partitioner, torch_random=False)
 
 
 def _compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
 ) -> Callable[..., Any]:
     graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
     return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_op_by_op)
 
 
 def _compile_nvfuser(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
 ) -> Callable[..., Any]:
     return compile_nvfuser(graph_module, example_inputs, partition=partitioner, torch_random=False, runnable=boxed)
 

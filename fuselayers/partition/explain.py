@@ -4,6 +4,7 @@ import contextlib
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -18,11 +19,12 @@ from .cost import flops_of
 from .fake_copies import fake_copies
 from .fused_function import FusedFunction
 from .fused_module import FusedModule
+from .compression_errors import CompressionErrors, compression_errors
 from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes
 from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
-from .passes import AGAIN, MASK_OPS
+from .passes import AGAIN, COMPRESSED_FROM, MASK_OPS, compression
 from .peak_bytes import peak_bytes
 from .saved_bytes import saved_bytes
 
@@ -37,6 +39,7 @@ def explain(
     *args: Any,
     backend: str | None = None,
     partition: str | Partitioner | None = None,
+    compress: str | None = None,
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> MemoryReport:
@@ -45,13 +48,15 @@ def explain(
     If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. What runs
     between graphs, as reversible blocks do, counts for "eager" alone.
 
-    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
+    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine. With `compress`
+    and real tensors forward and backward run twice, exact and compressed, and the report has the errors.
 
     Args:
         fn: a function of tensors, a module, or a fused one, which is explained with its own options.
         args: its arguments: real tensors, or tensors on the meta device.
         backend: "inductor" (the default), "triton", "nvfuser" or "eager": whose graph is partitioned at whose prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
+        compress: as in `fuse`.
         device: the device that stands for the meta device.
         kwargs: its keyword arguments.
 
@@ -75,7 +80,8 @@ def explain(
     if options is not None:
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
         partition = partition or options.partition
-    backend, cut = backend or "inductor", partitioner(partition or "min_cut")
+    backend, cut = backend or "inductor", partitioner(partition or "min_cut", compress=compress)
+    way = compression(getattr(cut, "compress", None))
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
         with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, _):
@@ -91,7 +97,13 @@ def explain(
         )
     with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static):
         eager = saved_bytes(copied, *copied_args, parameters=static, **copied_kwargs)
-    explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
+    errors = CompressionErrors((), {})
+    if way is not None and not any(tensor.is_meta for tensor in _tensors_of(fn, args, kwargs)):
+        errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut, way=way)
+    explained = [
+        _Explained(graph, cut, of_values or {}, fused=backend != "eager")
+        for graph, of_values in zip_longest(captured, errors.values[: len(captured)])
+    ]
     totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, None, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
         totals[rule] = _sum(one.totals[rule] for one in explained)
@@ -100,6 +112,8 @@ def explain(
         subject=_name(fn),
         backend=backend,
         partition=_text(cut),
+        compress=None if way is None else way.name,
+        gradient_errors=errors.gradients,
         machine=cost.machine.name,
         saved=tuple(value for one in explained for value in one.saved),
         recomputed=tuple(value for one in explained for value in one.recomputed),
@@ -118,8 +132,11 @@ def explain(
 class _Explained:
     """The part of a memory report for one graph."""
 
-    def __init__(self, captured: CapturedGraph, cut: Partitioner, *, fused: bool) -> None:
-        self.joint = captured.joint()
+    def __init__(
+        self, captured: CapturedGraph, cut: Partitioner, errors: Mapping[str, float], *, fused: bool
+    ) -> None:
+        self.joint = captured.joint(compress=getattr(cut, "compress", None))
+        self._errors = errors
         choice = cut if isinstance(cut, SavePolicy) else None
         self._rule = choice.name if choice else ""
         self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
@@ -131,8 +148,15 @@ class _Explained:
         outgoing = _saved_nodes(forward, captured.num_forward_outputs)
         node_of = {node.name: node for node in self.joint.nodes}
         # A user's partitioner may add nodes of its own, which are described by themselves.
-        saved_nodes = [node_of.get(node.name, node) for node in outgoing]
-        self.saved = tuple(self._saved_values(saved_nodes, chosen_by_us=choice is not None))
+        fewer: dict[fx.Node, int] = {}
+        saved_nodes: dict[fx.Node, None] = {}
+        for part in outgoing:
+            exact = part.meta.get(COMPRESSED_FROM, part)
+            node = node_of.get(exact.name, exact)
+            saved_nodes[node] = None
+            if exact is not part:
+                fewer[node] = fewer.get(node, 0) + num_bytes(part)
+        self.saved = tuple(self._saved_values(saved_nodes, fewer, chosen_by_us=choice is not None))
         again = _recomputed_nodes(forward, backward)
         recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
@@ -152,7 +176,9 @@ class _Explained:
             for module, size in zip((forward, backward), self.ideal_bytes, strict=True)
         )
 
-    def _saved_values(self, nodes: Iterable[fx.Node], *, chosen_by_us: bool) -> Iterable[SavedValue]:
+    def _saved_values(
+        self, nodes: Iterable[fx.Node], fewer: Mapping[fx.Node, int], *, chosen_by_us: bool
+    ) -> Iterable[SavedValue]:
         counted: set[fx.Node] = set()
         for node in nodes:
             value, storage = node.meta.get("val"), storage_of(node)
@@ -167,8 +193,11 @@ class _Explained:
                 source=source_line(node),
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
-                num_bytes=size,
+                num_bytes=fewer.get(node, size),
+                exact_bytes=size,
+                error=self._errors.get(node.name),
                 reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
+                why_exact=None if node in fewer else self.joint.why_exact(node),
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
@@ -272,6 +301,11 @@ def _sum(totals: Iterable[Totals]) -> Totals:
     return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
 
 
+def _tensors_of(fn: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return leaves + list(fn.parameters()) if isinstance(fn, nn.Module) else leaves
+
+
 def _options_of(fn: Any) -> Any:
     if isinstance(fn, FusedModule):
         return _options_of(type(fn)._fused)
@@ -281,7 +315,8 @@ def _options_of(fn: Any) -> Any:
 def _text(cut: Partitioner) -> str:
     if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
-    return cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})"
+    how = "" if cut.compress is None else f" in {cut.compress}"
+    return (cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})") + how
 
 
 def _name(fn: Any) -> str:

@@ -6,6 +6,7 @@ import html
 import io
 import itertools
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # rich is only imported by what prints
     from rich.table import Table
 
 _IN_A_NOTEBOOK: Final = 10
+_WORST_GRADIENTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,12 @@ class SavedValue:
         source: `file:line: code` of the user's code, or "".
         shape: its shape; a symbolic size as the number that the graph was traced with.
         dtype: its dtype, "int" for a size.
-        num_bytes: the size of its storage; 0 for a parameter, and for a view of memory that is saved already.
+        num_bytes: what saving it takes: the size of its storage, or of its compressed parts; 0 for a parameter, and for
+            a view of memory that is saved already.
         reason: why it was saved.
+        exact_bytes: what saving it exactly would take.
+        why_exact: why it is not compressed; None if it is.
+        error: of the compressed value, relative to the exact one, on these inputs; None if it was not measured.
     """
 
     name: str
@@ -48,6 +54,9 @@ class SavedValue:
     dtype: str
     num_bytes: int
     reason: str
+    exact_bytes: int
+    why_exact: str | None
+    error: float | None
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,9 @@ class MemoryReport:
         backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
         forward_seconds: the least time for forward on that machine, by its FLOPs or its ideal bytes.
         backward_seconds: the least time for backward.
+        compress: how saved values are compressed, or None.
+        gradient_errors: with `compress`, for each parameter's gradient its error relative to the exact one on these
+            inputs, for a function without parameters of its arguments' gradients; empty if they were not measured.
         graphs: the graphs; not in the dict and the JSON.
         cost: the prices; not in the dict and the JSON.
     """
@@ -136,6 +148,8 @@ class MemoryReport:
     backward_ideal_bytes: int
     forward_seconds: float
     backward_seconds: float
+    compress: str | None
+    gradient_errors: dict[str, float]
     graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
     cost: CostModel = field(repr=False, compare=False)
 
@@ -238,7 +252,9 @@ class MemoryReport:
             soft_wrap=True,
         )
         console.print(_totals_table(self), highlight=False)
-        console.print(_saved_table(self.saved, most, width=console.width), highlight=False)
+        console.print(_saved_table(self, most, width=console.width), highlight=False)
+        if self.compress is not None:
+            console.print(_compression_text(self), highlight=False, soft_wrap=True)
         if self.recomputed:
             console.print(_recomputed_table(self.recomputed, most), highlight=False)
         console.print(
@@ -279,7 +295,7 @@ def _totals_table(report: MemoryReport) -> Table:
     return table
 
 
-def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table:
+def _saved_table(report: MemoryReport, most: int, *, width: int) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -287,20 +303,41 @@ def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table
     table.add_column("value", overflow="fold")
     table.add_column("shape", min_width=9)
     table.add_column("bytes", justify="right", no_wrap=True)
+    if report.compress is not None:
+        table.add_column("exact", justify="right", no_wrap=True)
+        table.add_column("error", justify="right", no_wrap=True)
     # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line. The limit is on this column
     # because rich folds a column with a min_width for another width than it prints, and cuts the words that do not fit.
     table.add_column("why", overflow="fold", max_width=max(22, width - 80))
-    by_size = _by_size(saved)
+    saved, by_size = report.saved, _by_size(report.saved)
     for value in by_size[:most]:
-        cells = _shape(value), readable_bytes(value.num_bytes), escape(value.reason)
-        table.add_row(escape(_called(value)), *cells)
+        cells = [_shape(value), readable_bytes(value.num_bytes)]
+        if report.compress is not None:
+            error = "" if value.error is None else f"{value.error:.2%}"
+            cells += [readable_bytes(value.exact_bytes), error if value.why_exact is None else "none"]
+        table.add_row(escape(_called(value)), *cells, escape(value.reason))
+    blank = ["", ""] if report.compress is not None else []
     rest = by_size[most:]
     if rest:
-        table.add_row(f"{len(rest)} more", "", readable_bytes(sum(value.num_bytes for value in rest)), "")
+        size = readable_bytes(sum(value.num_bytes for value in rest))
+        table.add_row(f"{len(rest)} more", "", size, *blank, "")
     free = len(saved) - len(by_size)
     if free:
-        table.add_row(f"{free} for free", "", "0 B", "parameters, and views of saved memory")
+        table.add_row(f"{free} for free", "", "0 B", *blank, "parameters, and views of saved memory")
     return table
+
+
+def _compression_text(report: MemoryReport) -> str:
+    """Say which gradients have the largest errors, or why nothing is compressed."""
+    if all(value.why_exact is not None for value in report.saved):
+        reasons = dict.fromkeys(value.why_exact for value in report.saved if value.num_bytes)
+        return f"{report.compress}: there is nothing to compress ({', '.join(map(str, reasons)) or 'nothing is saved'})"
+    if not report.gradient_errors:
+        return f"{report.compress}: errors are not measured, since the tensors are on the meta device"
+    worst = sorted(report.gradient_errors.items(), key=lambda item: -item[1])
+    median = statistics.median(report.gradient_errors.values())
+    named = ", ".join(f"{name} {error:.2%}" for name, error in worst[:_WORST_GRADIENTS])
+    return f"{report.compress}: error of gradients, relative to exact: median {median:.2%}; largest {named}"
 
 
 def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:

@@ -236,6 +236,7 @@ def _checked(own: Partitioner, compress: str | None) -> Partitioner:
         return compress_saved_pass(*parts, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
 
     cut.__name__ = name
+    cut.compress = compress  # type: ignore[attr-defined]  # `explain` reads it
     return cut
 
 

@@ -58,6 +58,7 @@ _REDUCES: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "prod")
 )
+_SEED: Final = "rounding_seed"
 COMPRESSED_FROM: Final = "compressed_from"
 """A key of a node's meta: the node of which this one, an output of forward, is a compressed part."""
 
@@ -295,7 +296,7 @@ def compress_saved_pass(
         with forward.graph.inserting_before(first if node.op == "placeholder" else node.next):
             if seed is None and way.draws:
                 with forward.graph.inserting_before(first):
-                    (seed,) = _inlined(forward.graph, _draw_like, [node], "rounding_seed")
+                    (seed,) = _inlined(forward.graph, _draw_like, [node], _SEED)
             number = len(parts_of)
             arguments = [node] if seed is None else [node, seed]
             parts = _inlined(forward.graph, _compressing(way, number), arguments, f"{node.name}_{way.name}")
@@ -323,6 +324,11 @@ def compress_saved_pass(
     return forward, backward
 
 
+def is_rounding_seed(node: fx.Node) -> bool:
+    """True for the op that draws the seed for stochastic rounding."""
+    return node.name.startswith(_SEED) and "device" in node.kwargs and bool(node.args)
+
+
 def _is_size(value: Any) -> bool:
     return isinstance(value, fx.Node) and is_sym_node(value)
 
@@ -343,7 +349,9 @@ def _inlined(
     graph: fx.Graph, fn: Callable[..., tuple[Tensor, ...]], arguments: Sequence[fx.Node], name: str
 ) -> list[fx.Node]:
     """Add the ops of a function at the graph's place of insertion; return the nodes of its results, with that name."""
-    traced = make_fx(fn)(*(node.meta["val"] for node in arguments))
+    values = [node.meta["val"] for node in arguments]
+    with values[0].fake_mode:  # outside of AOTAutograd it is not active
+        traced = make_fx(fn)(*values)
     copies = dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True))
     for node in traced.graph.nodes:
         if node.op == "call_function":
