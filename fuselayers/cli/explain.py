@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..configs import build, compose
+from ..configs import Config, build, compose
 from ..configs.sources import split_source
 from ..names import shown
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
@@ -22,6 +22,7 @@ prints what is saved, what is recomputed, why, and what eager and PyTorch's own 
 
   fuselayers explain gpt_nano
   fuselayers explain gpt2_small --pareto curve.png
+  fuselayers explain gpt_nano fusion.compress=int8   # runs it on random inputs: the error of each value and gradient
   fuselayers explain gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
 
 
@@ -60,14 +61,18 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition)
-    # On the meta device a model has shapes and no memory.
-    with torch.device("meta"):
+    compress = config.fusion.compress
+    # On the meta device a model has shapes and no memory; errors of compression need numbers.
+    device = "meta" if compress is None else "cpu"
+    with torch.device(device):
         model = build(config)
         plain = eager_view(model)
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
-        inputs = example_batch(plain, config, sizes, device="meta")
+        inputs = example_batch(plain, config, sizes, device=device)
+        if compress is not None:
+            inputs = tuple(_random(tensor, config) for tensor in inputs)
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
-        report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
+        report = explain(plain, *inputs, backend=arguments.backend, partition=cut, compress=compress)
     report.print(console, most=arguments.rows)
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")
@@ -77,6 +82,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if written:
         say(console, f"written: {', '.join(written)}")
     return 0
+
+
+def _random(tensor: torch.Tensor, config: Config) -> torch.Tensor:
+    """Return random tokens, classes or images in place of the zeros of an example batch."""
+    if tensor.is_floating_point():
+        return torch.randn_like(tensor)
+    choices = config.model.options.get("vocab_size") or config.model.options.get("num_classes") or 1
+    return torch.randint_like(tensor, choices)
 
 
 def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:

@@ -13,15 +13,15 @@ from ..partition.backends import check_backends
 _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
-def check_names(backend: str, partition: str) -> None:
-    """Raise unless `fuse` knows both names. A layer calls it when it is built, so that no forward meets a misspelt one.
+def check_names(backend: str, partition: str, *, compress: str | None = None) -> None:
+    """Raise unless `fuse` knows these names. A layer calls it when it is built, so that no forward meets a misspelt one.
 
     Raises:
-        ValueError: there is no such backend or partition.
+        ValueError: there is no such backend, partition or compression.
         TypeError: the backend is no name, such as None.
     """
     check_backends(backend, ())
-    partitioner(partition)
+    partitioner(partition, compress=compress)
 
 
 def op_for(op: Callable[..., Any], *, backend: str, partition: str) -> Callable[..., Any]:

@@ -60,7 +60,7 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
 def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
     """Fuse a model, or its blocks, in place, as a scope of "model" or "block" says."""
     fused = {"block": blocks_of(model), "model": [model]}.get(fusion.scope, [])
-    fuse_in_place(fused, backend=fusion.backend, partition=fusion.partition)
+    fuse_in_place(fused, backend=fusion.backend, partition=fusion.partition, compress=fusion.compress)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

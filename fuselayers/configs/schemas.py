@@ -124,7 +124,7 @@ class FusionConfig:
     """How much of a model goes through the fusion core, and how.
 
     Raises:
-        ValueError: an unknown backend, partitioner or scope.
+        ValueError: an unknown backend, partitioner, compression or scope.
 
     >>> FusionConfig(scope="block").backend
     'auto'
@@ -135,6 +135,9 @@ class FusionConfig:
         "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
         default="min_cut",
     )
+    compress: str | None = setting(
+        "large saved values in fewer bits: int8, float8 or bfloat16; null is exact", default=None
+    )
     scope: Literal["none", "block", "model"] = setting(
         "what is fused as one function: none, each block, or the whole model", default="block"
     )
@@ -143,7 +146,7 @@ class FusionConfig:
         if self.backend is None:  # null in YAML
             raise ValueError("fusion.backend must be a name, got null; leave it out, or write auto")
         _check("fusion", self)
-        check_names(self.backend, self.partition)
+        check_names(self.backend, self.partition, compress=self.compress)
 
 
 @dataclass(frozen=True, kw_only=True)

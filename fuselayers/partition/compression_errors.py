@@ -110,10 +110,11 @@ class _Recorder:
         errors: dict[str, float] = {}
         self.errors.append(errors)
         parts: dict[fx.Node, list[fx.Node]] = {}
-        for node in list(forward.graph.nodes):
-            if COMPRESSED_FROM in node.meta:
-                parts.setdefault(node.meta[COMPRESSED_FROM], []).append(node)
-            elif is_rounding_seed(node):  # a draw would change the masks that follow
+        for part in output.args[0]:
+            if isinstance(part, fx.Node) and COMPRESSED_FROM in part.meta:
+                parts.setdefault(part.meta[COMPRESSED_FROM], []).append(part)
+        for node in forward.graph.nodes:
+            if is_rounding_seed(node):  # a draw would change the masks that follow
                 fixed = {"dtype": torch.int64, "device": node.kwargs["device"]}
                 node.target, node.args, node.kwargs = torch.ops.aten.full.default, ([], 0), fixed
         for exact, compressed in parts.items():

@@ -19,7 +19,7 @@ from ..._torch.dispatch import TorchDispatchMode, pytree
 from ...configs import Config, build, model_costs
 from ...configs.build import blocks_of
 from ...configs.create import check_described
-from ...partition import MemoryReport, explain
+from ...partition import MemoryReport, Partitioner, explain, partitioner
 from ..train.engine.checkpointing import checkpoint_blocks, selective_policy
 
 
@@ -101,7 +101,8 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     model = _meta_model(config, dtype)
     calls = _calls_of_blocks(model, dtype)
     fused = config.fusion.scope != "none"
-    partition = config.fusion.partition if fused else "default"
+    compress = config.fusion.compress if fused else None
+    partition = partitioner(config.fusion.partition if fused else "default", compress=compress)
     run, forward_flops = _activations(calls, partition, fused=fused)
     stream = float(sum(args[0].nbytes for args, _ in calls.values()))
     kept = run
@@ -115,7 +116,7 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
         if marked:
             kept = replace(kept, saved=stream + marked[0], inside=marked[1])
     elif checkpointing != "none":
-        kept, _ = _activations(calls, checkpointing, fused=fused)
+        kept, _ = _activations(calls, partitioner(checkpointing, compress=compress), fused=fused)
     costs = model_costs(config)
     of_blocks = [sum(one.numel() for one in block.parameters()) for block in calls]
     heads = attention.get("num_heads")
@@ -166,7 +167,7 @@ def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
     return calls
 
 
-def _activations(calls: dict[nn.Module, _Call], partition: str, *, fused: bool) -> tuple[Activations, float]:
+def _activations(calls: dict[nn.Module, _Call], partition: Partitioner, *, fused: bool) -> tuple[Activations, float]:
     """Return what blocks keep for a partitioner, and the FLOPs of their forward."""
     reports: dict[str, MemoryReport] = {}
     saved, inside, repeated_flops, forward_flops = [], 0, 0.0, 0.0

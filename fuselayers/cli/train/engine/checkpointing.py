@@ -1,6 +1,7 @@
 """Activation checkpointing: what forward does not keep, backward computes again."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,7 +42,7 @@ def fusion_of(config: Config) -> FusionConfig:
             f"parallel.checkpointing={budget} lets the fusion core choose what is kept, and fusion.scope is "
             f"{config.fusion.scope}; set fusion.scope=block or model, or parallel.checkpointing=block"
         )
-    return FusionConfig(backend=config.fusion.backend, partition=budget, scope=config.fusion.scope)
+    return replace(config.fusion, partition=budget)
 
 
 def checkpoint_blocks(model: nn.Module, way: str) -> None:
