@@ -1,0 +1,239 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.layers import LAYERS
+from fuselayers._torch.tracing import torch_default_partition
+from fuselayers.partition import SavePolicy, capture, explain, fuse, saved_bytes
+
+WAYS = ("bfloat16", "float8", "int8")
+# The largest error of one value, as a part of the largest in its row: half a step, and a whole one where rounding draws.
+STEP = {"bfloat16": 2**-8, "float8": 2**-4, "int8": 1 / 125.99}
+
+
+def read_by_backward(x: Tensor, way: str | None, *, backend: str = "eager", **options: Any) -> Tensor:
+    """What backward reads in place of x: the gradient of y in x * y."""
+    fused: Any = fuse(lambda x, y: x * y, backend=backend, fallback=(), compress=way, **options)
+    y = torch.ones_like(x, requires_grad=True)
+    torch.manual_seed(0)
+    (restored,) = torch.autograd.grad(fused(x.requires_grad_(), y).sum(), y)
+    return restored
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).sin()
+
+
+def relative_error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact.double()).norm() / exact.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_backward_reads_the_value_rounded(way: str, dtype: torch.dtype) -> None:
+    x = torch.randn(7, 5, 129, dtype=dtype)
+    restored = read_by_backward(x, way)
+    assert restored.dtype == dtype
+    if way == "bfloat16" and dtype == torch.bfloat16:
+        assert torch.equal(restored, x)
+        return
+    assert not torch.equal(restored, x)
+    largest = x.detach().abs().amax(-1, keepdim=True) * (STEP[way] + 2 * torch.finfo(dtype).eps)
+    assert ((restored - x).abs() <= largest).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_zeros_infinities_and_nan_come_back(way: str) -> None:
+    x = torch.randn(40, 129)
+    x[0] = 0
+    x[1, 3], x[2, 4], x[3, 5] = math.inf, -math.inf, math.nan
+    x[4], x[5], x[6] = math.inf, math.nan, -math.inf
+    x[7, 0], x[7, 1], x[7, 2] = math.inf, -math.inf, math.nan
+    restored = read_by_backward(x, way)
+    finite = x.isfinite()
+    torch.testing.assert_close(restored[~finite], x[~finite], rtol=0, atol=0, equal_nan=True)
+    assert (restored[0] == 0).all()
+    torch.testing.assert_close(restored[finite], x[finite].detach(), rtol=0.07, atol=0.04)
+
+
+def test_int8_has_no_bias() -> None:
+    """Rounded to nearest, all 0.3 steps would be read as 0, and the gradient, their sum, would be 0."""
+    step = 1 / 125.99
+    x = torch.full((64, 256), 0.3 * step)
+    x[:, 0] = 1.0
+    fused: Any = fuse(lambda x, weight: x @ weight, backend="eager", compress="int8")
+    weight = torch.zeros(256, 1, requires_grad=True)
+    torch.manual_seed(0)
+    gradients = [torch.autograd.grad(fused(x.requires_grad_(), weight).sum(), weight)[0] for _ in range(64)]
+    mean = torch.cat(gradients)[:, 0].view(64, 256)[:, 1:].double().mean()
+    # 64 calls x 255 columns x 64 rows of draws with a deviation of half a step; six deviations.
+    assert abs(mean / (64 * step) - 0.3) < 6 * 0.5 / math.sqrt(64 * 255 * 64)
+
+
+def test_int8_draws_anew_in_each_call() -> None:
+    fused: Any = fuse(lambda x, y: x * y, backend="eager", compress="int8")
+    x, y = torch.randn(64, 128, requires_grad=True), torch.ones(64, 128, requires_grad=True)
+    torch.manual_seed(0)
+    first, second = (torch.autograd.grad(fused(x, y).sum(), y)[0] for _ in range(2))
+    torch.manual_seed(0)
+    assert torch.equal(torch.autograd.grad(fused(x, y).sum(), y)[0], first)
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_inductor_rounds_as_eager(way: str) -> None:
+    x = torch.randn(33, 257)
+    x[1, 3], x[2, 4], x[3, 5], x[4] = math.inf, -math.inf, math.nan, 0.0
+    eager, inductor = (read_by_backward(x, way, backend=backend) for backend in ("eager", "inductor"))
+    torch.testing.assert_close(inductor, eager, rtol=0, atol=0, equal_nan=True)
+
+
+def test_each_size_has_its_numbers_with_dynamic_sizes() -> None:
+    for rows in (64, 80):
+        x = torch.randn(rows, 130)
+        restored = read_by_backward(x, "int8", dynamic=True)
+        assert 0 < relative_error(restored, x.detach()) < 0.02
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_of_a_layer(name: str, way: str) -> None:
+    """Random inputs, whose errors do not average out; forward's result is exact."""
+    torch.manual_seed(0)
+    layer = LAYERS[name].make(64, 4, dropout=0.0)
+    x, weight = torch.randn(2, 64, 64), torch.randn(2, 64, 64, dtype=torch.float64)
+    fused = fuse(layer, backend="eager", compress=way)
+    y = fused(x)
+    assert torch.equal(y, fuse(layer, backend="eager")(x))
+    found = torch.autograd.grad((y * weight).sum(), list(layer.parameters()))
+    exact = torch.autograd.grad((layer.double()(x.double()) * weight).sum(), list(layer.parameters()))
+    errors = sorted(map(relative_error, found, exact))
+    bound = {"bfloat16": 0.004, "float8": 0.05, "int8": 0.02}[way]
+    assert errors[len(errors) // 2] < bound
+    assert 0 < errors[-1] < 2 * bound
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "way", "units"),
+    [
+        ("GPT, SDPA", torch.float32, "bfloat16", 5.2),
+        ("GPT, SDPA", torch.float32, "int8", 2.9),
+        ("BERT post-norm", torch.float32, "bfloat16", 5.7),
+        ("BERT post-norm", torch.float32, "int8", 3.2),
+        ("Llama", torch.float32, "bfloat16", 5.7),
+        ("Llama", torch.float32, "int8", 3.2),
+        ("GPT, SDPA", torch.bfloat16, "bfloat16", 10.1),
+        ("GPT, SDPA", torch.bfloat16, "int8", 5.4),
+    ],
+)
+def test_units_of_a_layer(name: str, dtype: torch.dtype, way: str, units: float) -> None:
+    layer = LAYERS[name].make(256, 4, dropout=0.1).to(dtype)
+    x = torch.randn(4, 128, 256, dtype=dtype, requires_grad=True)
+    (graph,) = capture(layer, x)
+    joint = graph.joint(compress=way)
+    saved = SavePolicy("min_cut", compress=way).saved_values(joint, fused=True)
+    assert joint.saved_bytes(saved) <= units * x.nbytes
+
+
+def test_what_the_report_counts_is_saved() -> None:
+    layer = LAYERS["GPT, SDPA"].make(64, 4, dropout=0.1)
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    report = explain(layer, x, backend="eager", compress="int8")
+    kept = saved_bytes(fuse(layer, backend="eager", compress="int8"), x)
+    assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
+
+
+def test_a_partitioner_of_ones_own() -> None:
+    layer = LAYERS["GPT, SDPA"].make(64, 4, dropout=0.0)
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    exact = fuse(layer, backend="eager", partition=torch_default_partition)
+    fused = fuse(layer, backend="eager", partition=torch_default_partition, compress="int8")
+    assert saved_bytes(fused, x) < 0.3 * saved_bytes(exact, x)
+    found, expected = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (fused, exact))
+    assert 0 < relative_error(found, expected) < 0.02
+
+
+def test_a_budget_compresses_before_it_recomputes_a_product() -> None:
+    layer, x = LAYERS["GPT, SDPA"].make(64, 4).to("meta"), torch.empty(2, 64, 64, requires_grad=True, device="meta")
+    exact, compressed = (explain(layer, x, partition="budget:0.25", compress=way).totals for way in (None, "int8"))
+    assert exact["this"].recomputed_flops > 0 == compressed["this"].recomputed_flops
+    for totals in (exact, compressed):
+        assert totals["this"].saved_bytes <= 0.25 * exact["default"].saved_bytes
+
+
+class TestStaysExact:
+    """What is saved as it is."""
+
+    def why(self, fn: Callable[..., Any], *args: Tensor, way: str = "int8", backend: str = "eager") -> set[str | None]:
+        saved = explain(fn, *args, backend=backend, compress=way).saved
+        return {value.why_exact for value in saved if value.dtype != "int"}
+
+    def test_the_log_sum_exp_of_attention(self) -> None:
+        """Rounded in int8, 8 in a row would be off by 0.06, and each weight that backward computes by 6 %."""
+        q, k, v = (torch.randn(2, 4, 1024, 32, requires_grad=True) for _ in range(3))
+        assert self.why(attention, q, k, v) == {None, "it is a statistic"}
+        found, exact = (
+            torch.autograd.grad(fuse(attention, backend="eager", compress=way)(q, k, v).sum(), v)[0]
+            for way in ("int8", None)
+        )
+        assert relative_error(found, exact) < 0.02
+
+    def test_a_deviation(self) -> None:
+        def scaled(x: Tensor) -> Tensor:
+            return (x * (x.square().mean(0) + 1e-6).rsqrt()).sin()
+
+        x = torch.randn(4, 8192, requires_grad=True)
+        assert self.why(scaled, x, backend="inductor") == {None, "it is a statistic"}
+
+    def test_parameters_outputs_and_inputs_without_a_gradient(self) -> None:
+        layer = nn.Linear(128, 128)
+        assert self.why(lambda x: layer(x).exp(), torch.randn(64, 128)) == {"the caller holds it"}
+
+    def test_what_backward_compares(self) -> None:
+        x, weight = torch.randn(64, 128), torch.randn(128, 128, requires_grad=True)
+        for activation in (F.relu, F.leaky_relu, lambda h: h.clamp(-1, 1), torch.abs):
+
+            def layer(x: Tensor, weight: Tensor, activation: Any = activation) -> Tensor:
+                return (activation(x @ weight) * 3.0).sum()
+
+            found, exact = (
+                torch.autograd.grad(fuse(layer, backend="eager", compress=way)(x, weight), weight)[0]
+                for way in ("int8", None)
+            )
+            assert torch.equal(found, exact)
+
+    def test_small_values_and_whole_numbers(self) -> None:
+        x = torch.randn(8, 100, requires_grad=True)
+        assert self.why(torch.sin, x) == {"it is small"}
+        table = torch.randn(100, 8, requires_grad=True)
+        places = torch.randint(100, (8192,))
+        saved = explain(lambda table: table[places].sum(), table, backend="eager", compress="int8").saved
+        assert [value.why_exact for value in saved if value.dtype == "int64"] == ["it holds no floats"]
+
+
+def test_unknown_names_are_refused() -> None:
+    text = "no compression 'int4'; did you mean 'int8'? there are: bfloat16, float8, int8"
+    for make in (
+        lambda: fuse(torch.sin, compress="int4"),
+        lambda: SavePolicy("min_cut", compress="int4"),
+        lambda: explain(torch.sin, torch.randn(3, requires_grad=True), compress="int4"),
+    ):
+        with pytest.raises(ValueError, match=text.replace("?", r"\?")):
+            make()
+
+
+def test_transforms_and_second_gradients_are_as_without() -> None:
+    x = torch.randn(64, 128, requires_grad=True)
+    fused: Any = fuse(lambda x: x.sin().square(), backend="eager", compress="int8")
+    (once,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+        torch.autograd.grad(once.sum(), x)
+    exact = (2 * x).sin()
+    (vjp,) = torch.func.vjp(lambda x: fused(x).sum(), x)[1](torch.ones(()))
+    torch.testing.assert_close(vjp, exact.detach(), rtol=0.1, atol=0.1)
+    torch.testing.assert_close(torch.func.jvp(fused, (x,), (torch.ones_like(x),))[1], exact)
