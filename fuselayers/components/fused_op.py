@@ -14,7 +14,7 @@ _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
 def check_names(backend: str, partition: str, *, compress: str | None = None) -> None:
-    """Raise unless `fuse` knows these names. A layer calls it when it is built, so that no forward meets a misspelt one.
+    """Raise unless `fuse` knows these names. A layer calls it when built, so that no forward meets a misspelt one.
 
     Raises:
         ValueError: there is no such backend, partition or compression.

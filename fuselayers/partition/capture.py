@@ -231,9 +231,7 @@ def compile_functional(
     return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
-def _compile_eager(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
-) -> Callable[..., Any]:
+def _compile_eager(graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any) -> Callable[..., Any]:
     return compile_eager(graph_module, example_inputs, partition=partitioner, torch_random=False)
 
 

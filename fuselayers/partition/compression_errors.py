@@ -25,7 +25,8 @@ class CompressionErrors:
 
     Attributes:
         values: for each graph, of its compressed values by the names of their nodes.
-        gradients: of the parameters' gradients by name; of a function, of its arguments' gradients.
+        gradients: of the parameters' gradients by name; of a function, of its arguments' gradients, not of those of
+            modules that it closes over.
     """
 
     values: tuple[dict[str, float], ...]
@@ -79,7 +80,7 @@ def _gradients(
             torch.randn(result.shape, generator=generator).to(result) if result.dim() else torch.ones_like(result)
             for result in results
         ]
-        gradients = torch.autograd.grad(results, list(inputs.values()), weights, allow_unused=True)
+        gradients = torch.autograd.grad(results, list(inputs.values()), weights, allow_unused=True) if inputs else ()
     return {name: gradient for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
 
 

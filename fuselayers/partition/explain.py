@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves
 
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from .capture import CapturedGraph, capture
+from .compression_errors import CompressionErrors, compression_errors
 from .cost import flops_of
 from .fake_copies import fake_copies
 from .fused_function import FusedFunction
 from .fused_module import FusedModule
-from .compression_errors import CompressionErrors, compression_errors
 from .joint_graph import CutGraph
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes
 from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
@@ -48,8 +48,8 @@ def explain(
     If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. What runs
     between graphs, as reversible blocks do, counts for "eager" alone.
 
-    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine. With `compress`
-    and real tensors forward and backward run twice, exact and compressed, and the report has the errors.
+    Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine. But with
+    `compress` and real tensors, forward and backward run twice, exact and compressed, for the errors in the report.
 
     Args:
         fn: a function of tensors, a module, or a fused one, which is explained with its own options.
@@ -132,9 +132,7 @@ def explain(
 class _Explained:
     """The part of a memory report for one graph."""
 
-    def __init__(
-        self, captured: CapturedGraph, cut: Partitioner, errors: Mapping[str, float], *, fused: bool
-    ) -> None:
+    def __init__(self, captured: CapturedGraph, cut: Partitioner, errors: Mapping[str, float], *, fused: bool) -> None:
         self.joint = captured.joint(compress=getattr(cut, "compress", None))
         self._errors = errors
         choice = cut if isinstance(cut, SavePolicy) else None

@@ -268,7 +268,8 @@ class JointGraph:
         backward = unread_collectives_pass(backward, forward)
         if kept:
             backward = recompute_again_pass(backward, {node.name for node in kept})
-        forward, backward = early_getitems_pass(forward), early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
+        backward = early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
+        forward = early_getitems_pass(forward)
         if self.compress is None:
             return forward, backward
         return compress_saved_pass(

@@ -333,7 +333,9 @@ def _compression_text(report: MemoryReport) -> str:
         reasons = dict.fromkeys(value.why_exact for value in report.saved if value.num_bytes)
         return f"{report.compress}: there is nothing to compress ({', '.join(map(str, reasons)) or 'nothing is saved'})"
     if not report.gradient_errors:
-        return f"{report.compress}: errors are not measured, since the tensors are on the meta device"
+        measured = any(value.error is not None for value in report.saved)
+        why = "no parameter and no argument has a gradient" if measured else "the tensors are on the meta device"
+        return f"{report.compress}: errors of gradients are not measured, since {why}"
     worst = sorted(report.gradient_errors.items(), key=lambda item: -item[1])
     median = statistics.median(report.gradient_errors.values())
     named = ", ".join(f"{name} {error:.2%}" for name, error in worst[:_WORST_GRADIENTS])

@@ -229,11 +229,12 @@ def _checked(own: Partitioner, compress: str | None) -> Partitioner:
                 f"the partitioner {name} must return two GraphModules, forward and backward, got {kinds}; "
                 f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
             )
+        forward, backward = parts
         if way is None:
-            return parts[0], parts[1]
-        placeholders = parts[0].graph.find_nodes(op="placeholder")
-        static = {placeholders[index].name for index in options.get("static_lifetime_input_indices") or ()}
-        return compress_saved_pass(*parts, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
+            return forward, backward
+        inputs = forward.graph.find_nodes(op="placeholder")
+        static = {inputs[index].name for index in options.get("static_lifetime_input_indices") or ()}
+        return compress_saved_pass(forward, backward, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
 
     cut.__name__ = name
     cut.compress = compress  # type: ignore[attr-defined]  # `explain` reads it

@@ -276,48 +276,46 @@ def compress_saved_pass(
         num_forward_outputs: how many outputs of forward are not for backward.
         static_inputs: the names of the inputs that outlive the call.
     """
-    output, ended = forward.graph.output_node(), backward.graph.output_node()
-    returned: list[Any] = list(output.args[0])  # type: ignore[arg-type]
-    saved = returned[num_forward_outputs:]
-    inputs = forward.graph.find_nodes(op="placeholder")
-    outputs = returned[:num_forward_outputs]
-    held = held_by_caller(inputs, ended.args[0], outputs, static=static_inputs)  # type: ignore[arg-type]
-    places = backward.graph.find_nodes(op="placeholder")[sum(map(_is_size, saved)) :]
-    # By backward's names: a partitioner of one's own may give a value another one there.
+    output, gradients = forward.graph.output_node(), backward.graph.output_node()
+    returned: Any = output.args[0]
+    outputs, saved = returned[:num_forward_outputs], returned[num_forward_outputs:]
+    inputs, ends = forward.graph.find_nodes(op="placeholder"), backward.graph.find_nodes(op="placeholder")
+    of_inputs: Any = gradients.args[0]
+    held = held_by_caller(inputs, of_inputs, outputs, static=static_inputs)
     compared = compared_in(list(backward.graph.nodes))
     position = {node: index for index, node in enumerate(backward.graph.nodes)}
-    first = next(node for node in forward.graph.nodes if node.op != "placeholder")
-    seed: fx.Node | None = None
+    start = next(node for node in forward.graph.nodes if node.op != "placeholder")
+    seed: list[fx.Node] = []
     parts_of: dict[fx.Node, list[fx.Node]] = {}
-    for node, place in zip((node for node in saved if not _is_size(node)), places, strict=False):
-        names = {node.name} if place.name in compared else set()
+    tensors = [node for node in saved if not _is_size(node)]
+    for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
+        # A partitioner of one's own may give the two other names.
+        names = {node.name} if isinstance(node, fx.Node) and end.name in compared else set()
         if not isinstance(node, fx.Node) or why_exact(node, way, held=held, compared=names) is not None:
             continue
-        with forward.graph.inserting_before(first if node.op == "placeholder" else node.next):
-            if seed is None and way.draws:
-                with forward.graph.inserting_before(first):
-                    (seed,) = _inlined(forward.graph, _draw_like, [node], _SEED)
-            number = len(parts_of)
-            arguments = [node] if seed is None else [node, seed]
-            parts = _inlined(forward.graph, _compressing(way, number), arguments, f"{node.name}_{way.name}")
-        parts_of[node] = parts
-        with backward.graph.inserting_before(place):
-            restored_from = [backward.graph.placeholder(part.name) for part in parts]
-        for part, new in zip(parts, restored_from, strict=True):
+        if way.draws and not seed:
+            with forward.graph.inserting_before(start):
+                seed = _inlined(forward.graph, _draw_like, [node], _SEED)
+        with forward.graph.inserting_before(start if node.op == "placeholder" else node.next):
+            compress = _compressing(way, number=len(parts_of))
+            parts = _inlined(forward.graph, compress, [node, *seed], f"{node.name}_{way.name}")
+        with backward.graph.inserting_before(end):
+            parts_there = [backward.graph.placeholder(part.name) for part in parts]
+        for part, there in zip(parts, parts_there, strict=True):
             part.meta[COMPRESSED_FROM] = node
-            new.meta["val"] = part.meta["val"]
-        readers = list(place.users)
-        with backward.graph.inserting_before(min(readers, key=position.__getitem__, default=ended)):
-            restoring = _restoring(way, node.meta["val"].dtype)
-            (restored,) = _inlined(backward.graph, restoring, restored_from, f"{place.name}_restored")
-        place.replace_all_uses_with(restored)
-        backward.graph.erase_node(place)
+            there.meta["val"] = part.meta["val"]
+        with backward.graph.inserting_before(min(end.users, key=position.__getitem__, default=gradients)):
+            restore = _restoring(way, node.meta["val"].dtype)
+            (restored,) = _inlined(backward.graph, restore, parts_there, f"{end.name}_restored")
+        end.replace_all_uses_with(restored)
+        backward.graph.erase_node(end)
+        parts_of[node] = parts
     output.args = ((*outputs, *(part for node in saved for part in parts_of.get(node, [node]))),)
     described = output.meta.get("desc")
-    if described is not None:  # for each output, whether it is saved
-        pairs = zip(saved, described[num_forward_outputs:], strict=True)
-        of_saved = [text for node, text in pairs for _ in parts_of.get(node, [node])]
-        output.meta["desc"] = [*described[:num_forward_outputs], *of_saved]
+    if described is not None:  # of each output, what it is
+        of_saved = zip(saved, described[num_forward_outputs:], strict=True)
+        of_parts = [what for node, what in of_saved for _ in parts_of.get(node, [node])]
+        output.meta["desc"] = [*described[:num_forward_outputs], *of_parts]
     for module in (forward, backward):
         module.graph.lint()
         module.recompile()
@@ -338,7 +336,7 @@ def _draw_like(x: Tensor) -> tuple[Tensor]:
 
 
 def _compressing(way: Compression, number: int) -> Callable[..., tuple[Tensor, ...]]:
-    return lambda x, *seed: way.compress(x, uniform_numbers(x, *seed, number) if seed else None)
+    return lambda x, *seed: way.compress(x, uniform_numbers(x, seed[0], number) if seed else None)
 
 
 def _restoring(way: Compression, dtype: torch.dtype) -> Callable[..., tuple[Tensor]]:
@@ -358,4 +356,5 @@ def _inlined(
             copies[node] = graph.node_copy(node, copies.__getitem__)
             # Names that are in both graphs mark what backward recomputes.
             copies[node]._rename(f"{name}_{node.name}")
-    return [copies[node] for node in traced.graph.output_node().args[0]]
+    results: Any = traced.graph.output_node().args[0]
+    return [copies[node] for node in results]
