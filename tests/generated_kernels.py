@@ -114,7 +114,7 @@ def fake_gpu() -> Iterator[Gpu]:
             patch.setattr(owner, "current_device", staticmethod(lambda: 0))
         for owner in (cuda, interface):
             patch.setattr(owner, "device_count", staticmethod(lambda: 1))
-        for name in ("erf", "exp", "rsqrt", "sqrt"):  # the interpreter has none of libdevice
+        for name in ("erf", "exp", "floor", "rsqrt", "sqrt"):  # the interpreter has none of libdevice
             patch.setattr(triton_helpers.libdevice, name, lambda x, name=name: getattr(tl, name)(x))
         for one in cached:
             one.cache_clear()

@@ -1,4 +1,4 @@
-"""Compiled for a GPU, every op with dropout has the masks of `keep_mask`, forward and backward."""
+"""Compiled for a GPU, every op with dropout has the masks of `keep_mask`, and saved values are rounded alike."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.ops import Shard, keep_mask
+from fuselayers.ops import Shard, draw, keep_mask
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse
 from tests.generated_kernels import fake_gpu
@@ -110,3 +110,20 @@ def test_masks_have_their_column(compile: Compile, dynamic: bool, shapes: list[t
         return x * keep_mask(seed, x.shape, p=0.3, shard=shard)
 
     assert_same_masks(fn, compile, dynamic, [[torch.ones(shape, device=DEVICE)] for shape in shapes])
+
+
+def test_int8_rounds_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not bfloat16 and float8: of the one Triton's interpreter has wrong casts, of the other none."""
+    x = torch.randn(33, 130, device=DEVICE)
+    x[1, 3], x[2, 4], x[3, 5], x[4] = float("inf"), -float("inf"), float("nan"), 0.0
+    x, y = x.requires_grad_(), torch.ones_like(x).requires_grad_()
+    monkeypatch.setattr(draw, "_drawn", lambda device: torch.tensor(5, device=DEVICE))
+    call, eager = (fuse(torch.mul, backend=name, fallback=(), compress="int8") for name in ("inductor", "eager"))
+    (expected,) = torch.autograd.grad(eager(x, y).sum(), y)
+    if INTERPRETED:
+        with fake_gpu() as gpu:
+            (found,) = torch.autograd.grad(gpu.run(call, x, y).sum(), y)
+            assert gpu.kernels
+    else:
+        (found,) = torch.autograd.grad(call(x, y).sum(), y)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from ..._torch.tracing import is_gradient_input, is_sym_node, make_fx, overload_packet, size_hint
 from ...names import no_such
-from ...ops import draw_seed
 from ...ops.philox import keep_factors
 from ..node_kinds import is_fusible, looks_at_its_input, num_elements, storage_of
+from .seeded_dropout import SEED_OP
 
 # Below this a value is not worth two conversions.
 _FEWEST_ELEMENTS: Final = 4096
@@ -324,7 +324,7 @@ def compress_saved_pass(
 
 def is_rounding_seed(node: fx.Node) -> bool:
     """True for the op that draws the seed for stochastic rounding."""
-    return node.name.startswith(_SEED) and "device" in node.kwargs and bool(node.args)
+    return node.target is SEED_OP and node.name.startswith(_SEED)
 
 
 def _is_size(value: Any) -> bool:
@@ -332,7 +332,8 @@ def _is_size(value: Any) -> bool:
 
 
 def _draw_like(x: Tensor) -> tuple[Tensor]:
-    return (draw_seed(device=x.device),)
+    fresh = torch.empty((), dtype=torch.int64, device=x.device)  # as in `seeded_dropout_pass`
+    return (SEED_OP(fresh, device=x.device),)
 
 
 def _compressing(way: Compression, number: int) -> Callable[..., tuple[Tensor, ...]]:
