@@ -37,6 +37,18 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
     assert f"written: {files['json']}, {files['png']}" in out.replace("\n", "")
 
 
+def test_shows_what_compression_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ["gpt_nano", "model.num_layers=1", "fusion.compress=int8", "--batch", "2x64", "--backend", "eager"]
+    assert main(["explain", *asked, "--json", str(tmp_path / "report.json")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Decoder: min_cut in int8 for eager")
+    assert "int8: error of gradients, relative to exact: median 0." in out
+    content = json.loads((tmp_path / "report.json").read_text())
+    assert 0 < content["gradient_errors"]["blocks.0.feedforward.down.weight"] < 0.03
+    errors = [value["error"] for value in content["saved"] if value["why_exact"] is None]
+    assert 0.001 < min(errors) < max(errors) < 0.03
+
+
 @pytest.mark.parametrize(
     ("text", "limit"), [("budget:0.3", 0.3), pytest.param("budget:20000", 20_000, marks=pytest.mark.slow)]
 )

@@ -26,7 +26,9 @@ def test_json_holds_every_figure(report: MemoryReport) -> None:
     assert content["subject"] == "layer"
     assert content["totals"]["this"]["saved_bytes"] == report.totals["this"].saved_bytes
     assert [value["name"] for value in content["saved"]] == [value.name for value in report.saved]
-    assert content["saved"][0].keys() == {"name", "module", "op", "source", "shape", "dtype", "num_bytes", "reason"}
+    always = {"name", "module", "op", "source", "shape", "dtype", "num_bytes", "reason"}
+    assert content["saved"][0].keys() == {*always, "exact_bytes", "why_exact", "error"}
+    assert (content["compress"], content["gradient_errors"]) == (None, {})
     assert "graphs" not in content
 
 

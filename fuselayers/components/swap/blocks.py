@@ -39,7 +39,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 @functools.cache
-def block_class(cls: Any, backend: str) -> type:
+def block_class(cls: Any, backend: str, compress: str | None) -> type:
     """Return a subclass whose forward is `cls.forward`, fused, in training and wherever a gradient can be asked for.
 
     One fused function serves all blocks of a class: their parameters are inputs of its graphs. Sizes are dynamic from
@@ -48,7 +48,7 @@ def block_class(cls: Any, backend: str) -> type:
     calls it: backward must drop the same elements.
     """
     forward = cls.forward
-    fused = fuse(_with_seeded_attention(forward), backend=backend, dynamic=True)
+    fused = fuse(_with_seeded_attention(forward), backend=backend, compress=compress, dynamic=True)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -59,8 +59,8 @@ def block_class(cls: Any, backend: str) -> type:
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 
-    members = {"forward": fused_forward, "rule": "block", "block_backend": backend, "__reduce_ex__": _reduce}
-    return subclass(cls, members)
+    options = {"block_backend": backend, "block_compress": compress}
+    return subclass(cls, {"forward": fused_forward, "rule": "block", "__reduce_ex__": _reduce, **options})
 
 
 def _with_seeded_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,9 +74,10 @@ def _with_seeded_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
-    return _loaded, (kind.swapped_from, kind.block_backend), module.__getstate__()  # type: ignore[no-untyped-call]
+    options = kind.swapped_from, kind.block_backend, kind.block_compress
+    return _loaded, options, module.__getstate__()  # type: ignore[no-untyped-call]
 
 
-def _loaded(cls: type, backend: str) -> nn.Module:
-    module: nn.Module = object.__new__(block_class(cls, backend))
+def _loaded(cls: type, backend: str, compress: str | None = None) -> nn.Module:
+    module: nn.Module = object.__new__(block_class(cls, backend, compress))
     return module

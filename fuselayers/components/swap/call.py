@@ -34,6 +34,7 @@ def swap(
     rules: Sequence[Rule] | None = None,
     level: Literal["auto", "layers", "blocks"] = "auto",
     backend: str = "auto",
+    compress: str | None = None,
     verify: bool = True,
     batch: Any = None,
     timed: bool = False,
@@ -59,6 +60,7 @@ def swap(
             "auto" measures what both save on the batch, and takes the better; without a batch it takes blocks where
             Inductor can compile and there are blocks.
         backend: of `fuse`, for blocks.
+        compress: of `fuse`, for level "blocks" alone: "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
             nothing is dropped; a causal loss in training mode. Then one training step of it must run. It stays as it is
             if it raises, or if its error is more than twice the original's and the dtype's rounding.
@@ -72,7 +74,8 @@ def swap(
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: there is no such level, or a model that is swapped already.
+        ValueError: there is no such level or compression, compression at another level than "blocks", or a model that
+            is swapped already.
 
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
@@ -85,10 +88,12 @@ def swap(
         raise TypeError(f"swap takes a module, got {type(model).__name__}")
     if level not in _LEVELS:
         raise ValueError(no_such("level", level, _LEVELS))
+    if compress is not None and level != "blocks":
+        raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
     if any(map(is_swapped, model.modules())):
         raise ValueError("this model is swapped already; call unswap(model) first")
     patterns = (where,) if isinstance(where, str) else tuple(where)
-    search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend)
+    search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
         plan, report = _better(model, plans, batch, timed)
@@ -140,6 +145,7 @@ class _Search:
     patterns: tuple[str, ...]
     rules: tuple[Rule, ...]
     backend: str
+    compress: str | None
 
     def levels(self, level: str) -> tuple[str, ...]:
         """The levels to try, the one to take without a comparison first."""
@@ -150,7 +156,7 @@ class _Search:
     def plan(self, level: str) -> _Plan:
         blocks = dict(self._blocks()) if level == "blocks" else {}
         kinds: dict[str, Any] = {
-            name: block_class(type(block), self.backend)  # type: ignore[arg-type]
+            name: block_class(type(block), self.backend, self.compress)  # type: ignore[arg-type]
             for name, block in blocks.items()
         }
         skipped: list[Skipped] = []

@@ -31,6 +31,9 @@ _ROUNDINGS: Final = 16
 blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7.0 at
 2048 and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
 
+_COMPRESSED: Final = 0.05
+"""The same for blocks whose saved values are compressed: gradients of few tokens in float8 are wrong by so much."""
+
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
     """Run the model once, in evaluation mode, and return each module's first arguments by name.
@@ -131,6 +134,8 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call, *, timed: bool =
         with contextlib.suppress(Exception):  # some forwards insist on float32
             truth = _run(wide.double(), tree_map(_double, call))
             least = torch.finfo(dtype).eps * (_ROUNDINGS if is_block else 1)
+    if getattr(kind, "block_compress", None) is not None:
+        least = _COMPRESSED
     error_before, error = (_error(values, truth) for values in (before, after))
     if not error <= _ALLOWED * max(error_before, least):
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from fuselayers.components.swap import fallbacks, swap, unswap
-from fuselayers.partition import FallbackWarning
+from fuselayers.partition import FallbackWarning, saved_bytes
 from tests.components.swap.layers import Gated
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
@@ -53,6 +53,22 @@ def test_a_bare_sequence_of_blocks() -> None:
     report = swap(model, level="blocks", backend="eager", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("0", "block"), ("1", "block")]
     torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("compress", ["bfloat16", "float8", "int8"])
+def test_blocks_save_compressed_values(compress: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 256), nn.Sigmoid(), nn.Linear(256, 128)) for _ in range(2)))
+    x = torch.randn(64, 128, requires_grad=True)
+    wanted, before = model(x), saved_bytes(model, x)
+    report = swap(model, level="blocks", backend="eager", compress=compress, batch=x)
+    assert [site.rule for site in report.sites] == ["block", "block"]
+    for loaded in (model, pickle.loads(pickle.dumps(model))):
+        assert torch.equal(loaded(x), wanted)
+        assert saved_bytes(loaded, x) < 0.55 * before
+    unswap(model)
+    with pytest.raises(ValueError, match="compress='int8' is for level='blocks', got level='auto'; layers save exact"):
+        swap(model, compress="int8")
 
 
 def _decoder(layers: int = 2) -> Any:
