@@ -20,7 +20,6 @@ from .._torch.guards import inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import no_such
 from .backends import FusionReport, GraphReport, compile_chain, graph_name
-from .check_arguments import check_arguments
 from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
 from .joint_graph import PartitionError
@@ -98,8 +97,6 @@ class FusedFunction:
         # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
-        if self.owner is not None:
-            check_arguments(args[0], args[1:], kwargs, cls=self.owner)
         compiled = self._only
         if compiled is None and self._has_static:
             compiled, args, kwargs = self._specialised(args, kwargs)

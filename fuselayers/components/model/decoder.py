@@ -23,6 +23,7 @@ from ..position import Position
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
+from .model import named_as_here
 from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
@@ -147,10 +148,6 @@ class Decoder(Stack):
                 that is too long for its positions, a mask that the attention cannot use, or documents in a model whose
                 feedforward mixes tokens.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(
-                *(tokens_BT, targets_BT), key_padding_mask=key_padding_mask, mask=mask, document_ids=document_ids
-            )
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
         if targets_BT is None:
@@ -164,6 +161,7 @@ class Decoder(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,
@@ -173,7 +171,7 @@ class Decoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_tokens(tokens_BT, table=self.token)
         check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
@@ -216,6 +214,7 @@ class Decoder(Stack):
         placed_BSD: Tensor = self.position(moved_BSD)
         return placed_BSD.gather(1, place_BTD)
 
+    @named_as_here
     @torch.no_grad()
     def generate(
         self,

@@ -21,7 +21,7 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
-from .model import Model
+from .model import Model, named_as_here
 from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
@@ -178,8 +178,6 @@ class EncoderDecoder(Model):
             ValueError: neither targets nor inputs, an argument of another shape or dtype, a token outside the
                 vocabulary, or a sequence that is too long for its positions.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(source_BS, targets_BT, inputs_BT=inputs_BT, key_padding_mask=key_padding_mask)
         if inputs_BT is None:
             assert targets_BT is not None
             inputs_BT = self._shifted(targets_BT)
@@ -191,6 +189,7 @@ class EncoderDecoder(Model):
             token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale, layout=self.layout)
         )
 
+    @named_as_here
     def check_arguments(
         self,
         source_BS: Tensor,
@@ -199,7 +198,7 @@ class EncoderDecoder(Model):
         inputs_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         if targets_BT is not None:
             check_tokens(targets_BT, "targets")
         check_tokens(source_BS, "source", table=self.token)
@@ -249,6 +248,7 @@ class EncoderDecoder(Model):
         """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0."""
         return self.encoder.example_inputs(batch_size, device)
 
+    @named_as_here
     @torch.no_grad()
     def generate(
         self,

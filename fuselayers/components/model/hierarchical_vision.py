@@ -27,7 +27,7 @@ from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
-from .model import Model
+from .model import Model, named_as_here
 from .stack import Stack
 from .tokens import to_logits, token_loss
 from .vision_transformer import check_classes, check_images
@@ -143,8 +143,6 @@ class HierarchicalVision(Model):
 
         Args, Returns and Raises: as `VisionTransformer.forward`.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(images, targets_B)
         x_BD = self.features(images)
         if targets_B is None:
             return to_logits(x_BD, self.head, layout=self.layout)
@@ -153,8 +151,9 @@ class HierarchicalVision(Model):
             token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
         )
 
+    @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_images(images, self.patch[0], self.image_size)
         if targets_B is not None:
             check_classes(targets_B, images, self.head)
