@@ -175,10 +175,10 @@ def read_source(source: Source) -> Request:
     elif not isinstance(source, Mapping):
         raise TypeError(
             "a config is the name of a shipped model, the path of a .yaml file or a mapping, "
-            f"got a {type(source).__name__}"
+            f"got a {type(source).__name__}{_advice(source)}"
         )
     if not isinstance(content, Mapping):
-        raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}")
+        raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}{_advice(content)}")
     request = Request(complete=all(_names_component(kind, content.get(kind)) for kind in COMPONENT_SECTIONS))
     if isinstance(source, DictConfig):
         content = _of_application(dict(content), complete=request.complete)
@@ -191,6 +191,15 @@ def read_source(source: Source) -> Request:
     for group, section in content.items():
         request.add(group, section)
     return request
+
+
+def _advice(source: object) -> str:
+    return (
+        '; the list of blocks of xFormers is one mapping here, {"model": {"name": "decoder", "num_layers": 2, ...}, '
+        '"attention": {...}}'
+        if isinstance(source, list)
+        else ""
+    )
 
 
 def _names_component(kind: str, section: Any) -> bool:
