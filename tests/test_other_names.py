@@ -82,8 +82,11 @@ def test_an_option_of_xformers_at_the_top_of_a_config(name: str, hint: str) -> N
 def test_arguments_of_hugging_face(scope: str) -> None:
     small = ["model.num_layers=1", "model.hidden_dim=32", "fusion.backend=eager", f"fusion.scope={scope}"]
     model, tokens = fuselayers.build("gpt_nano", small), torch.zeros(1, 3, dtype=torch.int64)
-    with pytest.raises(TypeError, match=r"^no argument of Decoder 'labels'; did you mean 'targets_BT'\? there are: "):
+    text = r"^no argument of Decoder.forward 'labels'; did you mean 'targets_BT'\? there are: "
+    with pytest.raises(TypeError, match=text):
         model(tokens, labels=tokens)
+    with pytest.raises(TypeError, match=r"^Decoder.forward\(\) missing 1 required positional argument: 'tokens_BT'$"):
+        model()
     text = r"^no argument of Decoder.generate 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
     with pytest.raises(TypeError, match=text):
         model.generate(tokens, max_new_tokens=3)

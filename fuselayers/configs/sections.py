@@ -248,7 +248,7 @@ def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerCha
             before = {} if base is None else _as_section(plain_copy(base), path)
             section = completed(kind, changed(kind, before, _as_section(change, path), where=path), where=path)
         except ValueError as error:
-            # The text names the option alone, and here only some layers may have the component.
+            # The text names the option alone, but only some layers have this component.
             raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from error
         choices[kind] = checked_choice(kind, section, where=path)
     return LayerChange(entry["at"], **choices)

@@ -27,13 +27,13 @@ _LONGEST: Final = 10_000
 
 @dataclass
 class Request:
-    """What a source, or the overrides together, ask for.
+    """The choices and settings of a source, or of all overrides.
 
     Attributes:
         choices: group -> the name chosen in it.
         settings: group -> sections or parts of them, in their order.
         search_path: of `hydra.searchpath`; only overrides may set it.
-        complete: whether it holds every component, so that the shipped files add nothing to them.
+        complete: whether it names every component, so that the shipped files add nothing to them.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def read_source(source: Source) -> Request:
     Raises:
         TypeError: it is none of the four.
         OSError: the file cannot be read.
-        ValueError: the file or mapping holds what a config cannot.
+        ValueError: the file or mapping holds something that a config cannot.
     """
     if isinstance(source, str) and not _is_path(source):
         return Request(choices={"model": source})

@@ -142,7 +142,7 @@ def trace(
     fullgraph: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
-    """Return what `capture` does, with the origin of each input; `joint_graph` uses it."""
+    """Return the graphs of `capture` with the origin of each input. Used by `joint_graph`."""
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
         graphs: list[dict[str, Any]] = []
 
@@ -220,7 +220,7 @@ class _Capture:
 def compile_functional(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
-    """As the eager backend, but a write to an input is an output of the graph, not an op in it."""
+    """Compile as the eager backend does, but a write to an input is an output of the graph, not an op in it."""
     return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
@@ -257,7 +257,7 @@ def _name(fn: Any) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
+    """Return the innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
     traceback, last = error.__traceback__, ""
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -42,17 +42,17 @@ def explain(
 ) -> MemoryReport:
     """Return the values that `fuse(fn)` saves for backward and recomputes, each with its reason and its price.
 
-    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. What runs
-    between graphs, as reversible blocks do, counts for "eager" alone.
+    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. Code
+    between graphs, such as that of reversible blocks, counts for "eager" alone.
 
     Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
 
     Args:
         fn: a function of tensors, a module, or a fused one, which is explained with its own options.
         args: its arguments: real tensors, or tensors on the meta device.
-        backend: "inductor" (the default), "triton", "nvfuser" or "eager": whose graph is partitioned at whose prices.
+        backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
-        device: the device that stands for the meta device.
+        device: the device on which tensors on the meta device are taken to be.
         kwargs: its keyword arguments.
 
     Raises:

@@ -323,7 +323,7 @@ def _value_rows(
         hidden += itertools.chain(*ordered[most:])
         most -= len(shown)
         if shown and times > 1:
-            total = readable_bytes(_total_bytes([*itertools.chain(*group)]))
+            total = readable_bytes(_total_bytes(itertools.chain(*shown)))
             rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
         for value, *others in shown:
             called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)

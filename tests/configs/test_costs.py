@@ -235,7 +235,7 @@ def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.
             "model 'odd' does not say what it is called with; give {} a method "
             'example_inputs(batch_size=1, device="meta") and an attribute context_length',
         ),
-        (Fickle, "the costs of model 'odd' cannot be counted, since what it does depends on values: "),
+        (Fickle, "the costs of model 'odd' cannot be counted, since its computation depends on values: "),
     ],
 )
 def test_a_model_that_cannot_be_counted(

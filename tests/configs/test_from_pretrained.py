@@ -182,8 +182,12 @@ def test_a_repository_of_the_hub(gpt2: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("library", "name", "wish"),
     [
-        ("huggingface_hub", "openai-community/gpt2", "'openai-community/gpt2' is no folder here, and to download it"),
-        ("safetensors", "", "to read the weights of '"),
+        (
+            "huggingface_hub",
+            "openai-community/gpt2",
+            "'openai-community/gpt2' is no folder here, and its download",
+        ),
+        ("safetensors", "", "reading the weights of '"),
     ],
 )
 def test_a_missing_library(library: str, name: str, wish: str, gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,7 +290,7 @@ def with_an_empty_index(folder: Path) -> None:
         (
             with_pickle,
             FileNotFoundError,
-            "has neither model.safetensors nor model.safetensors.index.json; files of pick",
+            "has neither model.safetensors nor model.safetensors.index.json; pickle fil",
         ),
         (cut_off, ValueError, "model.safetensors' is damaged: "),
         (with_a_lost_shard, FileNotFoundError, "lacks model-00001-of-00001.safetensors, which model.safetensors.index"),

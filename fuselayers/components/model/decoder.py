@@ -134,7 +134,7 @@ class Decoder(Stack):
             key_padding_mask: bool [B, T], True for a real token; None if all are real. Padding on the left takes no
                 position.
             mask: bool, broadcastable to [B, H, T, T], True where a token may look, or a `BlockMask`, as for the
-                attention; None hides nothing. Later tokens are hidden always.
+                attention; None hides nothing. Later tokens are always hidden.
             document_ids: integers [B, T], the number of each token's document where a row holds several; a token looks
                 only at its own. Positions are counted along the row. None if a row is one document.
 
@@ -207,7 +207,7 @@ class Decoder(Stack):
             return placed_BTD
         end = first + x_BTD.shape[1]
         padding_B = (key_padding_mask.cumsum(1) == 0).sum(1)
-        # Each row is moved to its beginning, what is before its first real token to its end, and back.
+        # Each row is shifted so that its padding comes last, gets its positions, and is shifted back.
         place_BT = (torch.arange(first, end, device=x_BTD.device) - padding_B[:, None]) % end
         place_BTD = place_BT[..., None].expand_as(x_BTD)
         moved_BSD = x_BTD.new_zeros(len(x_BTD), end, x_BTD.shape[2]).scatter(1, place_BTD, x_BTD)
@@ -228,7 +228,7 @@ class Decoder(Stack):
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
+        """Continue each row of tokens, token by token, from the last `context_length` tokens.
 
         It runs in eval mode and restores the mode of every module. Fused modules run eagerly, since they would be
         compiled again for each token. Keys and values are cached where all blocks support it, until the context is

@@ -204,17 +204,17 @@ class EncoderDecoder(Model):
         check_tokens(source_BS, "source", table=self.token)
         if inputs_BT is not None:
             check_tokens(inputs_BT, "inputs", table=self.token)
-        of_decoder = targets_BT if inputs_BT is None else inputs_BT
-        if of_decoder is None:
+        decoder_BT = targets_BT if inputs_BT is None else inputs_BT
+        if decoder_BT is None:
             raise ValueError("there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits")
         check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
         check_like_tokens(
-            *("targets", targets_BT, of_decoder), dtype=torch.int64, like="inputs", table=self.head or self.token
+            *("targets", targets_BT, decoder_BT), dtype=torch.int64, like="inputs", table=self.head or self.token
         )
-        if len(source_BS) != len(of_decoder):
-            raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(of_decoder)}")
+        if len(source_BS) != len(decoder_BT):
+            raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(decoder_BT)}")
         self.encoder.position.check_length(source_BS.shape[1])
-        self.decoder.position.check_length(of_decoder.shape[1])
+        self.decoder.position.check_length(decoder_BT.shape[1])
 
     def encode(self, source_BS: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
@@ -262,7 +262,7 @@ class EncoderDecoder(Model):
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Write a target for each source, one token after the other; the last `context_length` tokens are looked at.
+        """Write a target for each source, token by token, from the last `context_length` tokens.
 
         It runs in eval mode and restores the mode of every module. Fused modules run eagerly. The encoder runs once.
         Keys and values are cached as in `Decoder.generate`.
@@ -310,7 +310,7 @@ class EncoderDecoder(Model):
             )[:, 1:]
 
     def _ended(self, stack: Stack, x: Tensor) -> Tensor:
-        # As in the released code of T5 (mesh_tensorflow, LayerStack). A stack without this norm has dropped already.
+        # As in the released code of T5 (mesh_tensorflow, LayerStack). Without this norm, dropout is applied already.
         return x if stack.norm is None else dropout_op(x, self.dropout, training=self.training)
 
     def _shifted(self, targets_BT: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class HierarchicalVision(Model):
                 )
             )
             channels, first = hidden_dim, first + depth
-        # That of the first stage, which has the most tokens.
+        # The first stage has the most tokens.
         self.context_length = self.stages[0].context_length
         self.head = nn.Linear(widths[-1], num_classes)
         initialise(self, init, num_layers=sum(depths), std=init_std)

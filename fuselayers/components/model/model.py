@@ -81,12 +81,12 @@ class Model(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of the auxiliary losses in the last forward, as those of routers.
+        """Return the sum of the auxiliary losses in the last forward, such as those of routers.
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
-        found = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
-        losses = [loss for loss in found if isinstance(loss, Tensor)]
+        attributes = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
+        losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 
     def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class Model(nn.Module):
             own = getattr(module, "auxiliary_loss", None)
             if not isinstance(own, Tensor) or own.requires_grad:
                 continue
-            # The loss of a frozen router is a constant. A module without a router learns if any parameter of it does.
+            # The loss of a frozen router is a constant. A module without a router learns if any of its parameters does.
             router = getattr(module, "router", None)
             learning = router if isinstance(router, nn.Module) else module
             if any(parameter.requires_grad for parameter in learning.parameters()):
@@ -119,6 +119,8 @@ class Model(nn.Module):
 
 def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Let a method's TypeError for an unknown keyword argument name the one that was meant: labels are targets."""
+    # Python's own errors have this name. Nobody calls `check_arguments`, which takes the arguments of `forward`.
+    method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
 
     @functools.wraps(method)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -128,8 +130,7 @@ def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments,
             _, *known = inspect.signature(method).parameters
             for name in kwargs:
                 if name not in known:
-                    owner = method.__qualname__.removesuffix(".check_arguments")
-                    raise TypeError(no_such(f"argument of {owner}", name, known)) from None
+                    raise TypeError(no_such(f"argument of {method.__qualname__}", name, known)) from None
             raise
 
     return call

@@ -65,10 +65,10 @@ class Fields:
         return self._content.get(name, default)
 
     def require(self, name: str, value: Any) -> None:
-        """Check a field of which only this value, the default, can be built here."""
-        found = self.get(name, value)
-        if found != value:
-            raise ValueError(f"config.json has {name} = {shown(found)}; this library has only {shown(value)}")
+        """Raise ValueError if a field differs from its default, the only value that can be built here."""
+        content = self.get(name, value)
+        if content != value:
+            raise ValueError(f"config.json has {name} = {shown(content)}; this library has only {shown(value)}")
 
     def activation(self, name: str, default: str) -> str:
         """Return the activation under our name."""

@@ -53,20 +53,20 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     """
     chosen, wanted = FAMILIES[family], model.state_dict()
     state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
-    found, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
-    found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
-    faults = [f"{name} is not there" for name in wanted if name not in found]
+    renamed, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
+    ours = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in renamed.items()}
+    faults = [f"{name} is not there" for name in wanted if name not in ours]
     faults += [
         f"{name} must be {list(wanted[name].shape)}, got {list(tensor.shape)}"
-        for name, tensor in found.items()
+        for name, tensor in ours.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
     faults += misfits
-    faults += [f"{name} has no place in it" for name in found if name not in wanted]
+    faults += [f"{name} has no place in it" for name in ours if name not in wanted]
     if faults:
         shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
         raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
-    return found
+    return ours
 
 
 _SHOWN: Final = 5
