@@ -27,5 +27,6 @@ def test_the_predictions_are_those_of_the_plan() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_is_what_the_command_prints() -> None:
+def test_the_example_is_what_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert printed() == CONTENT["example"]
