@@ -236,10 +236,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"activation_function": "tanh"}, "no activation (activation_function of config.json) 'tanh'; there are: gelu, "),
     ({"quantization_config": {"bits": 4}}, "config.json has a quantization_config; quantized weights are not read"),
     ({"dtype": "float8"}, "dtype of config.json must be a floating dtype of torch, got 'float8'; pass dtype="),
-    ({"n_layer": 1}, "the state_dict is no gpt2 of this model's size: blocks.1."),
-    ({"n_layer": 3}, "the state_dict is no gpt2 of this model's size: blocks.2."),
-    ({"n_embd": 36}, "the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.bias must be [108], g"),
-    ({"tie_word_embeddings": False}, "the state_dict is no gpt2 of this model's size: head.weight is not there"),
+    ({"n_layer": 1}, "the state_dict does not fit this gpt2: blocks.1."),
+    ({"n_layer": 3}, "the state_dict does not fit this gpt2: blocks.2."),
+    ({"n_embd": 36}, "the state_dict does not fit this gpt2: blocks.0.attention.qkv.bias must be [108], g"),
+    ({"tie_word_embeddings": False}, "the state_dict does not fit this gpt2: head.weight is missing"),
     ({"n_layer": 9, "n_embd": 10**6, "n_head": 10**6}, "needs at least "),
 ]
 
@@ -324,7 +324,7 @@ def test_weights_of_another_task_are_refused(gpt2: Path) -> None:
 
     state = load_file(gpt2 / "model.safetensors")
     write(gpt2, GPT2, {**state, "score.weight": torch.zeros(2, 32)})
-    with pytest.raises(ValueError, match=r"^the state_dict is no gpt2 of this model's size: score.weight has no place"):
+    with pytest.raises(ValueError, match=r"^the state_dict does not fit this gpt2: score.weight is no weight of it"):
         from_pretrained(gpt2, OFF)
 
 

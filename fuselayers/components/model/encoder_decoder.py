@@ -48,7 +48,7 @@ class EncoderDecoder(Model):
     Args:
         vocab_size: V, number of different tokens, of source and target together.
         num_layers: number of blocks of the encoder.
-        num_decoder_layers: number of blocks of the decoder; None for as many as the encoder has.
+        num_decoder_layers: number of blocks of the decoder; None for as many as in the encoder.
         context_length: longest source and longest target in tokens that it is trained on.
         cross_attention: the attention to the memory; None for the choice of `attention`, unless that has a window.
         position: the kind of position and its options; each stack has its own, cross-attention none.

@@ -37,7 +37,7 @@ from .vision_transformer import check_classes, check_images
 class HierarchicalVision(Model):
     """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
 
-    All heads have the channels of those of the first stage: a stage that is twice as wide has twice as many heads.
+    Heads are as wide in every stage: a stage that is twice as wide has twice as many.
 
     The arguments and errors of `Model`, and:
 
@@ -54,7 +54,7 @@ class HierarchicalVision(Model):
         layers: other components for some blocks, counted through all stages, see `LayerChange`.
 
     Raises:
-        ValueError: also lists of different lengths, or a stage without patches.
+        ValueError: as `Model`; or lists of different lengths, or a stage without patches.
 
     >>> heads = Choice("multi_head", {"num_heads": 1})
     >>> sizes = {"widths": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}

@@ -30,7 +30,7 @@ READERS: Final[dict[str, tuple[str, str, Callable[[Fields], dict[str, Any]]]]] =
 
 
 def config_of(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the family of the weights and the config of the model, as `compose` takes it, that a config.json means.
+    """Return the family of the weights and the config, as `compose` takes it, of the model of a config.json.
 
     Raises:
         ValueError: an unknown model_type; or a field is missing, or asks for what this library does not have.
