@@ -19,11 +19,12 @@ from .fake_copies import fake_copies
 from .fused_function import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph
-from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes
+from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .passes import AGAIN, MASK_OPS
 from .peak_bytes import peak_bytes
+from .report_text import readable_bytes
 from .saved_bytes import saved_by_call
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
