@@ -121,11 +121,11 @@ _THEIRS: Final = {
 
 @functools.cache
 def _ours() -> Mapping[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    ours_of: dict[str, tuple[str, ...]] = {}
     for ours, theirs in _THEIRS.items():
         for name in theirs.split():
-            found[name] = (*found.get(name, ()), ours)
-    return found
+            ours_of[name] = (*ours_of.get(name, ()), ours)
+    return ours_of
 
 
 def ours_for(name: str) -> tuple[str, ...]:

@@ -172,7 +172,7 @@ class _Explained:
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
                 num_bytes=size,
-                reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
+                reason=self._why_saved(node, static) if chosen_by_us else "your partitioner chose it",
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:

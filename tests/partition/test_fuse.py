@@ -157,12 +157,12 @@ class TestStaticArguments:
         x = torch.rand(8, requires_grad=True)
         fused = fuse(lambda x, n: x**n, backend=backend, fallback=(), static_argnums=1, fullgraph=True)
         twin = fuse(fused.fn, backend=backend, fallback=(), static_argnums=1, fullgraph=True)
-        for exponent, one in ((3, fused), (2, fused), (4, twin)):
-            (gradient,) = torch.autograd.grad(one(x, exponent).sum(), x)
+        for exponent, function in ((3, fused), (2, fused), (4, twin)):
+            (gradient,) = torch.autograd.grad(function(x, exponent).sum(), x)
             torch.testing.assert_close(gradient, exponent * x.detach() ** (exponent - 1))
 
     @pytest.mark.parametrize(
-        ("one", "other"),
+        ("value", "other"),
         [
             ((1, 2), (1.0, 2)),
             (0.0, -0.0),
@@ -173,11 +173,13 @@ class TestStaticArguments:
         ],
         ids=str,
     )
-    def test_equal_values_within_others_stay_apart(self, one: object, other: object) -> None:
-        assert one == other
+    def test_equal_values_within_others_stay_apart(self, value: object, other: object) -> None:
+        assert value == other
         fused = fuse(lambda x, value: x + len(repr(value)), backend="eager", static_argnums=1)
         x = torch.zeros(())
-        assert [fused(x, value).item() for value in (one, other, one)] == [len(repr(v)) for v in (one, other, one)]
+        assert [fused(x, static).item() for static in (value, other, value)] == [
+            len(repr(static)) for static in (value, other, value)
+        ]
         assert len(fused._compiled) == 2
 
     @pytest.mark.parametrize(

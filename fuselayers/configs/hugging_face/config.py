@@ -1,7 +1,7 @@
 """config_of -- the config.json of a Hugging Face checkpoint as a config of ours.
 
 Each reader starts from a shipped model of its family, and sets every size and option that config.json decides. The
-readers were compared with `transformers` 5.20; a test asks for every field that its configs hold.
+readers were compared with `transformers` 5.20 to 5.24; a test asks for every field that its configs hold.
 """
 
 from collections.abc import Callable, Mapping

@@ -3,7 +3,7 @@
 A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
 ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
 
-The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer. Files
+The names are those of `transformers` 5.20 to 5.24, whose models hold Mixtral's experts as two tensors per layer. Files
 hold older names, for some families also those that `transformers` writes today; `Family.older` translates them.
 """
 
