@@ -65,52 +65,49 @@ def _totals_rows(report: MemoryReport) -> list[_Row]:
 
 
 def _saved_rows(saved: Sequence[SavedValue], most: int) -> list[_Row]:
+    def cells(values: Sequence[SavedValue]) -> tuple[str, ...]:
+        size = _whole(readable_bytes(_total_bytes(values)))
+        return (_shape(values[0]), size, values[0].reason) if len(values) == 1 else ("", size, "")
+
     counted = [value for value in saved if value.num_bytes]
-    rows = _value_rows(
-        counted,
-        alike=lambda value: (value.op, value.shape, value.dtype, value.num_bytes),
-        weight=_total_bytes,
-        cells=lambda value: (_shape(value), _whole(readable_bytes(value.num_bytes)), value.reason),
-        rest=lambda values: ("", _whole(readable_bytes(_total_bytes(values))), ""),
-        most=most,
-    )
+    rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
     free = len(saved) - len(counted)
     rows += [(f"{free} for free", "", _whole("0 B"), "parameters, and views of saved memory")] if free else []
     return [("value", "shape", "bytes", "why"), *rows]
 
 
 def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[_Row]:
-    def sizes(values: Sequence[RecomputedValue]) -> tuple[str, str, str]:
-        moved, flops = sum(value.moved_bytes for value in values), sum(value.flops for value in values)
-        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), _flops(flops) if flops else ""
-        return _whole(sums[0]), _whole(sums[1]), _whole(sums[2])
+    def weight(values: Sequence[RecomputedValue]) -> tuple[float, float]:
+        return sum(value.flops for value in values), sum(value.moved_bytes for value in values)
 
-    rows = _value_rows(
-        recomputed,
-        alike=lambda value: (value.op, value.num_bytes, value.moved_bytes, value.flops),
-        weight=lambda values: (sum(value.flops for value in values), sum(value.moved_bytes for value in values)),
-        cells=lambda value: sizes([value]),
-        rest=sizes,
-        most=most,
-    )
+    def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
+        flops, moved = weight(values)
+        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), _flops(flops) if flops else ""
+        return tuple(map(_whole, sums))
+
+    rows = _value_rows(recomputed, cells, weight=weight, most=most)
     return [("value", _whole("not saved"), "moved", "FLOPs"), *rows]
 
 
 def _value_rows(
     values: Iterable[_Value],
+    cells: Callable[[Sequence[_Value]], tuple[str, ...]],
     *,
-    alike: Callable[[_Value], Hashable],
     weight: Callable[[Sequence[_Value]], Any],
-    cells: Callable[[_Value], tuple[str, ...]],
-    rest: Callable[[Sequence[_Value]], tuple[str, ...]],
     most: int,
 ) -> list[_Row]:
     """Return a row for each value, the heaviest first, and the sum of those after the first `most` rows.
 
     Values that are alike, at the same place in several modules of a list, have one row. Those of the same modules stand
     together, below a line that names the modules.
+
+    Args:
+        values: of one table.
+        cells: the cells of a value, and of several values together.
+        weight: by which rows are sorted.
+        most: rows of the table.
     """
-    groups = sorted(_by_modules(values, alike), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
+    groups = sorted(_by_modules(values, cells), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
     rows: list[_Row] = []
     hidden: list[_Value] = []
     for group in groups:
@@ -123,17 +120,19 @@ def _value_rows(
             rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
         for value, *others in shown:
             called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)
-            rows.append((called, *cells(value)))
-    return [*rows, (f"{len(hidden)} more", *rest(hidden))] if hidden else rows
+            rows.append((called, *cells([value])))
+    return [*rows, (f"{len(hidden)} more", *cells(hidden))] if hidden else rows
 
 
-def _by_modules(values: Iterable[_Value], alike: Callable[[_Value], Hashable]) -> Iterable[list[list[_Value]]]:
-    """Return lists of values that are alike. Those of the same modules are one group."""
+def _by_modules(
+    values: Iterable[_Value], cells: Callable[[Sequence[_Value]], tuple[str, ...]]
+) -> Iterable[list[list[_Value]]]:
+    """Return lists of values with the same op and sizes. Those of the same modules are one group."""
     rows: dict[Hashable, list[_Value]] = {}
     times: Counter[Hashable] = Counter()
     for value in values:
         modules, number, rest = _numbered(value.module)
-        place = (modules, rest, alike(value)) if number else value.name
+        place = (modules, rest, value.op, cells([value])[:2]) if number else value.name
         times[number, place] += 1
         rows.setdefault((place, times[number, place]), []).append(value)
     groups: dict[Hashable, list[list[_Value]]] = {}
