@@ -207,14 +207,6 @@ def _rotary(settings: Settings) -> OpCase:
     return OpCase(ops.rotary, plain, {"q": q, "k": k, **tables}, {}, (4, 4))
 
 
-def _softmax(settings: Settings) -> OpCase:
-    return OpCase(ops.softmax, lambda scores: F.softmax(scores, -1), _inputs(settings, "scores"), {}, (2, 3))
-
-
-def _log_softmax(settings: Settings) -> OpCase:
-    return OpCase(ops.log_softmax, lambda scores: F.log_softmax(scores, -1), _inputs(settings, "scores"), {}, (2, 3))
-
-
 def _cross_entropy(settings: Settings) -> OpCase:
     tensors = _inputs(settings, "logits") | {"target": _targets(settings, settings.shape[-1])}
     return OpCase(
@@ -259,12 +251,10 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "layer_norm": _norm(ops.layer_norm, "bias"),
     "linear_activation": _linear_activation,
     "linear_cross_entropy": _linear_cross_entropy,
-    "log_softmax": _log_softmax,
     "residual_layer_norm": _residual_norm(ops.residual_layer_norm, "bias"),
     "residual_rms_norm": _residual_norm(ops.residual_rms_norm),
     "rms_norm": _norm(ops.rms_norm),
     "rotary": _rotary,
-    "softmax": _softmax,
 }
 
 
