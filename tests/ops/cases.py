@@ -15,7 +15,6 @@ from fuselayers.ops.bias_dropout_residual_rms_norm import bias_dropout_residual_
 from fuselayers.ops.dropout import dropout_reference
 from fuselayers.ops.gated_activation import gated_activation_reference
 from fuselayers.ops.layer_norm import layer_norm_reference
-from fuselayers.ops.linear_activation import linear_activation_reference
 from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
 from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
 from fuselayers.ops.rms_norm import rms_norm_reference
@@ -211,18 +210,6 @@ CASES: dict[str, Case] = {
         1,
         {"activation": "silu"},
         floor=(1.5, 2.5),
-    ),
-}
-
-# Ops that Dynamo leaves as one node on a GPU. The contract of an op with a matrix product has tolerances of its own.
-NODES: dict[str, Case] = {
-    **CASES,
-    "linear_activation": Case(
-        ops.linear_activation,
-        linear_activation_reference,
-        lambda shape: [shape, (5, shape[-1]), (5,)],
-        1,
-        {"activation": "gelu"},
     ),
 }
 

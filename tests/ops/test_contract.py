@@ -42,10 +42,6 @@ IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, 
 INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, testing.check_not_finite)
 
 
-# linear_activation has no kernels in C++. A call takes a millisecond, so every case runs in every shape.
-IN_CPP = tuple(name for name in CASES if name != "linear_activation")
-
-
 def slow_unless(every_day: bool) -> tuple[Any, ...]:
     return () if every_day else (pytest.mark.slow,)
 
@@ -62,8 +58,7 @@ def numbers() -> Iterator[Any]:
             for name in CASES:
                 every_day = (shape, dtype) == COMMON or (name in EVERY_DAY and (shape, dtype) in IN_TURNS)
                 yield named(name, shape, dtype, "triton", marks=(on_kernels, *slow_unless(every_day)))
-                if name in IN_CPP:
-                    yield named(name, shape, dtype, "cpp", marks=on_cpp.marks)
+                yield named(name, shape, dtype, "cpp", marks=on_cpp.marks)  # takes a millisecond
         for dtype in DTYPES:
             for name in OWN_FORMULAS:
                 yield named(name, shape, dtype, "eager")
@@ -76,8 +71,7 @@ def with_backends(
     for name in EVERY_DAY:
         marks = slow_unless(name in forms_every_day)
         yield named(name, *rest, "eager", marks=marks)
-        if name in IN_CPP:
-            yield named(name, *rest, "cpp", marks=(*on_cpp.marks, *marks))
+        yield named(name, *rest, "cpp", marks=(*on_cpp.marks, *marks))
     for name in CASES:
         yield named(name, *rest, "triton", marks=(on_kernels, *slow_unless(name in every_day)))
 
@@ -92,7 +86,7 @@ def test_values_and_gradients(case: Case, shape: tuple[int, ...], dtype: torch.d
     ("case", "backend"),
     [
         *(named(name, "triton", marks=(on_kernels, *slow_unless(name in EVERY_DAY))) for name in CASES),
-        *(named(name, "cpp", marks=(*on_cpp.marks, *slow_unless(name in EVERY_DAY))) for name in IN_CPP),
+        *(named(name, "cpp", marks=(*on_cpp.marks, *slow_unless(name in EVERY_DAY))) for name in CASES),
     ],
 )
 def test_kernels_over_several_tiles(case: Case, backend: str) -> None:

@@ -228,17 +228,6 @@ def _linear_cross_entropy(settings: Settings) -> OpCase:
     )
 
 
-def _linear_activation(settings: Settings) -> OpCase:
-    function, options = _activation(settings)
-    hidden = replace(settings, shape=(_EXPANSION * settings.shape[-1],))
-    return OpCase(
-        ops.linear_activation,
-        lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
-        _inputs(settings, "x") | {"weight": _matrix(settings)} | _inputs(hidden, *["bias"] * settings.bias),
-        options,
-    )
-
-
 OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "activate": _activate,
     "bias_activation_dropout": _bias_activation_dropout,
@@ -249,7 +238,6 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "dropout": _dropout,
     "gated_activation": _gated_activation,
     "layer_norm": _norm(ops.layer_norm, "bias"),
-    "linear_activation": _linear_activation,
     "linear_cross_entropy": _linear_cross_entropy,
     "residual_layer_norm": _residual_norm(ops.residual_layer_norm, "bias"),
     "residual_rms_norm": _residual_norm(ops.residual_rms_norm),

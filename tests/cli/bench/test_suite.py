@@ -91,7 +91,7 @@ def test_each_variant_is_checked_just_before_it_is_timed(monkeypatch: pytest.Mon
 
 
 def test_the_workers_run_what_will_be_measured() -> None:
-    chosen = [Variant("layer_norm"), Variant("linear_activation")]
+    chosen = [Variant("layer_norm"), Variant("linear_cross_entropy")]
     rounds = [Round(dtype, ((2, 300, 8000),), any_size=True) for dtype in (torch.float32, torch.bfloat16)]
     # Such a matmul is not measured on a CPU.
     assert [(one.func, one.args) for one in module.calls_ahead(chosen, rounds, CPU)] == [
