@@ -1,16 +1,17 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
-from __future__ import annotations
-
 import html
-import io
 import itertools
 import json
+import re
+import shutil
 import statistics
-from collections.abc import Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 from ..figure import new_figure
 from .cost import CostModel, flops_of
@@ -18,13 +19,12 @@ from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
-
-if TYPE_CHECKING:  # rich is only imported by what prints
-    from rich.console import Console
-    from rich.table import Table
+from .text_table import Row, readable_bytes, table_lines, whole
 
 _IN_A_NOTEBOOK: Final = 10
 _WORST_GRADIENTS: Final = 5
+# The first number in a module's path, as in blocks.11.norm.
+_NUMBERED: Final = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)(?:\.(?P<rest>.+))?")
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,9 @@ class RecomputedValue:
     num_bytes: int
     moved_bytes: float
     flops: float
+
+
+_Value = TypeVar("_Value", bound=SavedValue | RecomputedValue)
 
 
 @dataclass(frozen=True)
@@ -221,110 +224,65 @@ class MemoryReport:
         return path
 
     def __str__(self) -> str:
-        return self._text()
+        return self.to_text()
 
     def _repr_html_(self) -> str:
         """Return the tables with the largest values, for a notebook."""
-        return f"<pre>{html.escape(self._text(most=_IN_A_NOTEBOOK))}</pre>"
+        return f"<pre>{html.escape(self.to_text(rows=_IN_A_NOTEBOOK))}</pre>"
 
-    def _text(self, *, most: int = 40) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO())  # as wide as the terminal, or COLUMNS
-        self.print(console, most=most)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().rstrip()
-
-    def print(self, console: Console | None = None, *, most: int = 40) -> None:
-        """Print tables to a console, or to stdout.
+    def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
+        """Return the tables that `print` shows. Values that equal blocks have in common share a row.
 
         Args:
-            console: where to.
-            most: how many values each table lists; one row has the sum of the rest.
+            rows: how many rows each table has at most; the last row has the sum of the rest.
+            width: of a line; None for the variable COLUMNS, else the terminal's.
         """
-        from rich.console import Console
-
-        console = console or Console()
-        console.print(
+        width = width or shutil.get_terminal_size().columns
+        sentences = (
             f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        console.print(_totals_table(self), highlight=False)
-        console.print(_saved_table(self, most, width=console.width), highlight=False)
-        if self.compress is not None:
-            console.print(_compression_text(self), highlight=False, soft_wrap=True)
-        if self.recomputed:
-            console.print(_recomputed_table(self.recomputed, most), highlight=False)
-        console.print(
             f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
-            f"{_time(self.forward_seconds)}\n"
+            f"{_seconds(self.forward_seconds)}",
             f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
-            f"{_time(self.backward_seconds)}",
-            highlight=False,
-            soft_wrap=True,
+            f"{_seconds(self.backward_seconds)}",
         )
+        about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
+        lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
+        reasons = 3 if self.compress is None else 5
+        lines += ["", "saved", *table_lines(_saved_rows(self, rows), width, left=(0, 1, reasons))]
+        if self.compress is not None:
+            lines += textwrap.wrap(_compression_text(self), width, break_long_words=False)
+        if self.recomputed:
+            lines += ["", "recomputed", *table_lines(_recomputed_rows(self.recomputed, rows), width, left=(0,))]
+        return "\n".join([*lines, "", *itertools.chain(*floors)])
 
 
-def readable_bytes(size: float) -> str:
-    """Return a size in bytes as text.
-
-    >>> readable_bytes(12_582_912), readable_bytes(8)
-    ('12.6 MB', '8 B')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size:.0f} B"
-
-
-def _totals_table(report: MemoryReport) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("partition")
-    for heading in ("saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed"):
-        table.add_column(heading, justify="right")
+def _totals_rows(report: MemoryReport) -> list[Row]:
+    rows: list[Row] = [("partition", "saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed")]
     eager = report.totals["eager"].saved_bytes
     for rule, totals in report.totals.items():
         share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
         recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
         peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
-        table.add_row(rule, readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed)
-    return table
+        figures = readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed
+        rows.append((rule, *map(whole, figures)))
+    return rows
 
 
-def _saved_table(report: MemoryReport, most: int, *, width: int) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
+    def cells(values: Sequence[SavedValue]) -> tuple[str, ...]:
+        (value, *others), size = values, whole(readable_bytes(_total_bytes(values)))
+        exact = whole(readable_bytes(sum(value.exact_bytes for value in values)))
+        error = "" if others or value.error is None else f"{value.error:.2%}"
+        compressed = () if report.compress is None else (exact, error)
+        return ("", size, *compressed, "") if others else (_shape(value), size, *compressed, value.reason)
 
-    table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
-    table.add_column("value", overflow="fold")
-    table.add_column("shape", min_width=9)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    if report.compress is not None:
-        table.add_column("exact", justify="right", no_wrap=True)
-        table.add_column("error", justify="right", no_wrap=True)
-    # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line. The limit is on this column
-    # because rich folds a column with a min_width for another width than it prints, and cuts the words that do not fit.
-    table.add_column("why", overflow="fold", max_width=max(22, width - 80))
-    saved, by_size = report.saved, _by_size(report.saved)
-    for value in by_size[:most]:
-        cells = [_shape(value), readable_bytes(value.num_bytes)]
-        if report.compress is not None:
-            error = "" if value.error is None else f"{value.error:.2%}"
-            cells += [readable_bytes(value.exact_bytes), error if value.why_exact is None else "none"]
-        table.add_row(escape(_called(value)), *cells, escape(value.reason))
-    blank = ["", ""] if report.compress is not None else []
-    rest = by_size[most:]
-    if rest:
-        size = readable_bytes(sum(value.num_bytes for value in rest))
-        table.add_row(f"{len(rest)} more", "", size, *blank, "")
-    free = len(saved) - len(by_size)
-    if free:
-        table.add_row(f"{free} for free", "", "0 B", *blank, "parameters, and views of saved memory")
-    return table
+    counted = [value for value in report.saved if value.num_bytes]
+    rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
+    free = len(report.saved) - len(counted)
+    headings = () if report.compress is None else ("exact", "error")
+    nothing = [""] * len(headings)
+    rows += [(f"{free} for free", "", whole("0 B"), *nothing, "parameters, and views of saved memory")] if free else []
+    return [("value", "shape", "bytes", *headings, "why"), *rows]
 
 
 def _compression_text(report: MemoryReport) -> str:
@@ -342,39 +300,101 @@ def _compression_text(report: MemoryReport) -> str:
     return f"{report.compress}: error of gradients, relative to exact: median {median:.2%}; largest {named}"
 
 
-def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[Row]:
+    def weight(values: Sequence[RecomputedValue]) -> tuple[float, float]:
+        return sum(value.flops for value in values), sum(value.moved_bytes for value in values)
 
-    table = Table(title="recomputed", title_justify="left", box=None, pad_edge=False)
-    table.add_column("value", overflow="fold")
-    for heading in ("not saved", "moved", "FLOPs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    costliest = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
-    for value in costliest[:most]:
-        sizes = readable_bytes(value.num_bytes), readable_bytes(value.moved_bytes)
-        table.add_row(escape(_called(value)), *sizes, _flops(value.flops) if value.flops else "")
-    rest = costliest[most:]
-    if rest:
-        sums = sum(value.num_bytes for value in rest), sum(value.moved_bytes for value in rest)
-        table.add_row(f"{len(rest)} more", *map(readable_bytes, sums), "")
-    return table
+    def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
+        flops, moved = weight(values)
+        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), _flops(flops) if flops else ""
+        return tuple(map(whole, sums))
+
+    rows = _value_rows(recomputed, cells, weight=weight, most=most)
+    return [("value", whole("not saved"), "moved", "FLOPs"), *rows]
 
 
-def _by_size(saved: Sequence[SavedValue]) -> list[SavedValue]:
-    return sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
+def _value_rows(
+    values: Iterable[_Value],
+    cells: Callable[[Sequence[_Value]], tuple[str, ...]],
+    *,
+    weight: Callable[[Sequence[_Value]], Any],
+    most: int,
+) -> list[Row]:
+    """Return a row for each value, the heaviest first, and the sum of those after the first `most` rows.
+
+    Values that are alike, at the same place in several modules of a list, have one row. Those of the same modules stand
+    together, below a line that names the modules.
+
+    Args:
+        values: of one table.
+        cells: the cells of a value, and of several values together.
+        weight: by which rows are sorted.
+        most: rows of the table.
+    """
+    groups = sorted(_by_modules(values, cells), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
+    rows: list[Row] = []
+    hidden: list[_Value] = []
+    for group in groups:
+        ordered = sorted(group, key=weight, reverse=True)
+        shown, times = ordered[:most], len(group[0])
+        hidden += itertools.chain(*ordered[most:])
+        most -= len(shown)
+        if shown and times > 1:
+            total = readable_bytes(_total_bytes(itertools.chain(*shown)))
+            rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
+        for value, *others in shown:
+            called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)
+            rows.append((called, *cells([value])))
+    return [*rows, (f"{len(hidden)} more", *cells(hidden))] if hidden else rows
+
+
+def _by_modules(
+    values: Iterable[_Value], cells: Callable[[Sequence[_Value]], tuple[str, ...]]
+) -> Iterable[list[list[_Value]]]:
+    """Return lists of values with the same op and sizes. Those of the same modules are one group."""
+    rows: dict[Hashable, list[_Value]] = {}
+    times: Counter[Hashable] = Counter()
+    for value in values:
+        modules, number, rest = _numbered(value.module)
+        place = (modules, rest, value.op, cells([value])[:2]) if number else value.name
+        times[number, place] += 1
+        rows.setdefault((place, times[number, place]), []).append(value)
+    groups: dict[Hashable, list[list[_Value]]] = {}
+    for row in rows.values():
+        row.sort(key=lambda value: int(_numbered(value.module)[1] or 0))  # backward recomputes the last block first
+        modules_of = tuple(_numbered(value.module)[:2] for value in row)
+        groups.setdefault(modules_of if len(row) > 1 else row[0].name, []).append(row)
+    return groups.values()
+
+
+def _numbered(module: str) -> tuple[str, str, str]:
+    """Return the list that a module is in, its number there, and its path in that: ("blocks", "11", "norm")."""
+    match = _NUMBERED.fullmatch(module)
+    return (match["list"], match["number"], match["rest"] or "") if match else ("", "", module)
+
+
+def _range(modules: Sequence[str]) -> str:
+    """Return "blocks.0 to blocks.11", or the names one by one if some between are missing."""
+    names = [f"{modules_list}.{number}" for modules_list, number, _ in map(_numbered, modules)]
+    numbers = [int(_numbered(module)[1]) for module in modules]
+    iswhole = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return f"{names[0]} to {names[-1]}" if iswhole and len(names) > 2 else ", ".join(names)
+
+
+def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
+    return sum(value.num_bytes for value in values)
 
 
 def _shape(value: SavedValue) -> str:
     return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
 
 
-def _called(value: SavedValue | RecomputedValue) -> str:
+def _called(value: SavedValue | RecomputedValue, module: str) -> str:
     """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
     op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
     named = f"{op} ({value.name})"
     if value.module:
-        return f"{value.module} {named}"
+        return f"{module} {named}".lstrip()
     file, _, rest = value.source.partition(":")
     return f"{named}, {Path(file).name}:{rest}" if rest else named
 
@@ -386,5 +406,8 @@ def _flops(flops: float) -> str:
     return f"{flops:.0f} FLOP"
 
 
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms at least" if seconds < 1 else f"{seconds:.3g} s at least"
+def _seconds(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit} at least"
+    return f"{seconds / 1e-6:.1f} us at least"
