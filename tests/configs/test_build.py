@@ -106,6 +106,13 @@ def test_scopes(scope: str) -> None:
         check_same_step(model, reference)
 
 
+def test_compressed_blocks() -> None:
+    asked = ["fusion=eager", "model.num_layers=1", "model.hidden_dim=64"]
+    exact, compressed = (build("gpt_nano", [*asked, f"fusion.compress={way}"]) for way in ("null", "int8"))
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    assert saved_bytes(compressed.blocks[0], x) < 0.3 * saved_bytes(exact.blocks[0], x)
+
+
 @pytest.mark.parametrize("scope", ["none", "block", "model"])
 def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
     model = build("gpt_nano", ["fusion=eager", *TINY, f"fusion.scope={scope}"])

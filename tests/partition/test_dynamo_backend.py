@@ -27,6 +27,7 @@ def test_a_model_saves_what_explain_says(partition: Any) -> None:
             r"no option of the backend 'fuselayers' 'partitoin'; did you mean 'part",
         ),
         ({"options": {"partition": "mincut"}}, r"did you mean 'min_cut'"),
+        ({"options": {"compress": "int4"}}, r"no compression 'int4'; did you mean 'int8'"),
         ({"options": {"backend": "inducter"}}, r"no backend 'inducter'; did you mean 'inductor'"),
         (
             {"mode": "max-autotune"},
