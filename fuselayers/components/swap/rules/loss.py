@@ -63,7 +63,7 @@ class _Reading:
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The output with the loss, and without logits, in training with labels."""
-    cls: Any = type(self).swapped_from  # FSDP derives classes from that of swap
+    cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP derives classes from that of swap
     reading = _readings.get(cls)
     if reading is None:  # a copy in another process
         reading = _readings[cls] = _read(cls)

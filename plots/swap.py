@@ -1,0 +1,89 @@
+"""What `swap` finds in each family of transformers, what it saves, and how long a training step takes.
+
+PYTHONPATH=. python plots/swap.py FOLDER      # writes FOLDER/swap.json, for the table of docs/swap.md
+
+The models are those of the tests: two layers, 32 wide, 2 x 12 tokens. So times are mostly those of Python and of
+launches: they say what a swap costs, and not what it gains.
+"""
+
+import copy
+import functools
+import json
+import sys
+from collections import Counter
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+import fuselayers
+from fuselayers.cli.machine import measured_machine
+from fuselayers.partition import saved_bytes
+from fuselayers.partition.timer import Step, median_seconds, time_in_turns
+from tests.components.swap.levels import without_dropout
+from tests.components.swap.models import FAMILIES, batch_for, loss_of
+
+__all__ = ["main", "measured"]
+
+NAMES: Final = (
+    *("gpt2", "bert", "llama", "mistral", "qwen3", "gemma2", "opt"),
+    *("phi", "stablelm", "vit", "deit", "swin", "t5", "whisper"),
+)
+LEVELS: Final[dict[str, dict[str, Any]]] = {"layers": {"level": "layers"}, "blocks": {"level": "blocks"}, "default": {}}
+ROUNDS: Final = 41
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Sites, bytes, time and error of one family, by level."""
+    torch.manual_seed(0)
+    plain, batch = FAMILIES[name][0]().train(), batch_for(name)
+    swapped: dict[str, nn.Module] = {}
+    rows: dict[str, Any] = {}
+    bytes_before = saved_bytes(plain, **batch)
+    for level, options in LEVELS.items():
+        model = copy.deepcopy(plain)
+        # The default is `swap(model)`, with nothing else.
+        report = fuselayers.swap(model, **options, **({"batch": batch} if options else {}))
+        bytes_after = saved_bytes(model, **batch)
+        rows[level] = {
+            "level": report.level,
+            "sites": Counter(site.rule for site in report.sites),
+            "skipped": Counter(skipped.reason for skipped in report.skipped),
+            "saved": bytes_after / bytes_before,
+            "error": _error(plain, model, batch),
+        }
+        swapped[level] = model
+    models = {"plain": plain, **swapped}
+    steps = {level: Step(functools.partial(_step, model, batch)) for level, model in models.items()}
+    seconds = median_seconds(time_in_turns(steps, device=torch.device("cpu"), rounds=ROUNDS, warm_up=3))
+    for level, row in rows.items():
+        row["time"] = seconds[level] / seconds["plain"]
+    return {"saved_bytes": bytes_before, "seconds": seconds["plain"], **rows}
+
+
+def _step(model: nn.Module, batch: dict[str, torch.Tensor], _: None) -> None:
+    loss_of(model, batch).backward()
+
+
+def _error(plain: nn.Module, swapped: nn.Module, batch: dict[str, torch.Tensor]) -> float:
+    """The relative difference of the losses in training mode, without dropout."""
+    losses = [loss_of(without_dropout(copy.deepcopy(model)), batch).item() for model in (plain, swapped)]
+    return abs(losses[1] / losses[0] - 1)
+
+
+def main(folder: Path) -> None:
+    """Measure all families; each is written when it is done."""
+    import transformers
+
+    machine = f"{measured_machine(torch.device('cpu'))}, transformers {transformers.__version__}"
+    content: dict[str, Any] = {"machine": machine, "date": date.today().isoformat(), "families": {}}
+    for name in NAMES:
+        content["families"][name] = measured(name)
+        print(name, json.dumps(content["families"][name]), flush=True)
+        (folder / "swap.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
