@@ -162,6 +162,19 @@ def _fine_tune_gpt2() -> list[str]:
     return _table(["saved kB", "plain", "`layers`", "`blocks`"], rows) + _said(content)
 
 
+def _swap() -> list[str]:
+    """Sites, saved bytes and time of each family at both levels, and what the default takes."""
+    content = _read(f"{SHOWN}/swap.json")
+    rows = []
+    for name, family in content["families"].items():
+        levels = family["levels"]
+        sites = " / ".join(str(sum(levels[level]["sites"].values())) for level in ("layers", "blocks"))
+        shares = (f"{levels[level]['saved']:.2f} / {levels[level]['time']:.2f}" for level in ("layers", "blocks"))
+        error = max(row["error"] for row in levels.values())
+        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", f"{error:.0e}"])
+    return _table(["", "sites", "`layers`", "`blocks`", "default", "error"], rows) + _said(content)
+
+
 _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "models_with_dropout": lambda: _models("0.1"),
     "models_without_dropout": lambda: _models("0"),
@@ -170,6 +183,7 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "layers": _layers,
     "ops": _ops,
     "fine_tune_gpt2": _fine_tune_gpt2,
+    "swap": _swap,
 }
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def swap(
         plan, report = _better(model, plans, batch)
     else:
         plan = plans[0]
-        report = SwapReport(plan.level, plan.sites, tuple(plan.skipped))
+        report = plan.report()
     plan.put_into(model)
     if report.sites:
         return replace(report, notes=(*_changes(model, report.sites), *report.notes))
@@ -119,6 +119,10 @@ class _Plan:
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(_site(name, kind) for name, kind in self.kinds.items())
+
+    def report(self, *notes: str) -> SwapReport:
+        """What the plan will do, not verified."""
+        return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
 
     def put_into(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
@@ -215,16 +219,15 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
-        note = f"not verified: {why}; give {'it values' if on_meta else 'batch='}"
-        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+        return plans[0], plans[0].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
     names = {name for plan in plans for name in plan.kinds}
     try:
         calls = inputs_of_sites(model, names, batch)
     except Exception as problem:
         if not own:
             raise
-        note = f"not verified: the model does not run on a batch made from its config ({problem!s:.100}); give batch="
-        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+        why = f"the model does not run on a batch made from its config ({problem!s:.100})"
+        return plans[0], plans[0].report(f"not verified: {why}; give batch=")
     before = saved_by_model(model, batch)
     saved_before = None if before is None else before.total
     results = [_verified(model, plan, calls, batch) for plan in plans]

@@ -40,15 +40,25 @@ _BLOOM: Final = {
 _DEBERTA: Final = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16, **_SIZES}
 
 
-def _model(family: str, head: str, **config: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        model: nn.Module = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**config))
+_SCALED: Final = frozenset(
+    {
+        *("vocab_size", "hidden_size", "intermediate_size", "head_dim", "n_embd", "d_model", "d_kv", "d_ff", "ffn_dim"),
+        *("encoder_ffn_dim", "decoder_ffn_dim", "word_embed_proj_dim", "embed_dim", "image_size"),
+        *("max_source_positions", "max_target_positions"),
+    }
+)
+
+
+def _model(family: str, head: str, **config: Any) -> Callable[..., nn.Module]:
+    def make(scale: int = 1) -> nn.Module:
+        sizes = {name: value * scale if name in _SCALED else value for name, value in config.items()}
+        model: nn.Module = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes))
         return model
 
     return make
 
 
-def _decoder(family: str, **more: Any) -> Callable[[], nn.Module]:
+def _decoder(family: str, **more: Any) -> Callable[..., nn.Module]:
     return _model(family, "ForCausalLM", **{**_SIZES, "num_key_value_heads": 2, "head_dim": 8, **more})
 
 
@@ -66,7 +76,7 @@ _OF_SWIN: Final = (
     {"dropout": 5, "mlp": 4} if hasattr(transformers.models.swin.modeling_swin, "SwinMLP") else {"dropout": 9}
 )
 
-FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], dict[str, int]]]] = {
+FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
     "gpt2": (
         _model("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=4, **_TOKENS),
         {"attention_dropout": 2, "causal_lm_loss": 1, "dropout": 7, "gelu_tanh": 2, "mlp": 2},
@@ -129,20 +139,20 @@ FAMILIES: Final[dict[str, tuple[Callable[[], nn.Module], dict[str, int]]]] = {
 """Each family: its model, and how often each rule fits at level "layers"."""
 
 
-def batch_for(name: str, tokens: int = 12) -> dict[str, torch.Tensor]:
-    """A batch for a model of FAMILIES."""
+def batch_for(name: str, tokens: int = 12, scale: int = 1) -> dict[str, torch.Tensor]:
+    """A batch for a model of FAMILIES. `scale` is that of a wider model, with longer texts and larger images."""
     generator = torch.Generator().manual_seed(1)
     if name in ("vit", "deit", "swin", "clip", "siglip", "dinov2"):
-        size = 32 if name == "swin" else 16
+        size = (32 if name == "swin" else 16) * scale
         images = torch.randn(2, 3, size, size, generator=generator)
         return {"pixel_values": images} | ({"labels": torch.tensor([0, 1])} if name in ("vit", "deit", "swin") else {})
     if name == "torch encoder":
         return {"src": torch.randn(2, tokens, 32, generator=generator)}
     if name == "wav2vec2":
         return {"input_values": torch.randn(2, 400, generator=generator)}
-    ids = torch.randint(3, 99, (2, tokens), generator=generator)
+    ids = torch.randint(3, 99, (2, tokens * scale), generator=generator)
     if name == "whisper":
-        return {"input_features": torch.randn(2, 8, 32, generator=generator), "labels": ids}
+        return {"input_features": torch.randn(2, 8, 32 * scale, generator=generator), "labels": ids}
     return {"input_ids": ids, "labels": ids.clone()}
 
 

@@ -48,12 +48,12 @@ MASKS = {
 @pytest.mark.parametrize(("mask", "causal"), [*((name, False) for name in MASKS), ("none", True)])
 def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> None:
     (q, k, v), given, module = tensors(), MASKS[mask](), swapped(is_causal=causal)
+    scale = ops.dropout(torch.ones(64), 0.3).max()  # 1 / 0.7, but for a probability of few bits
     torch.manual_seed(3)
     out = module(q, k, v, given)
     # Values that are the identity show the weights.
     identity = torch.eye(7).expand(2, 3, 7, 7)
     torch.manual_seed(3)
-    scale = ops.dropout(torch.ones(64), 0.3).max()  # 1 / 0.7, but for a probability of few bits
     kept = (module(q, k, identity, given) != 0) * scale
     weights = F.scaled_dot_product_attention(q, k, identity, given, is_causal=causal)
     expected = (weights * kept) @ v

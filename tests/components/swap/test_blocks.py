@@ -1,4 +1,5 @@
 import copy
+import functools
 import pickle
 from typing import Any
 
@@ -6,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
 
 from fuselayers.components.swap import fallbacks, swap, unswap
 from fuselayers.partition import FallbackWarning
-from tests.components.swap.layers import Gated
+from tests.components.swap.layers import Attention, Gated
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")
@@ -53,6 +55,23 @@ def test_a_bare_sequence_of_blocks() -> None:
     report = swap(model, level="blocks", backend="eager", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("0", "block"), ("1", "block")]
     torch.testing.assert_close(model(x), wanted)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("kind", [Gated, Attention])
+def test_under_checkpoints_backward_drops_the_elements_of_forward(kind: Any, use_reentrant: bool) -> None:
+    model, x = nn.Sequential(kind(), kind()).train(), torch.randn(6, 8)
+    swap(model, level="blocks", backend="eager", verify=False)
+    results = []
+    for call in (lambda block, y: block(y), functools.partial(checkpoint, use_reentrant=use_reentrant)):
+        torch.manual_seed(3)
+        y = x.clone().requires_grad_()
+        for block in model:
+            y = call(block, y)
+        model.zero_grad()
+        y.square().sum().backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(results[1], results[0])
 
 
 def _decoder(layers: int = 2) -> Any:
