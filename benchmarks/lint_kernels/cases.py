@@ -56,8 +56,7 @@ class Case:
         if not isinstance(self.call, _OpCall):
             return None
         floor = self.call.floor(self)
-        rows = max(ROWS, self.width) if self.op.endswith("softmax") else ROWS
-        size = rows * self.width * self.dtype.itemsize
+        size = ROWS * self.width * self.dtype.itemsize
         return None if floor is None else (floor[0] * size, floor[1] * size)
 
     def tensor(self, *shape: int) -> Tensor:
@@ -101,12 +100,6 @@ def launches_of(case: Case, arch: str = "sm_90") -> list[Launch]:
 
 def _tensors(case: Case) -> dict[str, Tensor]:
     """The inputs that an op has in a model and not in `bench`."""
-    if case.op.endswith("softmax"):
-        scores = case.tensor(max(ROWS // case.width, 1), case.width, case.width)
-        mask = torch.empty(
-            *(len(scores), 1, case.width), dtype=torch.bool if case.name == "masked" else case.dtype, device=_META
-        )
-        return {"scores": scores, "mask": mask} if case.name in ("masked", "added") else {"scores": scores}
     if case.name == "silu, packed":
         return {"gate": case.tensor(ROWS, 2 * case.width)}
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
@@ -119,12 +112,11 @@ def call_of(found: OpCase) -> Callable[[], object]:
 
 
 class _OpCall:
-    """A call of an op as `bench` makes it, except for the inputs in `without`; `options` are the op's own."""
+    """A call of an op as `bench` makes it, except for the inputs in `without`."""
 
-    def __init__(self, *without: str, settings: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *without: str, settings: dict[str, Any] | None = None) -> None:
         self.without = without
         self.settings = {"dropout": 0.1, "activation": "gelu", **(settings or {})}
-        self.options = options
 
     def found(self, case: Case) -> OpCase:
         return op_case(case.op, Settings((ROWS, case.width), dtype=case.dtype, device=_META, **self.settings))
@@ -136,7 +128,7 @@ class _OpCall:
         """Return the call, with its inputs."""
         found = self.found(case)
         tensors = {name: value for name, value in found.tensors.items() if name not in self.without} | _tensors(case)
-        return call_of(replace(found, tensors=tensors, options=found.options | self.options))
+        return call_of(replace(found, tensors=tensors))
 
     def floor(self, case: Case) -> tuple[float, float] | None:
         """As `OpCase.floor`."""
@@ -146,10 +138,14 @@ class _OpCall:
 class _Rotary(_OpCall):
     heads = (32, 8)
 
+    def __init__(self, *, interleaved: bool = False) -> None:
+        super().__init__()
+        self.interleaved = interleaved
+
     def prepare(self, case: Case) -> Callable[[], object]:
         heads = [case.tensor(8, ROWS // 8, number, case.width).transpose(1, 2) for number in self.heads]
         tables = (torch.empty(ROWS // 8, case.width // 2, device=_META) for _ in range(2))
-        return partial(ops.rotary, *heads, *tables, **self.options, backend="triton")
+        return partial(ops.rotary, *heads, *tables, interleaved=self.interleaved, backend="triton")
 
     def floor(self, case: Case) -> tuple[float, float]:
         return 2 * sum(self.heads), 2 * sum(self.heads)
@@ -215,11 +211,6 @@ CASES: Final[tuple[Case, ...]] = (
     *_each("residual_rms_norm", "", _OpCall(), 4096, 8192),
     *_each("layer_norm", "", _OpCall("bias"), 4096, 8192),
     *_each("rms_norm", "", _OpCall(), 1024, 4096, 8192, 12288, daily=(4096,)),
-    *_each("softmax", "", _OpCall(scale=0.1), 2048, 16384, dtypes=_16_AND_32, daily=(2048, 16384)),
-    *_each("softmax", "causal", _OpCall(scale=0.1, causal=True), 2048, 16384),
-    *_each("softmax", "masked", _OpCall(scale=0.1), 2048),
-    *_each("softmax", "added", _OpCall(scale=0.1), 2048),
-    *_each("log_softmax", "", _OpCall(scale=0.1), 2048, 16384, daily=(2048,)),
     *_each("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
     *_each("linear_cross_entropy", "", _OpCall(), 4096),
     *_each("rotary", "", _Rotary(), 64, 128, dtypes=_16_AND_32, daily=(128,)),

@@ -40,7 +40,7 @@ more or has more narrow accesses, or if an op starts more kernels or is predicte
 measured on a GPU: roofline.py states the model.
 
   python -m benchmarks.lint_kernels
-  python -m benchmarks.lint_kernels --arch sm_90,gfx942 --op softmax --json all.json
+  python -m benchmarks.lint_kernels --arch sm_90,gfx942 --op layer_norm --json all.json
   python -m benchmarks.lint_kernels --write"""
 
 

@@ -63,7 +63,7 @@ assert not heavy, heavy
     [
         ("fuselayers ba", ["backends "]),
         ("fuselayers bench ", ["model", "op", "suite", "-h", "--help"]),
-        ("fuselayers bench op soft", ["softmax "]),
+        ("fuselayers bench op rot", ["rotary "]),
         ("fuselayers backends --de", ["--device "]),
         ("fuselayers train feedf", ["feedforward="]),
         ("fuselayers explain norm=r", ["rms_norm "]),

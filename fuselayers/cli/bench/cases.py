@@ -207,14 +207,6 @@ def _rotary(settings: Settings) -> OpCase:
     return OpCase(ops.rotary, plain, {"q": q, "k": k, **tables}, {}, (4, 4))
 
 
-def _softmax(settings: Settings) -> OpCase:
-    return OpCase(ops.softmax, lambda scores: F.softmax(scores, -1), _inputs(settings, "scores"), {}, (2, 3))
-
-
-def _log_softmax(settings: Settings) -> OpCase:
-    return OpCase(ops.log_softmax, lambda scores: F.log_softmax(scores, -1), _inputs(settings, "scores"), {}, (2, 3))
-
-
 def _cross_entropy(settings: Settings) -> OpCase:
     tensors = _inputs(settings, "logits") | {"target": _targets(settings, settings.shape[-1])}
     return OpCase(
@@ -236,17 +228,6 @@ def _linear_cross_entropy(settings: Settings) -> OpCase:
     )
 
 
-def _linear_activation(settings: Settings) -> OpCase:
-    function, options = _activation(settings)
-    hidden = replace(settings, shape=(_EXPANSION * settings.shape[-1],))
-    return OpCase(
-        ops.linear_activation,
-        lambda x, weight, bias=None, *, activation: function(F.linear(x, weight, bias)),
-        _inputs(settings, "x") | {"weight": _matrix(settings)} | _inputs(hidden, *["bias"] * settings.bias),
-        options,
-    )
-
-
 OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "activate": _activate,
     "bias_activation_dropout": _bias_activation_dropout,
@@ -257,14 +238,11 @@ OPS: Final[dict[str, Callable[[Settings], OpCase]]] = {
     "dropout": _dropout,
     "gated_activation": _gated_activation,
     "layer_norm": _norm(ops.layer_norm, "bias"),
-    "linear_activation": _linear_activation,
     "linear_cross_entropy": _linear_cross_entropy,
-    "log_softmax": _log_softmax,
     "residual_layer_norm": _residual_norm(ops.residual_layer_norm, "bias"),
     "residual_rms_norm": _residual_norm(ops.residual_rms_norm),
     "rms_norm": _norm(ops.rms_norm),
     "rotary": _rotary,
-    "softmax": _softmax,
 }
 
 

@@ -40,7 +40,7 @@ _OP = """\
 Times one op: its formula in plain eager PyTorch, the same in torch.compile, and the op on each backend.
 
   fuselayers bench op bias_activation_dropout
-  fuselayers bench op softmax --shape 4x1025x768 --dtype bfloat16
+  fuselayers bench op layer_norm --shape 4x1025x768 --dtype bfloat16
   fuselayers bench op dropout --parts
   fuselayers bench op layer_norm --overhead
 
@@ -58,7 +58,7 @@ Measures every op in many shapes, dtypes and options, and whole models, against 
 GPU, Liger-Kernel where it is installed. Writes a folder with the numbers, a table and pictures.
 
   fuselayers bench suite --out results/
-  fuselayers bench suite --out results/ --ops softmax,rms_norm --minutes 3"""
+  fuselayers bench suite --out results/ --ops layer_norm,rms_norm --minutes 3"""
 
 _DTYPES: Final = {
     "float32": torch.float32,

@@ -22,7 +22,6 @@ _FUNCTIONS: Final[dict[str, Callable[[Any], Callable[..., Any]]]] = {
     ),
     "rms_norm": lambda liger: lambda x, weight: liger.liger_rms_norm(x, weight, 1e-6, in_place=False),
     "rotary": lambda liger: lambda q, k, cos, sin: liger.liger_rope(q, k, cos, sin, rotary_dim=2 * cos.shape[-1]),
-    "softmax": lambda liger: lambda scores: liger.liger_softmax(scores),
 }
 
 

@@ -1,4 +1,4 @@
-"""report -- a plan as lines of at most 80 columns, and as plain Python for JSON."""
+"""report -- a plan as lines as wide as the terminal, and as plain Python for JSON."""
 
 from dataclasses import asdict
 from typing import Any
@@ -7,11 +7,11 @@ from rich.console import Console
 
 from ...hardware import Machine
 from ..parser import folded
-from ..text import say
+from ..text import line_width, say
 from .model import PlannedModel
 from .step import USABLE, StepPlan
 
-_WIDTH = 80
+_WIDTH = 80  # in a pipe or a file
 
 
 def print_model(console: Console, model: PlannedModel) -> None:
@@ -31,7 +31,9 @@ def print_plan(console: Console, gpu: Machine, plan: StepPlan, *, gpus: int) -> 
     """Print the costs of a step."""
     usable = amount(USABLE * gpu.memory, "B")
     memory = ", ".join(f"{part} {amount(size, 'B')}" for part, size in vars(plan.memory).items())
-    sent = ", ".join(f"{one.kind} {amount(one.moved, 'B')}" for one in plan.collectives) or "nothing"
+    sent = (
+        ", ".join(f"{collective.kind} {amount(collective.moved, 'B')}" for collective in plan.collectives) or "nothing"
+    )
     _say(
         console,
         "",
@@ -46,12 +48,12 @@ def print_plan(console: Console, gpu: Machine, plan: StepPlan, *, gpus: int) -> 
 
 def _say(console: Console, *lines: str) -> None:
     for line in lines:
-        say(console, *(folded(line, _WIDTH, hanging=2) or [""]))
+        say(console, *(folded(line, line_width(console) or _WIDTH, hanging=2) or [""]))
 
 
 def as_dict(model: PlannedModel, gpu: Machine, plan: StepPlan) -> dict[str, Any]:
     """Return all figures in bytes, seconds, FLOPs, and tokens per second."""
-    collectives = [{**asdict(one), "moved": one.moved} for one in plan.collectives]
+    collectives = [{**asdict(collective), "moved": collective.moved} for collective in plan.collectives]
     figures = {**asdict(plan), "collectives": collectives, "seconds": plan.seconds}
     figures["memory"]["total"] = plan.memory.total
     return {"model": asdict(model), "gpu": asdict(gpu), "plan": figures}

@@ -163,7 +163,7 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropout", "--parts", "--overhead"], "--overhead and --parts are two measurements; ask for one"),
         (["op", "dropout", "--parts", "--backends", "eager"], "--parts times the op as it is called; leave --backends"),
         (["op", "dropout", "--parts", "--dropout", "0"], "--parts needs an op that drops; pass --dropout 0.1, got 0"),
-        (["op", "softmax", "--parts", "--dropout", "0.1"], "--parts needs an op with dropout; softmax has none"),
+        (["op", "rms_norm", "--parts", "--dropout", "0.1"], "--parts needs an op with dropout; rms_norm has none"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

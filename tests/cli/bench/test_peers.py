@@ -38,7 +38,6 @@ def test_each_form_takes_the_ops_arguments(calls: dict[str, Any]) -> None:
         "residual_rms_norm": ("fused_add_rms_norm", [x, x, [64], 1e-6], {"in_place": False}),
         "gated_activation": ("swiglu", [x, x], {}),
         "rotary": ("rope", [[2, 1, 3, 64]] * 2 + [[3, 32]] * 2, {"rotary_dim": 64}),
-        "softmax": ("softmax", [x], {}),
         "cross_entropy": ("cross_entropy", [[6, 64], [6]], {}),
         "linear_cross_entropy": ("fused_linear_cross_entropy", [[6, 64], [256, 64], [6]], {}),
     }

@@ -79,7 +79,7 @@ def test_each_variant_is_checked_just_before_it_is_timed(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "_check", lambda variant, *rest: log.append("check") or check(variant, *rest))
     monkeypatch.setattr(module, "_measure", lambda *rest: log.append("time") or measure_one(*rest))
     measure_suite(
-        [Variant("layer_norm"), Variant("softmax")],
+        [Variant("layer_norm"), Variant("rms_norm")],
         rounds=[Round(torch.float32, ((2, 3, 8),), any_size=False)],
         device=CPU,
         repeats=1,
@@ -91,7 +91,7 @@ def test_each_variant_is_checked_just_before_it_is_timed(monkeypatch: pytest.Mon
 
 
 def test_the_workers_run_what_will_be_measured() -> None:
-    chosen = [Variant("layer_norm"), Variant("linear_activation")]
+    chosen = [Variant("layer_norm"), Variant("linear_cross_entropy")]
     rounds = [Round(dtype, ((2, 300, 8000),), any_size=True) for dtype in (torch.float32, torch.bfloat16)]
     # Such a matmul is not measured on a CPU.
     assert [(one.func, one.args) for one in module.calls_ahead(chosen, rounds, CPU)] == [
@@ -111,7 +111,7 @@ def main():
     import torch
     from torch._dynamo.utils import counters
 
-    variant, device = suite.Variant("softmax"), torch.device("cpu")
+    variant, device = suite.Variant("rms_norm"), torch.device("cpu")
     one = suite.Round(torch.float32, ((2, 3, 8),), any_size=False)
     calls = [partial(suite._run_once, given, one, device) for given in (variant, None)]
     done = compile_ahead(calls, workers=1, seconds=200.0, say=lambda line: None)
