@@ -75,12 +75,11 @@ def _loaded(cls: type, rule: Rule, place: Place) -> nn.Module:
     return module
 
 
-def own_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward that a swapped module had before."""
+def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward that a swapped module had before."""
     # After `unswap` another wrapper, such as one of Accelerate, may still call the forward of the swapped class.
     kind: Any = getattr(type(module), "swapped_from", type(module))
-    method: Callable[..., Any] = types.MethodType(kind.forward, module)
-    return method
+    return kind.forward(module, *args, **kwargs)
 
 
 def is_swapped(module: nn.Module) -> bool:

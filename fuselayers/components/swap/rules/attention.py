@@ -18,7 +18,7 @@ def attention_dropout(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, in which `F.scaled_dot_product_attention` saves q, k, v and a seed."""
     # Without gradients too: reentrant checkpointing runs forward so, and backward must drop the same weights.
     with SeededDropout():
-        return own_forward(self)(*args, **kwargs)
+        return own_forward(self, *args, **kwargs)
 
 
 def drops(module: nn.Module) -> bool:

@@ -75,7 +75,7 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
     if not (wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)):
-        return own_forward(self)(*args, **kwargs)
+        return own_forward(self, *args, **kwargs)
     inner = self
     for name in reading.model.split("."):
         inner = getattr(inner, name)
