@@ -129,19 +129,3 @@ def test_a_compiled_child_is_left_alone(made: Any) -> None:
     wanted = module(X)
     assert [site.name for site in swap(module, batch=X).sites] == ["0"]
     torch.testing.assert_close(module(X), wanted)
-
-
-class Registry(type):
-    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
-        assert Feedforward in bases, "a subclass of a registered class"
-        super().__init__(name, bases, members)
-
-
-class Registered(Feedforward, metaclass=Registry):
-    pass
-
-
-def test_a_class_with_a_metaclass_is_left_alone() -> None:
-    report = swap(nn.Sequential(Feedforward(), Registered()), level="layers", batch=X)
-    assert [site.name for site in report.sites] == ["0"]
-    assert [(skipped.name, skipped.reason) for skipped in report.skipped] == [("1", "its class is a Registry")]

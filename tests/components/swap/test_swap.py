@@ -247,7 +247,7 @@ def test_a_batch_of_ones_own_that_does_not_run_raises() -> None:
         swap(Feedforward(), level="layers", batch=torch.randn(3, 7))
 
 
-def test_classes_that_pickle_themselves_or_watch_subclasses_stay() -> None:
+def test_classes_of_which_no_subclass_is_made() -> None:
     class Pickled(Feedforward):
         def __reduce__(self) -> Any:
             return Pickled, ()
@@ -258,10 +258,19 @@ def test_classes_that_pickle_themselves_or_watch_subclasses_stay() -> None:
         def __init_subclass__(cls) -> None:
             seen.append(cls)
 
+    class Registry(type):
+        def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any]) -> None:
+            assert bases == (Feedforward,), "a subclass of a registered class"
+            super().__init__(name, bases, members)
+
+    class Registered(Feedforward, metaclass=Registry):
+        pass
+
     with pytest.warns(UserWarning, match="nothing to swap"):
-        reports = [swap(kind(), level="layers", verify=False) for kind in (Pickled, Watching)]
+        reports = [swap(kind(), level="layers", verify=False) for kind in (Pickled, Watching, Registered)]
     assert [report.skipped[0].reason for report in reports] == [
         "its class pickles itself",
         "its class looks at its subclasses",
+        "its class is a Registry",
     ]
     assert seen == []
