@@ -71,11 +71,11 @@ $(VENV)-oldest/.installed $(VENV)-newest/.installed: setup.py Makefile
 	@touch $@
 
 # No virtual environment: such a machine has its own torch, and often no network. Every part runs, whatever fails before
-# it, and none longer than its share of eight minutes; the suite compiles for half of its time at most.
+# it, and none longer than its share of eight minutes.
 GPU_OUT ?= build/gpu
 GPU_WORKERS ?= 12
 GPU_TESTS ?= tests/ops tests/components/attention tests/testing tests/cli/tune
-GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 2
+GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 4
 
 gpu:
 	"$(PYTHON)" tests/gpu/ready.py

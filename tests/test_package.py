@@ -26,7 +26,6 @@ LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing
 # The only modules that call importlib with a name which a reader of the source cannot see.
 IMPORTS_BY_NAME = {
     "fuselayers": "the lazy table",
-    "fuselayers.cli.bench.first_step": "the modules of --import, in another process",
     "fuselayers.cli.main": "the command that is called, and the modules of --import",
     "fuselayers.partition.compilers.nvfuser.availability": "a package that need not be installed",
 }

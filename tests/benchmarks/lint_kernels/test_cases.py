@@ -19,7 +19,7 @@ def _kernels() -> set[str]:
 
 
 def _launched(cases: Iterable[Case]) -> set[str]:
-    return {f"{one.function.module}.{one.function.__name__}" for case in cases for one in launches_of(case)}
+    return {f"{launch.function.module}.{launch.function.__name__}" for case in cases for launch in launches_of(case)}
 
 
 @compiles
