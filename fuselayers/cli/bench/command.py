@@ -134,8 +134,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         return run_suite(arguments, console, report=report, device=device)
     subject = _subject(arguments, device)
     report.failed |= subject.wrong
-    say(console, f"{subject.title}, {subject.dtype}, {'x'.join(map(str, subject.shape))}", report.machine)
-    say(console, *(f"{name} is not timed: {reason}" for name, reason in subject.wrong.items()))
+    wrong = [f"{name} is not timed: {reason}" for name, reason in subject.wrong.items()]
+    say(console, f"{subject.title}, {subject.dtype}, {'x'.join(map(str, subject.shape))}", report.machine, *wrong)
     report.rows += measure(subject, repeats=arguments.repeats, device=device)
     print_table(console, table(report.rows, bandwidth=report.bandwidth))
     say(console, f"medians of {arguments.repeats} in turns", *NOTES)

@@ -196,7 +196,7 @@ def _forward_with_weights(candidate: Candidate) -> tuple[tuple[Tensor, ...], lis
 
 def _backward(candidate: Candidate, forward: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
     outputs, weights = forward
-    return torch.autograd.grad(outputs, candidate.leaves, weights)
+    return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
 
 
 def copy_bandwidth(device: torch.device) -> float:

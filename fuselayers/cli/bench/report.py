@@ -57,12 +57,12 @@ class Report:
         return f"{self.machine}, {self.date}, medians of {self.repeats} in turns"
 
 
-def table(rows: Sequence[Measured], *, bandwidth: float) -> list[dict[str, str]]:
+def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict[str, str]]:
     """A line for each candidate, with its times and bytes; the first candidate of a subject is what others are held to.
 
     Args:
         rows: of any subjects.
-        bandwidth: of a copy.
+        bandwidth: of a copy; only rows with a floor need it.
     """
     plain: dict[tuple[object, ...], Measured] = {}
     lines = []

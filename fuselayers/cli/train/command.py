@@ -19,8 +19,9 @@ from .engine import Processes, joined_processes
 from .finish import finish
 from .interrupt import exit_code
 from .loop import Outcome, reproducible, train_steps
+from .metrics import Metrics
 from .plot import FILE_NAME, plot_loss
-from .progress import TrainingProgress
+from .progress import show_progress
 from .start import Run, start_run
 from .state import state_of
 from .tensorboard import event_files
@@ -127,5 +128,9 @@ def _train(run: Run, console: Console) -> Outcome:
 
     logs = config.log and processes.is_main
     with event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log:
-        progress = TrainingProgress(console, steps=config.steps, done=run.done)
-        return train_steps(trainer, done=run.done, metrics=run.metrics, progress=progress, save=write, log=log)
+
+        def show(row: Metrics, durations: Sequence[float]) -> None:
+            log(row)
+            show_progress(console, row, steps=config.steps, durations=durations)
+
+        return train_steps(trainer, done=run.done, metrics=run.metrics, save=write, show=show)

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from .engine import Engine
 from .interrupt import noted_signals
 from .metrics import Metrics, MetricsFile, peak_memory
 from .optimizer import build_optimizer, learning_rate
-from .progress import TrainingProgress
 from .state import not_finite
 
 
@@ -131,7 +130,7 @@ class Trainer:
         config, engine = self.config, self.engine
         losses = []
         for micro_batch in range(config.accumulate):
-            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.layout.data_rank)
+            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.grid.data_rank)
             with engine.micro_batch(last=micro_batch == config.accumulate - 1):
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
@@ -148,7 +147,7 @@ class Trainer:
         return self._own_rows(tokens_BT), self._own_rows(targets_BT)
 
     def _own_rows(self, batch_BT: Tensor) -> Tensor:
-        rows_BT = batch_BT[self.engine.layout.rows(len(batch_BT))]
+        rows_BT = batch_BT[self.engine.grid.rows(len(batch_BT))]
         if self.device.type == "cuda":
             rows_BT = rows_BT.pin_memory()  # any other memory is copied while the host waits
         return rows_BT.to(self.device, non_blocking=True)
@@ -227,9 +226,8 @@ def train_steps(
     *,
     done: int,
     metrics: MetricsFile | None,
-    progress: TrainingProgress,
     save: Callable[[int], object],
-    log: Callable[[Metrics], None],
+    show: Callable[[Metrics, Sequence[float]], object],
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
@@ -239,9 +237,8 @@ def train_steps(
         trainer: of the model.
         done: the step of the checkpoint; 0 for a new run.
         metrics: of the run; None in the processes that write no files.
-        progress: of the run.
         save: writes the checkpoint of a step; every process calls it.
-        log: takes every row.
+        show: gets every row, and the seconds of this session's steps so far.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
@@ -251,7 +248,7 @@ def train_steps(
     seconds_before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     curve = _Curve(trainer, metrics, seconds_before)
     unread: deque[Update] = deque()
-    with noted_signals(second_stops=not processes.launched) as interrupt, progress:
+    with noted_signals(second_stops=not processes.launched) as interrupt:
         for step in range(done + 1, config.steps + 1):
             unread.append(trainer.step(step))
             # A signal reaches one process only, or each at another time; all stop after the same step.
@@ -272,8 +269,7 @@ def train_steps(
                 curve.last_end = time.perf_counter()
             # What is shown last is not lost with a closed terminal.
             for row in rows:
-                log(row)
-                progress.step(row, curve.durations)
+                show(row, curve.durations)
             if last:
                 return Outcome(step, signal_number, curve.compile_seconds)
     return Outcome(done, None, None)
