@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
-from ...configs import choices
 from ...names import shown
 from ...partition import backends
 from ..files import write_text
@@ -85,8 +84,7 @@ def _add_op(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    name = parser.add_argument("name", metavar="MODEL", help="of the configs, as gpt_nano: `fuselayers list model`")
-    name.completer = lambda **_: choices("model")  # type: ignore[attr-defined]
+    parser.add_argument("name", metavar="MODEL", help="of the configs, as gpt_nano: `fuselayers list model`")
     add_overrides(parser, nargs="*", metavar="OVERRIDE", help="of the model's config: feedforward=mlp")
     parser.add_argument("--shape", help="of a batch: sequences x tokens, as 4x128, or images, as 4")
     parser.add_argument("--dropout", type=float, help="probability of dropping (default: the config's)")

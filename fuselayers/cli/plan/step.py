@@ -272,8 +272,10 @@ def plan_of(
     flops = batch * (model.flops + model.kept.repeated_flops) / tp
     moved = 2 * batch * model.run.saved / tp + _PASSES_OF_UPDATE * memory.weights
     compute = (flops / peak + moved / gpu.bandwidth) / efficiency
-    waits = sum(one.moved for one in collectives if one.within) / link_bandwidth(gpu, tp)
-    beside = sum(one.moved for one in collectives if not one.within) / link_bandwidth(gpu, layout.dp, stride=tp)
+    waits = sum(message.moved for message in collectives if message.within) / link_bandwidth(gpu, tp)
+    beside = sum(message.moved for message in collectives if not message.within) / link_bandwidth(
+        gpu, layout.dp, stride=tp
+    )
     exposed = waits + max(beside - compute, 0.0)
     per_second = batch / tp / (compute + exposed)
     return StepPlan(
