@@ -50,10 +50,8 @@ def print_table(
     """Print a table with a column for each key of the first row.
 
     Args:
-        console: where to.
         rows: at least one.
         left: how many columns are aligned to the left.
-        title: above the table.
     """
     headings = list(rows[0])
     cells = [headings, *([str(row[heading]) for heading in headings] for row in rows)]

@@ -65,10 +65,7 @@ class Measured:
     """The measurements of one candidate of a subject.
 
     Attributes:
-        title: of the subject.
-        shape: of the subject.
         dtype: as "float32".
-        candidate: its name.
         seconds: every repeat, of "forward" and of "forward_backward".
         peak: peak bytes of forward and backward, without the inputs; None on a CPU.
         kept: bytes saved for backward, without the inputs.
@@ -174,7 +171,6 @@ def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: t
     Args:
         candidates: what is timed; each runs a few times before.
         repeats: how often each is timed, forward alone and backward alone.
-        device: where the tensors are.
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):

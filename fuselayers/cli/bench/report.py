@@ -29,15 +29,11 @@ _COLOURS: Final = ("#d1495b", "#2e86ab", "#c98a00", "#4f9d69")
 
 @dataclass
 class Report:
-    """All measurements.
+    """All measurements: rows of ops, and of whole models.
 
     Attributes:
         machine: with the versions.
-        date: of the measurement.
-        repeats: of each candidate.
         bandwidth: of a copy, in bytes per second, read and written.
-        rows: of ops.
-        models: of whole models.
         failed: wrong numbers or errors, by candidate.
         left_out: titles for which there was no time.
     """
@@ -61,7 +57,6 @@ def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict
     """A line for each candidate, with its times and bytes; the first candidate of a subject is what others are held to.
 
     Args:
-        rows: of any subjects.
         bandwidth: of a copy; only rows with a floor need it.
     """
     plain: dict[tuple[object, ...], Measured] = {}
@@ -148,14 +143,7 @@ def _mean_speeds(rows: Sequence[Measured]) -> dict[str, dict[str, float]]:
 
 
 def _draw(path: Path, speeds: dict[str, dict[str, float]], *, title: str, said: str) -> None:
-    """Draw a group of bars for each op, the fastest of ours on top.
-
-    Args:
-        path: of the SVG.
-        speeds: by op and candidate.
-        title: above the bars.
-        said: below them.
-    """
+    """Draw a group of bars for each op, the fastest of ours on top."""
     ops = sorted(speeds, key=lambda op: speeds[op].get(OURS, 0.0))
     names = sorted({name for of_op in speeds.values() for name in of_op}, key=lambda name: (name != OURS, name))
     # Readable in a light and a dark page: no ground, and a grey that contrasts with both.

@@ -27,9 +27,6 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: s
     """An op: plain eager PyTorch, the same in `torch.compile`, the op as it is called, and the op on backends.
 
     Args:
-        op: its name.
-        settings: of the call.
-        backends: of `fuse`.
         label: of the title; the options if it is empty.
 
     Raises:
@@ -104,11 +101,9 @@ class ModelCall:
 
     Attributes:
         name: a model of the configs, or its path.
-        overrides: of its config.
         shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
         dropout: of every component; 0 also turns stochastic depth off; None keeps the config's.
         dtype: of the weights.
-        device: of the model.
     """
 
     name: str

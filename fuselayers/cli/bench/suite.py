@@ -92,8 +92,6 @@ class Job:
     """A measurement to come.
 
     Attributes:
-        title: for messages.
-        make: its subject.
         is_model: whether it is of a model.
     """
 
@@ -141,7 +139,6 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
         ops: comma-separated; None for all, and models.
         dtypes: comma-separated; None for all, and float32 on a CPU.
         quick: one small shape, no models.
-        device: of the tensors.
     """
     names = chosen_names("op of bench suite", ops, dict.fromkeys(variant.op for variant in variants()))
     chosen = [variant for variant in variants() if variant.op in names]
@@ -196,11 +193,7 @@ def run_jobs(
     """Add the measurements to a report, and write it after each; name those that would begin after the deadline.
 
     Args:
-        jobs: in their order.
-        report: of the earlier measurements.
-        folder: to write.
         deadline: of `time.monotonic`.
-        device: of the tensors.
         say: gets the title of each job.
     """
     for job in jobs:

@@ -39,7 +39,6 @@ class Asked:
     """A command line, parsed.
 
     Attributes:
-        overrides: of the config.
         gpus: how many.
         gpu: the name in `hardware.GPUS`.
         batch: examples; None where nobody said.

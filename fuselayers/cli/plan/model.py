@@ -42,7 +42,6 @@ class PlannedModel:
     """A model's numbers.
 
     Attributes:
-        name: of its config.
         parameters: their number, tied ones once.
         largest_unit: parameters that FSDP gathers at a time, at most: of a block, or of all that is in no block.
         blocks: how many there are.
@@ -78,7 +77,6 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     """Return the numbers of a config's model.
 
     Args:
-        config: of the run.
         checkpointing: what a block keeps, as `parallel.checkpointing`.
         precision: of products: "bfloat16" or "float32".
         name: of the model; None for that of its class.

@@ -138,11 +138,9 @@ def save(
     any moment leaves the checkpoints before it whole.
 
     Args:
-        folder: of the run's checkpoints; it is made if it is missing.
         tensors: by name, as `state_of` returns them.
         content: what else it holds; that of rank 0 counts.
         keep: how many checkpoints stay, at least 1.
-        processes: of the run.
 
     Raises:
         OSError: it could not be written; the checkpoints before it are whole.

@@ -82,7 +82,6 @@ def train(
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
-        console: where progress and results are printed.
         imports: modules of `--import`, which the hint for resuming repeats.
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 

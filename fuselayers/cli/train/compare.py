@@ -34,7 +34,6 @@ class Comparison:
         loss_difference: the largest difference between the losses of EAGER and FUSED, in training, nats per byte.
         plain_difference: the same of PLAIN and EAGER without dropout, since torch's draws other masks; None without
             PLAIN.
-        num_batches: of the differences.
         conditions: machine, threads and versions.
     """
 
@@ -51,10 +50,8 @@ def unfused_models(
     """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change.
 
     Args:
-        config: of the run.
         trained: the model, in the mode that these get.
         weights: its state_dict, with whole tensors where the model is split.
-        device: for the models.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         eager = build(plain_config(config))
@@ -81,7 +78,6 @@ def compare(
         batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
-        device: where the models are.
     """
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor]:

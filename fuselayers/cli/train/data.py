@@ -29,8 +29,6 @@ class Text:
     """Tokens for training and held-out tokens for the validation loss, and their source.
 
     Args:
-        train_N: uint8.
-        held_out_N: uint8.
         source: where they are from.
         num_files: the number of files of text.
     """

@@ -28,10 +28,6 @@ def finish(
     """Print the end of a run, and write sample.txt and comparison.json; every process calls it.
 
     Args:
-        trainer: of the trained model.
-        config: of the run.
-        folder: of the run.
-        console: where to print.
         compile_seconds: what compiling took, if known.
     """
     device, processes = trainer.device, trainer.engine.processes
@@ -76,12 +72,6 @@ def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) 
     """Text that a decoder writes after a line break, safe to print, drawn by a generator of its own.
 
     A model's vocabulary may be larger than a byte; the other tokens are replaced.
-
-    Args:
-        model: a decoder.
-        num_bytes: length of the text.
-        seed: of the generator.
-        device: of the model.
     """
     prompt_BT = torch.tensor([list(_PROMPT)], device=device)
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -32,7 +32,6 @@ class Update:
 
     Attributes:
         step: 1 for the first.
-        learning_rate: of the step.
         tokens: of the step, of all processes.
     """
 
@@ -67,11 +66,6 @@ class Trainer:
 
     Args:
         model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
-        text: to learn from.
-        config: the section `train` of the config.
-        sequence_length: T.
-        device: where the model is.
-        engine: that made the model what it is; None for one process.
     """
 
     def __init__(
@@ -234,7 +228,6 @@ def train_steps(
     The numbers of a step on a GPU are read when the next one is on its way, so that the GPU never waits for the host.
 
     Args:
-        trainer: of the model.
         done: the step of the checkpoint; 0 for a new run.
         metrics: of the run; None in the processes that write no files.
         save: writes the checkpoint of a step; every process calls it.

@@ -23,7 +23,6 @@ class Metrics:
         step: 1 for the first.
         loss: nats per byte, the mean over the step's batch.
         validation_loss: nats per byte on the held-out text after the step; None when it was not measured.
-        learning_rate: of the step.
         gradient_norm: before clipping.
         tokens_per_second: of this step.
         seconds: of training up to the end of this step, all sessions, with evaluation and checkpoints.

@@ -17,8 +17,6 @@ def show_progress(console: Console, row: Metrics, *, steps: int, durations: Sequ
     """Print a finished step, if it is its turn.
 
     Args:
-        console: where to.
-        row: of the step.
         steps: of the whole run.
         durations: seconds of the steps of this session.
     """

@@ -32,10 +32,8 @@ class Run:
     Attributes:
         config: of the run, with the overrides of this session.
         trainer: of its model, at the weights of its checkpoint.
-        folder: of its files.
         metrics: the curve so far; None in the processes that write no files.
         config_yaml: what its config.yaml says.
-        done: finished steps.
     """
 
     config: Config
@@ -51,9 +49,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
 
     Args:
         overrides: of the config; a file, a model's name or an override comes first.
-        console: where to print.
         stack: holds the lock.
-        processes: of the run, which all call this.
 
     Raises:
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.

@@ -43,9 +43,7 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
 
     Args:
         model: split or wrapped in any way, also in another one than the saved model.
-        optimizer: of the model's parameters.
         path: of the checkpoint, of which `read_checkpoint` has compared the checksums.
-        processes: of the run.
 
     Raises:
         ValueError: the model has another architecture.

@@ -24,8 +24,6 @@ class Engine:
     Args:
         module: the model, with its parameters under their own names.
         model: what forward calls where it is not the module: a wrapper around it.
-        processes: of the run.
-        grid: which of them computes what.
 
     >>> engine = Engine(nn.Linear(2, 1))
     >>> with engine.micro_batch(last=True):
@@ -116,10 +114,6 @@ def start_engine(
 
     Args:
         module: of `build`, without fusion of blocks, with the same weights on every process.
-        config: of the run.
-        processes: of the run.
-        grid: of `grid_of`.
-        device: of this process.
 
     Raises:
         ValueError: the model cannot be split or checkpointed so.

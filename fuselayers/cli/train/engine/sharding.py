@@ -21,7 +21,6 @@ def prepared(
 
     Args:
         model: of `build`; its weights are the same on every process.
-        config: of the run.
         data: the data-parallel mesh, for fsdp.
         tensor: the mesh of the tensor-parallel group.
 
