@@ -21,7 +21,7 @@ def test_the_numbers_are_those_of_the_whole_model() -> None:
 
 
 def test_each_way_keeps_less_and_repeats_more() -> None:
-    config = compose("gpt_nano", TINY)
+    config = compose("gpt_nano", [*TINY, "fusion=off"])
     ways = ("none", "selective", "budget:0.3", "block")
     none, selective, budget, block = (planned_model(config, checkpointing=way, precision="bfloat16") for way in ways)
     assert none.kept == none.run == block.run
@@ -32,9 +32,14 @@ def test_each_way_keeps_less_and_repeats_more() -> None:
     assert budget.kept.repeated_flops > 0
 
 
+@pytest.mark.slow
 def test_blocks_that_differ_are_counted_each() -> None:
     windows = planned_model(compose("gemma2_tiny"), checkpointing="none", precision="bfloat16")
     assert windows.blocks == 2
+
+
+@pytest.mark.slow
+def test_encoder_and_decoder_are_counted() -> None:
     pair = planned_model(compose("t5_tiny"), checkpointing="none", precision="bfloat16")
     assert pair.blocks == 4
     assert pair.run.saved < 4 * pair.run.largest
