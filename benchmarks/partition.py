@@ -23,7 +23,7 @@ from benchmarks.command import run_command
 from benchmarks.layers import GPT, LAYERS, LayerCase
 from fuselayers import __version__
 from fuselayers._torch.tracing import torch_min_cut_at_budget
-from fuselayers.cli.bench.measure import COMPILE, Candidate, Timing, time_interleaved, wrong_numbers
+from fuselayers.cli.bench.measure import COMPILE, Candidate, time_interleaved, wrong_numbers
 from fuselayers.cli.files import write_text
 from fuselayers.cli.machine import choose_device, measured_machine
 from fuselayers.cli.parser import add_device
@@ -58,8 +58,8 @@ def saved(device: torch.device, *, repeats: int, dtypes: Sequence[torch.dtype] =
             # Otherwise this is a second shape of the same functions, and Dynamo traces it with symbolic sizes.
             torch.compiler.reset()
             right = [layer.candidate() for layer in make(*_TIMED) if layer.name not in wrong]
-            timings = time_interleaved(right, repeats=repeats, device=device)
-            steps = {candidate.name: timing for candidate, timing in zip(right, timings, strict=True)}
+            times = time_interleaved(right, repeats=repeats, device=device)
+            steps = {layer.name: seconds["forward_backward"] for layer, seconds in zip(right, times, strict=True)}
             rows.append(
                 {
                     "layer": name,
@@ -135,11 +135,11 @@ def _wrong_layers(layers: Sequence[_Layer], make: Callable[..., nn.Module]) -> d
     return wrong_numbers(others, eager=eager.candidate(), truth=truth.candidate())
 
 
-def _ratio(steps: Mapping[str, Timing], mine: str, other: str) -> float | str:
+def _ratio(steps: Mapping[str, list[float]], mine: str, other: str) -> float | str:
     """The median of the ratios, each of two steps that ran one after the other."""
     if mine not in steps or other not in steps:
         return "-"
-    pairs = zip(steps[mine].both, steps[other].both, strict=True)
+    pairs = zip(steps[mine], steps[other], strict=True)
     return round(statistics.median(ours / theirs for ours, theirs in pairs), 3)
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.output_graph import OutputGraph
 import fuselayers
 from benchmarks import partition as bench
 from benchmarks.layers import LAYERS, LayerCase, TransformerLayer
-from fuselayers.cli.bench.measure import Candidate, Timing
+from fuselayers.cli.bench.measure import Candidate
 from fuselayers.partition import budget
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: py
     symbolic: dict[tuple[int, ...], bool] = {}
     time_them = bench.time_interleaved
 
-    def timed(candidates: Sequence[Candidate], **options: Any) -> list[Timing]:
+    def timed(candidates: Sequence[Candidate], **options: Any) -> list[dict[str, list[float]]]:
         with record_sizes(symbolic):
             return time_them(candidates, **options)
 

@@ -62,9 +62,9 @@ def test_what_a_model_is_explained_with(
     model: str, batch: str | None, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(model: Any, *inputs: Tensor, **options: Any) -> MemoryReport:
-        assert [tuple(one.shape) for one in inputs] == shapes
+        assert [tuple(tensor.shape) for tensor in inputs] == shapes
         assert (options["backend"], options["partition"]) == ("eager", default)
-        assert {one.device.type for one in (*inputs, model(*inputs))} == {"meta"}
+        assert {tensor.device.type for tensor in (*inputs, model(*inputs))} == {"meta"}
         return explain_a_sine(**options)
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)

@@ -3,7 +3,7 @@
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -88,7 +88,7 @@ class Measured:
 
 def measure(subject: Subject, *, repeats: int, device: torch.device) -> list[Measured]:
     """Time all candidates in turns, and count the bytes of each."""
-    timings = time_interleaved(subject.candidates, repeats=repeats, device=device)
+    times = time_interleaved(subject.candidates, repeats=repeats, device=device)
     floor = {} if subject.floor is None else {"forward": subject.floor[0], "forward_backward": sum(subject.floor)}
     return [
         Measured(
@@ -96,12 +96,12 @@ def measure(subject: Subject, *, repeats: int, device: torch.device) -> list[Mea
             shape=subject.shape,
             dtype=subject.dtype,
             candidate=candidate.name,
-            seconds={"forward": timing.forward, "forward_backward": timing.both},
+            seconds=seconds,
             peak=_peak_bytes(candidate, device=device),
             kept=saved_bytes(candidate.call, parameters=[*subject.inputs, *candidate.leaves]),
             floor=floor,
         )
-        for candidate, timing in zip(subject.candidates, timings, strict=True)
+        for candidate, seconds in zip(subject.candidates, times, strict=True)
     ]
 
 
@@ -155,22 +155,12 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of each repeat: of a forward, and of a forward with its backward."""
-
-    forward: list[float] = field(default_factory=list)
-    both: list[float] = field(default_factory=list)
-
-
-def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
-    """Time the forward and the backward of all candidates in turns.
+def time_interleaved(
+    candidates: Sequence[Candidate], *, repeats: int, device: torch.device
+) -> list[dict[str, list[float]]]:
+    """Time "forward" and "forward_backward" of all candidates in turns; return the seconds of every repeat.
 
     On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
-
-    Args:
-        candidates: what is timed; each runs a few times before.
-        repeats: how often each is timed, forward alone and backward alone.
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
@@ -178,7 +168,10 @@ def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: t
         steps[f"{number} backward"] = Step(partial(_backward, candidate), partial(_forward_with_weights, candidate))
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
-    return [Timing(forward, list(map(operator.add, forward, backward))) for forward, backward in pairs]
+    return [
+        {"forward": forward, "forward_backward": list(map(operator.add, forward, backward))}
+        for forward, backward in pairs
+    ]
 
 
 def _forward(candidate: Candidate, _: object) -> tuple[Tensor, ...]:

@@ -277,9 +277,9 @@ def _check_weights(trainer: Trainer, step: int) -> None:
 def check_finite(step: int, numbers: dict[str, float]) -> None:
     """Raise ValueError if a number of a step, by its name, is not finite."""
     if not all(map(math.isfinite, numbers.values())):
-        found = " and ".join(f"{name} is {number}" for name, number in numbers.items())
+        said = " and ".join(f"{name} is {number}" for name, number in numbers.items())
         raise ValueError(
-            f"training diverged at step {step}: {found}; a checkpoint, if there is one, is from before; try a lower "
+            f"training diverged at step {step}: {said}; a checkpoint, if there is one, is from before; try a lower "
             "train.learning_rate or a longer train.warmup_steps"
         )
 

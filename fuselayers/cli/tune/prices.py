@@ -32,8 +32,8 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     rows = [
         {"": label}
         | {
-            heading: f"{getattr(one, name) / scale:,.1f} {unit}"
-            for heading, one in (("measured", machine), ("until now", before))
+            heading: f"{getattr(figures, name) / scale:,.1f} {unit}"
+            for heading, figures in (("measured", machine), ("until now", before))
         }
         for label, name, scale, unit in (
             ("memory", "bandwidth", 1e9, "GB/s"),

@@ -44,10 +44,9 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
         model = build(replace(config, fusion=fusion)).to(device).train()
         candidates.append(Candidate(override, partial(_outputs, model, inputs), tuple(model.parameters())))
     # The warm-up compiles.
-    timings = time_interleaved(candidates, repeats=_ROUNDS, device=device)
-    return {
-        candidate.name: statistics.median(timing.both) for candidate, timing in zip(candidates, timings, strict=True)
-    }
+    times = time_interleaved(candidates, repeats=_ROUNDS, device=device)
+    medians = [statistics.median(seconds["forward_backward"]) for seconds in times]
+    return dict(zip(fusions, medians, strict=True))
 
 
 def _outputs(model: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

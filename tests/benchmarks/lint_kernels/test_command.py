@@ -58,12 +58,12 @@ def test_no_kernel_of_any_case_has_a_fault() -> None:
     ids=lambda value: value.op if isinstance(value, Case) else None,
 )
 def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
-    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    lines = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
     if fault is None:
-        assert found == []
+        assert lines == []
     else:
-        assert len(found) == 1
-        assert fault in found[0]
+        assert len(lines) == 1
+        assert fault in lines[0]
 
 
 @pytest.fixture
@@ -76,7 +76,9 @@ def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(command, "FIGURES", path)
     read, write = figures.read_figures, figures.write_figures
     monkeypatch.setattr(command, "read_figures", lambda: read(path))
-    monkeypatch.setattr(command, "write_figures", lambda *given, compiler: write(*given, compiler=compiler, path=path))
+    monkeypatch.setattr(
+        command, "write_figures", lambda *figures, compiler: write(*figures, compiler=compiler, path=path)
+    )
     return path
 
 

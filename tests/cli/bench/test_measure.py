@@ -58,10 +58,10 @@ def test_candidates_take_turns_after_a_warm_up() -> None:
 
         return Candidate(name, call, (_X,))
 
-    timings = time_interleaved([candidate("a"), candidate("b")], repeats=5, device=torch.device("cpu"))
+    times = time_interleaved([candidate("a"), candidate("b")], repeats=5, device=torch.device("cpu"))
     # In each of 3 + 5 rounds a forward, and a forward before a backward.
     assert sorted(calls) == ["a"] * 16 + ["b"] * 16
     assert len(set(zip(calls[::4], calls[1::4], calls[2::4], calls[3::4], strict=True))) > 1
-    for timing in timings:
-        assert len(timing.forward) == len(timing.both) == 5
-        assert all(0 < forward < both for forward, both in zip(timing.forward, timing.both, strict=True))
+    for seconds in times:
+        assert len(seconds["forward"]) == len(seconds["forward_backward"]) == 5
+        assert all(0 < forward < both for forward, both in zip(*seconds.values(), strict=True))
