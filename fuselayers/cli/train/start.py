@@ -172,7 +172,7 @@ def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
 
 def _new_folder(output: str) -> Path:
     """Make the folder of a run; a new one below runs/ where none is named."""
-    folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")
+    folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
