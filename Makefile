@@ -89,7 +89,7 @@ gpu:
 gpu-dry: export TRITON_INTERPRET := 1
 gpu-dry:
 	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/cli/tune/test_prices.py \
-		GPU_SUITE="--device cpu --quick --ops softmax --repeats 2"
+		GPU_SUITE="--device cpu --quick --ops rms_norm --repeats 2"
 
 # Torch's CUDA build on a driver whose kernels do nothing: devices, dtypes, launches, waits, memory and the host's time.
 # This needs a C compiler, ten gigabytes, and no GPU.

@@ -1,4 +1,4 @@
-"""Writes the measured tables of the pages from the data in plots/cpu, so that no figure is typed by hand.
+"""Writes the measured tables of the pages from the data in plots, so that no figure is typed by hand.
 
 python -m docs.figures    # after a measurement; a test fails while a page differs from its data
 
@@ -162,6 +162,33 @@ def _fine_tune_gpt2() -> list[str]:
     return _table(["saved kB", "plain", "`layers`", "`blocks`"], rows) + _said(content)
 
 
+def _published_plans() -> list[str]:
+    """Published trainings and what the plan predicts, of throughput or of memory."""
+    rows = []
+    for run in _plans()["runs"]:
+        predicted = run["predicted"]["tokens_per_second"]
+        published = run["tokens_per_second"]
+        rows.append([run["title"], f"{published:,}", f"{predicted:,.0f}", f"{predicted / published:.2f}"])
+    return _table(["run", "published", "predicted", "ratio"], rows)
+
+
+def _published_memory() -> list[str]:
+    rows = [
+        [run["title"], f"{run['gibibytes']:.1f}", f"{run['predicted']['gibibytes']:.1f}"]
+        for run in _plans()["runs"]
+        if run["gibibytes"]
+    ]
+    return _table(["GiB of a GPU", "published", "predicted"], rows)
+
+
+def _plan() -> list[str]:
+    return ["```text", "$ fuselayers plan model=llama3_8b gpus=8", *_plans()["example"].splitlines(), "```"]
+
+
+def _plans() -> dict[str, Any]:
+    return _read("../plan/published.json")
+
+
 _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "models_with_dropout": lambda: _models("0.1"),
     "models_without_dropout": lambda: _models("0"),
@@ -170,6 +197,9 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "layers": _layers,
     "ops": _ops,
     "fine_tune_gpt2": _fine_tune_gpt2,
+    "plan": _plan,
+    "published_plans": _published_plans,
+    "published_memory": _published_memory,
 }
 
 if __name__ == "__main__":

@@ -55,6 +55,17 @@ _THEIRS: Final = {
     "evaluate_every": "evalinterval evalevery evalsteps",
     "checkpoint_every": "saveinterval saveevery savesteps",
     "keep_checkpoints": "savetotallimit keeplast keeplatestk",
+    # arguments of a model
+    "tokens_BT": "inputids idx inputs",
+    "source_BS": "inputids src",
+    "images": "pixelvalues",
+    "targets_BT": "labels targets tgt",
+    "targets_B": "labels targets",
+    "inputs_BT": "decoderinputids",
+    "segments_BT": "tokentypeids",
+    "key_padding_mask": "attentionmask srckeypaddingmask",
+    "num_tokens": "maxnewtokens",
+    "stop_tokens": "eostokenid",
     # components
     "gated_mlp": "swiglu glu gatedffn llamamlp",
     "gated_mlp with activation=gelu": "geglu",
@@ -110,11 +121,11 @@ _THEIRS: Final = {
 
 @functools.cache
 def _ours() -> Mapping[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    ours_of: dict[str, tuple[str, ...]] = {}
     for ours, theirs in _THEIRS.items():
         for name in theirs.split():
-            found[name] = (*found.get(name, ()), ours)
-    return found
+            ours_of[name] = (*ours_of.get(name, ()), ours)
+    return ours_of
 
 
 def ours_for(name: str) -> tuple[str, ...]:

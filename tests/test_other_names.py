@@ -1,6 +1,10 @@
+import functools
+import inspect
 import re
+from pathlib import Path
 
 import pytest
+import torch
 
 import fuselayers
 from fuselayers.components import create, registry
@@ -14,6 +18,9 @@ def test_every_name_that_a_hint_gives_is_ours() -> None:
     known |= {name for kind in registry.KINDS for name in registry.names(kind)}
     known |= set(GROUPS)
     known |= {name for group in GROUPS for name in choices(group)}
+    for model in map(functools.partial(registry.get, "model"), registry.names("model")):
+        methods = model.forward, getattr(model, "generate", model.forward)  # type: ignore[attr-defined]
+        known |= {name for method in methods for name in inspect.signature(method).parameters}
     assert {ours.partition(" ")[0] for ours in _THEIRS} <= known
 
 
@@ -69,6 +76,30 @@ def test_an_attribute_that_nobody_has() -> None:
 def test_an_option_of_xformers_at_the_top_of_a_config(name: str, hint: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {hint}"):
         fuselayers.build({"model": {"name": "decoder"}, name: True})
+
+
+@pytest.mark.parametrize("scope", ["none", "block", "model"])
+def test_arguments_of_hugging_face(scope: str) -> None:
+    small = ["model.num_layers=1", "model.hidden_dim=32", "fusion.backend=eager", f"fusion.scope={scope}"]
+    model, tokens = fuselayers.build("gpt_nano", small), torch.zeros(1, 3, dtype=torch.int64)
+    text = r"^no argument of Decoder.forward 'labels'; did you mean 'targets_BT'\? there are: "
+    with pytest.raises(TypeError, match=text):
+        model(tokens, labels=tokens)
+    with pytest.raises(TypeError, match=r"^Decoder.forward\(\) missing 1 required positional argument: 'tokens_BT'$"):
+        model()
+    text = r"^no argument of Decoder.generate 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
+    with pytest.raises(TypeError, match=text):
+        model.generate(tokens, max_new_tokens=3)
+
+
+def test_a_list_of_blocks_as_a_config(tmp_path: Path) -> None:
+    end = r"got a list; the list of blocks of xFormers is one mapping here, {\"model\": {\"name\": \"decoder\", "
+    blocks = [{"block_type": "encoder", "num_layers": 2, "dim_model": 64}]
+    with pytest.raises(TypeError, match=f"^a config is the name of a shipped model, the path of .*, {end}"):
+        fuselayers.build(blocks)
+    (tmp_path / "blocks.yaml").write_text("- block_type: encoder\n  num_layers: 2\n")
+    with pytest.raises(ValueError, match=f"^a config must be a mapping of groups, {end}"):
+        fuselayers.build(tmp_path / "blocks.yaml")
 
 
 def test_a_width_by_the_name_of_xformers() -> None:

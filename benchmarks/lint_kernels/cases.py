@@ -65,30 +65,23 @@ def launches_of(case: Case, arch: str = "sm_90") -> list[Launch]:
 
 def _tensors(case: Case) -> dict[str, Tensor]:
     """The inputs that an op has in a model and not in `bench`."""
-    if case.op.endswith("softmax"):
-        scores = case.tensor(max(ROWS // case.width, 1), case.width, case.width)
-        mask = torch.empty(
-            *(len(scores), 1, case.width), dtype=torch.bool if case.name == "masked" else case.dtype, device=_META
-        )
-        return {"scores": scores, "mask": mask} if case.name in ("masked", "added") else {"scores": scores}
     if case.name == "silu, packed":
         return {"gate": case.tensor(ROWS, 2 * case.width)}
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
 
 
 class _OpCall:
-    """A call of an op as `bench` makes it, except for the inputs in `without`; `options` are the op's own."""
+    """A call of an op as `bench` makes it, except for the inputs in `without`."""
 
-    def __init__(self, *without: str, settings: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, *without: str, settings: dict[str, Any] | None = None) -> None:
         self.without = without
         self.settings = settings or {}
-        self.options = options
 
     def __call__(self, case: Case) -> object:
         form = op_case(case.op, Settings((ROWS, case.width), case.dtype, _META, **self.settings))
         tensors = {name: value for name, value in form.tensors.items() if name not in self.without} | _tensors(case)
         seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in form.options else {}
-        return form.op(**tensors, **form.options, **self.options, **seed, backend="triton")
+        return form.op(**tensors, **form.options, **seed, backend="triton")
 
 
 def _rotary(case: Case, **options: Any) -> object:
@@ -157,11 +150,6 @@ CASES: Final[tuple[Case, ...]] = (
     *_cases("residual_rms_norm", "", _OpCall(), 4096, 8192),
     *_cases("layer_norm", "", _OpCall("bias"), 4096, 8192),
     *_cases("rms_norm", "", _OpCall(), 1024, 4096, 8192, 12288, daily=(4096,)),
-    *_cases("softmax", "", _OpCall(scale=0.1), 2048, 16384, dtypes=_16_AND_32, daily=(2048, 16384)),
-    *_cases("softmax", "causal", _OpCall(scale=0.1, causal=True), 2048, 16384),
-    *_cases("softmax", "masked", _OpCall(scale=0.1), 2048),
-    *_cases("softmax", "added", _OpCall(scale=0.1), 2048),
-    *_cases("log_softmax", "", _OpCall(scale=0.1), 2048, 16384, daily=(2048,)),
     *_cases("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
     *_cases("linear_cross_entropy", "", _OpCall(), 4096),
     *_cases("rotary", "", _rotary, 64, 128, dtypes=_16_AND_32, daily=(128,)),

@@ -22,7 +22,7 @@ bits. {FIGURES.name} holds the figures of one version of Triton. With that versi
 5 % more instructions, spills more or has more narrow accesses.
 
   python -m benchmarks.lint_kernels
-  python -m benchmarks.lint_kernels --arch sm_90,gfx942 --op softmax
+  python -m benchmarks.lint_kernels --arch sm_90,gfx942 --op layer_norm
   python -m benchmarks.lint_kernels --write"""
 
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         inputs = example_batch(plain, config, sizes, device="meta")
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
         report = explain(plain, *inputs, backend=arguments.backend, partition=cut)
-    report.print(console, most=arguments.rows)
+    say(console, report.to_text(rows=arguments.rows, width=console.width))
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")
     written = [arguments.json] if arguments.json else []

@@ -64,7 +64,7 @@ def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the blocks of a model: those that the registry knows."""
+    """Return the modules of a model that are registered blocks."""
     blocks = tuple(get("block", name) for name in names("block"))
     return [module for module in model.modules() if isinstance(module, blocks)]
 
@@ -96,7 +96,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     """
     asked, last = read_source(source), parse_overrides(overrides)
     folders = open_folders(last.search_path)
-    # A caller who only names shipped files has written none of the options.
+    # A caller who only names shipped files wrote none of the options that a note is about.
     level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
     notes = _replace(asked, last)
     presets = {name: choice for name, choice in (asked.choices | last.choices).items() if name not in COMPONENT_GROUPS}
@@ -104,7 +104,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     for group in COMPONENT_SECTIONS:
         files = {} if asked.complete else sections[group]
         section = changed(group, {}, files, where=group, notes=notes, merged=True) if files else {}
-        # A source that goes on top of the shipped files replaces nothing that its author wrote: no notes.
+        # A source on top of the shipped files replaces nothing that its author wrote, so it makes no notes.
         section = _applied(asked, group, section, folders, notes if asked.complete else [])
         sections[group] = _applied(last, group, section, folders, notes)
     for group in SECTIONS:

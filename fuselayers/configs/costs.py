@@ -107,7 +107,8 @@ def _counted(config: Config) -> ModelCosts:
         float32_bytes, bfloat16_bytes = (_saved_bytes(model, dtype) for dtype in (torch.float32, torch.bfloat16))
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
-            f"the costs of model {config.model.name!r} cannot be counted, since what it does depends on values: {error}"
+            f"the costs of model {config.model.name!r} cannot be counted, since its computation depends on values: "
+            f"{error}"
         ) from error
     return ModelCosts(
         parameters=parameters,
@@ -127,12 +128,12 @@ def parameter_counts(model: nn.Module) -> tuple[int, int]:
     (19, 10)
     """
     tables = {table.weight for table in model.modules() if isinstance(table, nn.Embedding)}
-    return sum(one.numel() for one in model.parameters()), sum(table.numel() for table in tables)
+    return sum(parameter.numel() for parameter in model.parameters()), sum(table.numel() for table in tables)
 
 
 def _flops(model: Any) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
-    # As matrix products, attention has the same FLOPs on every device.
+    # Attention as matrix products has the same FLOPs on every device.
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         weights = fake_weights(model, torch.float32)
         # The fused loss computes gradients in forward; the FLOPs of both together are the same.

@@ -15,7 +15,7 @@ from .group_files import COMPONENT_GROUPS
 from .schemas import Config
 from .sections import with_layer_changes
 
-# A mixture of 256 experts in 60 layers has 60,000. On the meta device so many take half a minute and 300 MB.
+# A mixture of 256 experts in 60 layers has 60,000, which take half a minute and 300 MB on the meta device.
 _MOST_MODULES: Final = 100_000
 
 
@@ -35,10 +35,9 @@ class _TooManyModules(ValueError):
 
 
 def check_memory(config: Config) -> None:
-    """Raise ValueError if a model needs more memory than the machine has, swap left out, before it is built.
+    """Raise ValueError if a model needs more memory than the machine has, without swap space, before it is built.
 
-    Used by `build`, on torch's default device. The model is built on the meta device, which takes no memory, and
-    counted.
+    Used by `build`, on torch's default device. The bytes are counted on a model on the meta device, which takes none.
     """
     thread, count = threading.get_ident(), 0
 
@@ -53,31 +52,31 @@ def check_memory(config: Config) -> None:
     try:
         with torch.device("meta"):
             model = create_model(config)
-        asked: float = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+        needed: float = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     except _TooManyModules:
         raise
     except Exception as error:
         # A tensor of more than 2**63 bytes. Any other error is raised again when the model is built.
-        asked = math.inf if "overflow" in str(error).lower() else 0
+        needed = math.inf if "overflow" in str(error).lower() else 0
     finally:
         hook.remove()
     if device.type != "meta" and not isinstance(torch.empty(0), FakeTensor):
-        check_bytes(asked, device, what="the model")
+        check_bytes(needed, device, what="the model")
 
 
-def check_bytes(asked: float, device: torch.device, *, what: str) -> None:
-    """Raise ValueError if a device has less memory than `what` asks for."""
-    there = device_memory(device)
-    if asked > there:
+def check_bytes(needed: float, device: torch.device, *, what: str) -> None:
+    """Raise ValueError if a device has less memory than `what` needs."""
+    available = device_memory(device)
+    if needed > available:
         where = f"{device} has" if device.type == "cuda" else "this machine has"
         raise ValueError(
-            f"{what} needs at least {_in_gigabytes(asked)} of memory, and {where} {_in_gigabytes(there)}; "
+            f"{what} needs at least {_in_gigabytes(needed)} of memory, and {where} {_in_gigabytes(available)}; "
             "choose smaller sizes"
         )
 
 
 def device_memory(device: torch.device) -> float:
-    """Return the bytes of memory of a device; infinity for one that does not tell."""
+    """Return the bytes of memory of a device, or infinity if the device does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type in ("cpu", "meta") else math.inf
@@ -88,7 +87,7 @@ def _in_gigabytes(size: float) -> str:
 
 
 def check_described(config: Config, model: Any, *attributes: str) -> None:
-    """Raise ValueError unless a model says what it is called with, and has the attributes. Used by costs and cli."""
+    """Raise ValueError unless a model has `example_inputs` and the attributes. Used by costs and cli."""
     if not all(hasattr(model, name) for name in ("example_inputs", *attributes)):
         wanted = "".join(f" and an attribute {name}" for name in attributes)
         raise ValueError(

@@ -82,8 +82,8 @@ def from_pretrained(
         name: dtype if dtype is not None and (family or tensor.is_floating_point()) else weights[name].dtype
         for name, tensor in model.state_dict().items()
     }
-    asked = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
-    check_bytes(asked, device, what="the model")
+    needed = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
+    check_bytes(needed, device, what="the model")
     ours = weights if is_exported else matched(model, weights, family=family)
     # Copied one by one: a file's tensors are views of the file.
     state = {
@@ -119,7 +119,7 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and to download it")) from error
+        raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and its download")) from error
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
     except Exception as error:
@@ -127,8 +127,8 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
         raise
 
 
-def _missing(library: str, wish: str) -> str:
-    return f"{wish} needs {library}; install it with: pip install 'fuselayers[hub]'"
+def _missing(library: str, task: str) -> str:
+    return f"{task} needs {library}; install it with: pip install 'fuselayers[hub]'"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ImportError(_missing("safetensors", f"to read the weights of {str(folder)!r}")) from error
+        raise ImportError(_missing("safetensors", f"reading the weights of {str(folder)!r}")) from error
     weights: dict[str, Tensor] = {}
     for file in _files(folder):
         if not file.is_file():
@@ -173,7 +173,7 @@ def _files(folder: Path) -> list[Path]:
     if not (folder / _INDEX).is_file():
         if not (folder / _WEIGHTS).is_file():
             raise FileNotFoundError(
-                f"{str(folder)!r} has neither {_WEIGHTS} nor {_INDEX}; files of pickle, as pytorch_model.bin, are not "
+                f"{str(folder)!r} has neither {_WEIGHTS} nor {_INDEX}; pickle files such as pytorch_model.bin are not "
                 "read, since they can run code: load them with transformers, and save_pretrained writes safetensors"
             )
         return [folder / _WEIGHTS]

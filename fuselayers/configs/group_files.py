@@ -81,9 +81,9 @@ def paths_with(option: str, *, without: str = "") -> list[str]:
     (['model.num_layers'], ['train.learning_rate'])
     """
     for wanted in (option, *ours_for(option)):
-        found = [f"{group}.{wanted}" for group in GROUPS if group != without and wanted in _options_in(group)]
-        if found:
-            return found
+        paths = [f"{group}.{wanted}" for group in GROUPS if group != without and wanted in _options_in(group)]
+        if paths:
+            return paths
     return []
 
 
@@ -96,8 +96,8 @@ def _options_in(group: str) -> set[str]:
 
 def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
     """Return the names that may be chosen in a group, sorted."""
-    found = {name for folder in folders for name in _files(folder, group)}
-    return tuple(sorted(found.union(names(group) if group in COMPONENT_GROUPS else ())))
+    files = {name for folder in folders for name in _files(folder, group)}
+    return tuple(sorted(files.union(names(group) if group in COMPONENT_GROUPS else ())))
 
 
 def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:

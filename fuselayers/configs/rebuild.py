@@ -106,9 +106,9 @@ def _config_of(model: nn.Module) -> Source:
 
 
 def _is_covered(rebuilt: nn.Module, carried: Carried) -> bool:
-    """Return whether every tensor of a model is a weight that carries, so that none has to be initialised."""
+    """Return whether every tensor of a model is a carried weight, so that none has to be initialised."""
     tensors = dict(_tensors(rebuilt))
-    # Only its constructor makes a tensor that is neither parameter nor buffer.
+    # A tensor that is neither parameter nor buffer can only come from the constructor.
     loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
     return not loose and tensors.keys() == set(carried.carried)
 
@@ -119,18 +119,18 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _place(rebuilt: nn.Module, before: Mapping[str, Tensor], carried: frozenset[str]) -> None:
-    """Give every tensor the device and dtype of the old one, and every parameter that carries its flag and its ties."""
+    """Give every tensor the old one's device and dtype, and every carried parameter its requires_grad and its ties."""
     first: dict[int, str] = {}
     tied = {name: first.setdefault(id(tensor), name) for name, tensor in _tensors(rebuilt)}
     placed: dict[str | int, Tensor] = {}
-    # One after the other, with no other reference: two copies of all never exist at once.
+    # Tensor by tensor, and without another reference, so that two copies of all weights never exist at once.
     for name in tied:
         owner_name, _, leaf = name.rpartition(".")
         owner = rebuilt.get_submodule(owner_name)
         tensor: Tensor = getattr(owner, leaf)
         old = before.get(name)
         carries = old is not None and name in carried
-        # Tied in the new model; or, by the caller's hand, in the old one.
+        # Tied in the new model, or tied by the caller in the old one.
         new = placed.get(tied[name], placed.get(id(old)) if carries else None)
         if new is None:
             beside = _nearest(name, before) if old is None else old

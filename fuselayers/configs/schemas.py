@@ -232,7 +232,7 @@ class ParallelConfig:
     reshard: bool = setting("whether fsdp frees a block's gathered weights after forward: less memory, more sending")
     checkpointing: str = setting(
         "what backward recomputes: none, block (each block), selective (all but attention and every second "
-        "matrix product), or budget:0.5, a share of the bytes to keep, chosen by the fusion core"
+        "matrix product), or budget:0.5, with which the fusion core keeps that share of what default saves"
     )
 
     def __post_init__(self) -> None:

@@ -71,7 +71,7 @@ def changed(
             continue
         if key not in known:
             if merged and any(key in _options(kind, other) for other in names(kind)):
-                notes.append(f"{where}: {name} has no option {key}, so {key}={shown(value)} is dropped")
+                notes.append(f"{where}: {name} has no option {key}, so {key}={_in_a_note(value)} is dropped")
                 continue
             raise ValueError(no_option(kind, name, key, elsewhere=paths_with(key, without=kind)))
         inner = _kind_within(known[key], value)
@@ -112,19 +112,28 @@ def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where:
     """Return one line about what a swap changes: options that take another default, options that are dropped."""
     old, new = _options(kind, before["name"]), _options(kind, after["name"])
     parts = [
-        f"{name}={option.default!r} (was {old[name].default!r})"
+        f"{name}={_in_a_note(option.default)} (was {_in_a_note(old[name].default)})"
         for name, option in new.items()
         if name in old and name not in after and option.default not in (old[name].default, REQUIRED)
     ]
     notes = [f"by default {', '.join(parts)}"] if parts else []
     dropped = [
-        f"{key}={shown(value)}"
+        f"{key}={_in_a_note(value)}"
         for key, value in before.items()
         if key != "name" and key not in new and not _is_default(old[key], value)
     ]
     if dropped:
         notes.append(f"dropped {', '.join(dropped)}, which {after['name']} does not have")
     return [f"{where}={after['name']} replaces {before['name']}: {'; '.join(notes)}"] if notes else []
+
+
+def _in_a_note(value: Any) -> str:
+    """Return a value as the log shows it: a component by its name, a number with four digits."""
+    if isinstance(value, Choice):
+        return value.name
+    if isinstance(value, dict) and "name" in value:
+        return str(value["name"])
+    return f"{value:.4g}" if isinstance(value, float) else shown(value)
 
 
 def _is_default(option: Option, value: Any) -> bool:
@@ -239,7 +248,7 @@ def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerCha
             before = {} if base is None else _as_section(plain_copy(base), path)
             section = completed(kind, changed(kind, before, _as_section(change, path), where=path), where=path)
         except ValueError as error:
-            # The text names the option alone, and here only some layers may have the component.
+            # The text names the option alone, but only some layers have this component.
             raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from error
         choices[kind] = checked_choice(kind, section, where=path)
     return LayerChange(entry["at"], **choices)

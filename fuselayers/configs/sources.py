@@ -27,13 +27,13 @@ _LONGEST: Final = 10_000
 
 @dataclass
 class Request:
-    """What a source, or the overrides together, ask for.
+    """The choices and settings of a source, or of all overrides.
 
     Attributes:
         choices: group -> the name chosen in it.
         settings: group -> sections or parts of them, in their order.
         search_path: of `hydra.searchpath`; only overrides may set it.
-        complete: whether it holds every component, so that the shipped files add nothing to them.
+        complete: whether it names every component, so that the shipped files add nothing to them.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def read_source(source: Source) -> Request:
     Raises:
         TypeError: it is none of the four.
         OSError: the file cannot be read.
-        ValueError: the file or mapping holds what a config cannot.
+        ValueError: the file or mapping holds something that a config cannot.
     """
     if isinstance(source, str) and not _is_path(source):
         return Request(choices={"model": source})
@@ -175,10 +175,10 @@ def read_source(source: Source) -> Request:
     elif not isinstance(source, Mapping):
         raise TypeError(
             "a config is the name of a shipped model, the path of a .yaml file or a mapping, "
-            f"got a {type(source).__name__}"
+            f"got a {type(source).__name__}{_advice(source)}"
         )
     if not isinstance(content, Mapping):
-        raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}")
+        raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}{_advice(content)}")
     request = Request(complete=all(_names_component(kind, content.get(kind)) for kind in COMPONENT_SECTIONS))
     if isinstance(source, DictConfig):
         content = _of_application(dict(content), complete=request.complete)
@@ -191,6 +191,15 @@ def read_source(source: Source) -> Request:
     for group, section in content.items():
         request.add(group, section)
     return request
+
+
+def _advice(source: object) -> str:
+    return (
+        '; the list of blocks of xFormers is one mapping here, {"model": {"name": "decoder", "num_layers": 2, ...}, '
+        '"attention": {...}}'
+        if isinstance(source, list)
+        else ""
+    )
 
 
 def _names_component(kind: str, section: Any) -> bool:

@@ -34,7 +34,7 @@ def read_yaml(path: Path) -> Any:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
+        ValueError: the file is too large, is not UTF-8 or not YAML, or uses tags or anchors.
     """
     try:
         with open(path, "rb") as file:
@@ -48,10 +48,10 @@ def parse_yaml(content: bytes, source: str) -> Any:
     """Return what YAML holds, as `read_yaml` does; errors name the `source`.
 
     Raises:
-        ValueError: it is too large, no UTF-8 text or no YAML, or it uses tags or anchors.
+        ValueError: it is too large, is not UTF-8 or not YAML, or uses tags or anchors.
     """
-    # The file may be none of ours, and secret. No text here quotes it, but for a duplicate key; so no error may chain
-    # the one that it came from. Later checks quote keys, and the value of a known key: 80 characters at most.
+    # The path may be that of a secret file. So the texts here quote a duplicate key and nothing else, and no error is
+    # chained to its cause. Later checks quote keys and the values of known keys, 80 characters at most.
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
@@ -126,14 +126,15 @@ def plain_copy(value: Any, where: str = "", *, depth: int = 0) -> Any:
     for scalar in (str, int, float):
         if isinstance(value, scalar):
             return scalar(value)
+    advice = "; register its class with components.register, and write the name" if callable(value) else ""
     raise ValueError(
         f"{where or 'the config'} must be text, a number, true, false, null, a list or a mapping, "
-        f"got a {type(value).__name__}"
+        f"got a {type(value).__name__}{advice}"
     )
 
 
 def in_a_word(content: Any) -> str:
-    """Return the kind of a value whose text an error shall not show.
+    """Return the kind of a value, for an error that must not show the value.
 
     >>> in_a_word("root:x:0:0"), in_a_word(None)
     ('a str', 'nothing')

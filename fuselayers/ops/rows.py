@@ -99,7 +99,7 @@ def vector_of(num_columns: int, *strides: int) -> int:
 def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
     """Return the tile of a kernel that needs whole rows: is the row split, rows, columns, number of warps.
 
-    Used by the norms and by softmax.
+    Used by the norms.
 
     >>> tile_of_rows(64, 1000), tile_of_rows(1, 9000)
     ((False, 2, 1024, 4), (True, 1, 4096, 8))

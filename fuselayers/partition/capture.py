@@ -7,8 +7,9 @@ Note: [why not aot_export_joint_with_descriptors] It traces one graph: a graph b
 the arguments. It returns ATen ops, not the graph that Inductor gives its partitioner. Meta tensors stay on "meta".
 """
 
+import contextlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +20,6 @@ from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeEx
 from .._torch.guards import dynamo_optimize, forget_compiled_code
 from .._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ..names import no_such
-from .check_arguments import check_arguments
 from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .joint_graph import JointGraph
@@ -130,7 +130,7 @@ def capture(
     if backend not in _BACKENDS:
         raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
     traces = trace(fn, args, kwargs, compiler=_BACKENDS[backend], fullgraph=fullgraph, device=device)
-    return tuple(one.graph for one in traces)
+    return tuple(made.graph for made in traces)
 
 
 def trace(
@@ -142,9 +142,8 @@ def trace(
     fullgraph: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
-    """Return what `capture` does, with the origin of each input; `joint_graph` uses it."""
+    """Return the graphs of `capture` with the origin of each input. Used by `joint_graph`."""
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
-        check_arguments(traced_fn, fake_args, fake_kwargs)
         graphs: list[dict[str, Any]] = []
 
         def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -153,11 +152,11 @@ def trace(
             compiled = compiler(graph_module, example_inputs, partitioner)
             if partitioner.captured is None:
                 return compiled
-            names = [one.source.name for one in origins]  # a method before torch 2.13
+            names = [origin.source.name for origin in origins]  # a method before torch 2.13
             fields = {
                 "graph": partitioner.captured,
                 "outputs": (),
-                "inputs": tuple(one.example if one.is_tensor else None for one in origins),
+                "inputs": tuple(origin.example if origin.is_tensor else None for origin in origins),
                 "sources": tuple(name if isinstance(name, str) else name() for name in names),
             }
             graphs.append(fields)
@@ -172,16 +171,21 @@ def trace(
         def entry(*args: Any, **kwargs: Any) -> Any:
             return traced_fn(*args, **kwargs)
 
-        with forget_compiled_code(backend):
-            compiled = dynamo_optimize(backend, nopython=fullgraph)(entry)
-            try:
-                result = compiled(*fake_args, **fake_kwargs)
-            except (DataDependentOutputException, DynamicOutputShapeException) as error:
-                raise ValueError(
-                    f"{_name(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a "
-                    "fake tensor has none; compute it in the graph, or capture the part before and the part after"
-                ) from error
+        with forget_compiled_code(backend), explained_without_values(fn):
+            result = dynamo_optimize(backend, nopython=fullgraph)(entry)(*fake_args, **fake_kwargs)
     return tuple(Trace(**fields, fn=traced_fn, args=fake_args, kwargs=fake_kwargs, result=result) for fields in graphs)
+
+
+@contextlib.contextmanager
+def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
+    """Let torch's error for the value of a fake tensor say what `fn` needs. Used by `explain` too."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"{_name(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a fake "
+            "tensor has none; compute it in the graph, or capture the part before and the part after"
+        ) from error
 
 
 class _Capture:
@@ -216,7 +220,7 @@ class _Capture:
 def compile_functional(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
 ) -> Callable[..., Any]:
-    """As the eager backend, but a write to an input is an output of the graph, not an op in it."""
+    """Compile as the eager backend does, but a write to an input is an output of the graph, not an op in it."""
     return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
@@ -253,7 +257,7 @@ def _name(fn: Any) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
+    """Return the innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
     traceback, last = error.__traceback__, ""
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", ""))

@@ -13,18 +13,19 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
-from .capture import CapturedGraph, capture
+from .capture import CapturedGraph, capture, explained_without_values
 from .cost import flops_of
 from .fake_copies import fake_copies
 from .fused_function import FusedFunction
 from .fused_module import FusedModule
 from .joint_graph import CutGraph
-from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals, readable_bytes
+from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .passes import AGAIN, MASK_OPS
 from .peak_bytes import peak_bytes
-from .saved_bytes import saved_bytes
+from .report_text import readable_bytes
+from .saved_bytes import saved_by_call
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
@@ -42,17 +43,17 @@ def explain(
 ) -> MemoryReport:
     """Return the values that `fuse(fn)` saves for backward and recomputes, each with its reason and its price.
 
-    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. What runs
-    between graphs, as reversible blocks do, counts for "eager" alone.
+    If graph breaks split `fn`, the report covers all graphs; a value that two of them save counts twice. Code
+    between graphs, such as that of reversible blocks, counts for "eager" alone.
 
     Nothing runs and nothing is allocated, so a model on the meta device may be larger than this machine.
 
     Args:
         fn: a function of tensors, a module, or a fused one, which is explained with its own options.
         args: its arguments: real tensors, or tensors on the meta device.
-        backend: "inductor" (the default), "triton", "nvfuser" or "eager": whose graph is partitioned at whose prices.
+        backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
-        device: the device that stands for the meta device.
+        device: the device on which tensors on the meta device are taken to be.
         kwargs: its keyword arguments.
 
     Raises:
@@ -76,10 +77,15 @@ def explain(
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
         partition = partition or options.partition
     backend, cut = backend or "inductor", partitioner(partition or "min_cut")
+    with (
+        fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static),
+        explained_without_values(fn),
+    ):
+        # Before the trace, in which the errors of the function lose their text.
+        results = tree_leaves(copied(*copied_args, **copied_kwargs))
+        eager = saved_by_call(lambda: copied(*copied_args, **copied_kwargs), exempt=static)
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, _):
-            results = tree_leaves(copied(*copied_args, **copied_kwargs))
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
@@ -89,28 +95,26 @@ def explain(
             f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
             f"or a parameter require grad, and leave torch.no_grad()"
         )
-    with fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static):
-        eager = saved_bytes(copied, *copied_args, parameters=static, **copied_kwargs)
-    explained = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
-    totals = {"this": _sum(one.totals["this"] for one in explained), "eager": Totals(eager, None, 0, 0.0)}
-    for rule in (rule for rule in _RIVALS if all(rule in one.totals for one in explained)):
-        totals[rule] = _sum(one.totals[rule] for one in explained)
-    cost = explained[0].cost
+    parts = [_Explained(graph, cut, fused=backend != "eager") for graph in captured]
+    totals = {"this": _sum(part.totals["this"] for part in parts), "eager": Totals(eager, None, 0, 0.0)}
+    for rule in (rule for rule in _RIVALS if all(rule in part.totals for part in parts)):
+        totals[rule] = _sum(part.totals[rule] for part in parts)
+    cost = parts[0].cost
     return MemoryReport(
         subject=_name(fn),
         backend=backend,
         partition=_text(cut),
         machine=cost.machine.name,
-        saved=tuple(value for one in explained for value in one.saved),
-        recomputed=tuple(value for one in explained for value in one.recomputed),
+        saved=tuple(value for part in parts for value in part.saved),
+        recomputed=tuple(value for part in parts for value in part.recomputed),
         totals=totals,
-        forward_flops=sum(one.flops[0] for one in explained),
-        backward_flops=sum(one.flops[1] for one in explained),
-        forward_ideal_bytes=sum(one.ideal_bytes[0] for one in explained),
-        backward_ideal_bytes=sum(one.ideal_bytes[1] for one in explained),
-        forward_seconds=sum(one.seconds[0] for one in explained),
-        backward_seconds=sum(one.seconds[1] for one in explained),
-        graphs=tuple(one.graph for one in explained),
+        forward_flops=sum(part.flops[0] for part in parts),
+        backward_flops=sum(part.flops[1] for part in parts),
+        forward_ideal_bytes=sum(part.ideal_bytes[0] for part in parts),
+        backward_ideal_bytes=sum(part.ideal_bytes[1] for part in parts),
+        forward_seconds=sum(part.seconds[0] for part in parts),
+        backward_seconds=sum(part.seconds[1] for part in parts),
+        graphs=tuple(part.graph for part in parts),
         cost=cost,
     )
 
@@ -168,7 +172,7 @@ class _Explained:
                 shape=shape,
                 dtype=str(value.dtype).removeprefix("torch.") if isinstance(value, torch.Tensor) else "int",
                 num_bytes=size,
-                reason=self._why_saved(node, static) if chosen_by_us else "the given partitioner chose it",
+                reason=self._why_saved(node, static) if chosen_by_us else "your partitioner chose it",
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:

@@ -68,8 +68,8 @@ def fuse(
     Args:
         fn: a function of tensors, or a module. A module comes back as a `FusedModule` of its own class, which shares
             all of its attributes: parameters, buffers, submodules, mode and hooks. The module itself still runs
-            eagerly. If its class has a method `check_arguments` beside `forward`, each call calls that first, outside
-            of the trace.
+            eagerly. Only `forward` is compiled: a `__call__` of its class's own runs before it, as checks of arguments
+            should, whose errors would lose their text in a compiler.
         backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
             "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner

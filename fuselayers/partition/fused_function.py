@@ -20,7 +20,6 @@ from .._torch.guards import inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import no_such
 from .backends import FusionReport, GraphReport, compile_chain, graph_name
-from .check_arguments import check_arguments
 from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
 from .joint_graph import PartitionError
@@ -54,7 +53,7 @@ class FuseOptions:
         partitioner(self.partition)  # an unknown name is refused here, not at the first call
         for kind, static in (("static_argnums", self.static_argnums), ("static_argnames", self.static_argnames)):
             wanted = int if kind == "static_argnums" else str
-            wrong = [one for one in static if type(one) is not wanted]
+            wrong = [entry for entry in static if type(entry) is not wanted]
             if wrong:
                 what = "positions" if wanted is int else "names"
                 raise TypeError(f"{kind} must be {what} of arguments, got {wrong[0]!r}")
@@ -98,8 +97,6 @@ class FusedFunction:
         # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
-        if self.owner is not None:
-            check_arguments(args[0], args[1:], kwargs, cls=self.owner)
         compiled = self._only
         if compiled is None and self._has_static:
             compiled, args, kwargs = self._specialised(args, kwargs)
@@ -197,12 +194,12 @@ class FusedFunction:
     def __reduce__(self) -> str | tuple[Any, ...]:
         # pickle finds a decorated function by its name.
         name = getattr(self, "__qualname__", "")
-        found: Any = sys.modules.get(getattr(self, "__module__", ""))
+        named: Any = sys.modules.get(getattr(self, "__module__", ""))
         for attribute in name.split("."):
-            found = getattr(found, attribute, None)
+            named = getattr(named, attribute, None)
         return (
             name
-            if found is self
+            if named is self
             else (
                 functools.partial(type(self), options=self.options, owner=self.owner),
                 (self.fn,),
@@ -218,24 +215,24 @@ def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[fro
     except (TypeError, ValueError):  # a function written in C
         return numbers, names
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, either)]
+    positional = [parameter for parameter in parameters if parameter.kind in (parameter.POSITIONAL_ONLY, either)]
     # A decorated function has two signatures. Validate static arguments against the wrapper's own; take the positions
     # from the wrapped function's, since the wrapper's is often `*args, **kwargs`.
     own = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn, follow_wrapped=False).parameters.values()
-    kinds = {one.kind for one in own}
+    kinds = {parameter.kind for parameter in own}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
-        known = [one.name for one in own]
+        known = [parameter.name for parameter in own]
         for name in options.static_argnames:
             if name not in known:
                 raise ValueError(no_such("argument to be static", name, known))
     if inspect.Parameter.VAR_POSITIONAL not in kinds:
-        places = sum(one.kind in (one.POSITIONAL_ONLY, either) for one in own)
+        places = sum(parameter.kind in (parameter.POSITIONAL_ONLY, either) for parameter in own)
         for number in options.static_argnums:
             if not -places <= number < places:
                 raise ValueError(f"static_argnums has {number}, and the function takes {places} arguments by position")
-    if all(one.kind is not one.VAR_POSITIONAL for one in parameters):
+    if all(parameter.kind is not parameter.VAR_POSITIONAL for parameter in parameters):
         numbers = frozenset(index + len(positional) if index < 0 else index for index in numbers)
-    static = [index for index, one in enumerate(positional) if index in numbers or one.name in names]
+    static = [index for index, parameter in enumerate(positional) if index in numbers or parameter.name in names]
     by_name = (positional[index].name for index in static if positional[index].kind is either)
     return numbers.union(static), names.union(by_name)
 

@@ -1,26 +1,20 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
-from __future__ import annotations
-
 import html
-import io
 import itertools
 import json
-from collections.abc import Sequence
+import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ..figure import new_figure
 from .cost import CostModel, flops_of
 from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
+from .report_text import report_text
 from .saved_by_budget import smallest_saved_bytes
-
-if TYPE_CHECKING:  # rich is only imported by what prints
-    from rich.console import Console
-    from rich.table import Table
 
 _IN_A_NOTEBOOK: Final = 10
 
@@ -207,145 +201,17 @@ class MemoryReport:
         return path
 
     def __str__(self) -> str:
-        return self._text()
+        return self.to_text()
 
     def _repr_html_(self) -> str:
         """Return the tables with the largest values, for a notebook."""
-        return f"<pre>{html.escape(self._text(most=_IN_A_NOTEBOOK))}</pre>"
+        return f"<pre>{html.escape(self.to_text(rows=_IN_A_NOTEBOOK))}</pre>"
 
-    def _text(self, *, most: int = 40) -> str:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO())  # as wide as the terminal, or COLUMNS
-        self.print(console, most=most)
-        assert isinstance(console.file, io.StringIO)
-        return console.file.getvalue().rstrip()
-
-    def print(self, console: Console | None = None, *, most: int = 40) -> None:
-        """Print tables to a console, or to stdout.
+    def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
+        """Return the tables that `print` shows. Values that equal blocks have in common share a row.
 
         Args:
-            console: where to.
-            most: how many values each table lists; one row has the sum of the rest.
+            rows: how many rows each table has at most; the last row has the sum of the rest.
+            width: of a line; None for the variable COLUMNS, else the terminal's.
         """
-        from rich.console import Console
-
-        console = console or Console()
-        console.print(
-            f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-        console.print(_totals_table(self), highlight=False)
-        console.print(_saved_table(self.saved, most, width=console.width), highlight=False)
-        if self.recomputed:
-            console.print(_recomputed_table(self.recomputed, most), highlight=False)
-        console.print(
-            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
-            f"{_time(self.forward_seconds)}\n"
-            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
-            f"{_time(self.backward_seconds)}",
-            highlight=False,
-            soft_wrap=True,
-        )
-
-
-def readable_bytes(size: float) -> str:
-    """Return a size in bytes as text.
-
-    >>> readable_bytes(12_582_912), readable_bytes(8)
-    ('12.6 MB', '8 B')
-    """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size:.0f} B"
-
-
-def _totals_table(report: MemoryReport) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("partition")
-    for heading in ("saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed"):
-        table.add_column(heading, justify="right")
-    eager = report.totals["eager"].saved_bytes
-    for rule, totals in report.totals.items():
-        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
-        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
-        peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
-        table.add_row(rule, readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed)
-    return table
-
-
-def _saved_table(saved: Sequence[SavedValue], most: int, *, width: int) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="saved", title_justify="left", box=None, pad_edge=False)
-    table.add_column("value", overflow="fold")
-    table.add_column("shape", min_width=9)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    # At 80 columns a module's path, such as blocks.11.residual.norms.0, stays in one line. The limit is on this column
-    # because rich folds a column with a min_width for another width than it prints, and cuts the words that do not fit.
-    table.add_column("why", overflow="fold", max_width=max(22, width - 80))
-    by_size = _by_size(saved)
-    for value in by_size[:most]:
-        cells = _shape(value), readable_bytes(value.num_bytes), escape(value.reason)
-        table.add_row(escape(_called(value)), *cells)
-    rest = by_size[most:]
-    if rest:
-        table.add_row(f"{len(rest)} more", "", readable_bytes(sum(value.num_bytes for value in rest)), "")
-    free = len(saved) - len(by_size)
-    if free:
-        table.add_row(f"{free} for free", "", "0 B", "parameters, and views of saved memory")
-    return table
-
-
-def _recomputed_table(recomputed: Sequence[RecomputedValue], most: int) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="recomputed", title_justify="left", box=None, pad_edge=False)
-    table.add_column("value", overflow="fold")
-    for heading in ("not saved", "moved", "FLOPs"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    costliest = sorted(recomputed, key=lambda value: (-value.flops, -value.moved_bytes, -value.num_bytes))
-    for value in costliest[:most]:
-        sizes = readable_bytes(value.num_bytes), readable_bytes(value.moved_bytes)
-        table.add_row(escape(_called(value)), *sizes, _flops(value.flops) if value.flops else "")
-    rest = costliest[most:]
-    if rest:
-        sums = sum(value.num_bytes for value in rest), sum(value.moved_bytes for value in rest)
-        table.add_row(f"{len(rest)} more", *map(readable_bytes, sums), "")
-    return table
-
-
-def _by_size(saved: Sequence[SavedValue]) -> list[SavedValue]:
-    return sorted((value for value in saved if value.num_bytes), key=lambda value: -value.num_bytes)
-
-
-def _shape(value: SavedValue) -> str:
-    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
-
-
-def _called(value: SavedValue | RecomputedValue) -> str:
-    """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
-    op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
-    named = f"{op} ({value.name})"
-    if value.module:
-        return f"{value.module} {named}"
-    file, _, rest = value.source.partition(":")
-    return f"{named}, {Path(file).name}:{rest}" if rest else named
-
-
-def _flops(flops: float) -> str:
-    for unit, scale in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
-        if flops >= scale:
-            return f"{flops / scale:,.1f} {unit}"
-    return f"{flops:.0f} FLOP"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms at least" if seconds < 1 else f"{seconds:.3g} s at least"
+        return report_text(self, rows=rows, width=width or shutil.get_terminal_size().columns)

@@ -68,11 +68,18 @@ def test_a_swap_keeps_what_differs_from_a_default_and_says_what_else_changes(cap
     compose({"feedforward": "mlp"}, ["feedforward=fused_mlp"])
     assert [record.getMessage() for record in caplog.records] == [
         "feedforward=gated_mlp replaces fused_mlp: by default activation='silu' (was 'gelu'), bias=False (was True)",
-        "feedforward=mlp replaces gated_mlp: by default expansion=4.0 (was 2.6666666666666665), activation='gelu' "
+        "feedforward=mlp replaces gated_mlp: by default expansion=4 (was 2.667), activation='gelu' "
         "(was 'silu'); dropped multiple_of=8, which mlp does not have",
         "model=llama_tiny, train=quick replaces train, feedforward, norm of the config",
     ]
     assert {record.levelname for record in caplog.records} == {"WARNING"}
+
+
+def test_the_log_shows_a_component_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+    expert = {"name": "gated_mlp", "expansion": 1 / 3}
+    compose({"feedforward": {"name": "mixture_of_experts", "num_experts": 4, "expert": expert}}, ["feedforward=mlp"])
+    (text,) = caplog.messages
+    assert "dropped num_experts=4, expert=gated_mlp, which mlp does not have" in text
 
 
 def test_a_swap_in_a_shipped_model_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

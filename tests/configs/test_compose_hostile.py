@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fuselayers.configs import compose
 
@@ -96,7 +97,14 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(print, "builtin_function_or_method"), (b"x", "bytes"), ({1}, "set"), (Path("x"), "PosixPath")]
+    ("value", "kind"),
+    [
+        (print, "builtin_function_or_method"),
+        (b"x", "bytes"),
+        ({1}, "set"),
+        (Path("x"), "PosixPath"),
+        (torch.nn.Mish(), "Mish; register its class with components.register, and write the name$"),
+    ],
 )
 def test_objects_in_a_mapping(value: Any, kind: str) -> None:
     with pytest.raises(ValueError, match=f"train.output must be text, a number, .* got a {kind}"):

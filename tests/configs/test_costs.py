@@ -83,9 +83,9 @@ def test_the_bytes_are_those_that_a_real_model_keeps(model: str) -> None:
 
 
 def parts_of_every_kind() -> list[list[str]]:
-    found = [[f"model.block={name}"] for name in names("block")]
-    found += [[f"feedforward={name}"] for name in names("feedforward")]
-    found += [
+    overrides = [[f"model.block={name}"] for name in names("block")]
+    overrides += [[f"feedforward={name}"] for name in names("feedforward")]
+    overrides += [
         [
             "model.name=decoder" if is_able(name, "causal") else "model.name=encoder",
             "position=none",
@@ -93,7 +93,7 @@ def parts_of_every_kind() -> list[list[str]]:
         ]
         for name in names("attention")
     ]
-    return [*found, ["model.name=encoder_decoder"], ["model.block=reversible", "attention.dropout=0.1"]]
+    return [*overrides, ["model.name=encoder_decoder"], ["model.block=reversible", "attention.dropout=0.1"]]
 
 
 @pytest.mark.parametrize("parts", parts_of_every_kind(), ids=" ".join)
@@ -144,7 +144,7 @@ def test_an_encoder_decoder_counts_a_source_and_a_target() -> None:
 
 
 def test_layers_that_differ_are_counted_each() -> None:
-    one, two, mixed = (
+    plain, narrow, mixed = (
         model_costs(
             {
                 "model": {
@@ -159,8 +159,8 @@ def test_layers_that_differ_are_counted_each() -> None:
         )
         for at in ("", ":", "1")
     )
-    assert 2 * mixed.forward_flops == one.forward_flops + two.forward_flops
-    assert one.forward_flops - mixed.forward_flops == 17 * 2 * 2 * 2 * 32 * 32
+    assert 2 * mixed.forward_flops == plain.forward_flops + narrow.forward_flops
+    assert plain.forward_flops - mixed.forward_flops == 17 * 2 * 2 * 2 * 32 * 32
 
 
 def test_how_the_model_is_fused_does_not_matter() -> None:
@@ -235,7 +235,7 @@ def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.
             "model 'odd' does not say what it is called with; give {} a method "
             'example_inputs(batch_size=1, device="meta") and an attribute context_length',
         ),
-        (Fickle, "the costs of model 'odd' cannot be counted, since what it does depends on values: "),
+        (Fickle, "the costs of model 'odd' cannot be counted, since its computation depends on values: "),
     ],
 )
 def test_a_model_that_cannot_be_counted(

@@ -81,7 +81,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
     """A folder as the first GPT-2 files: no prefix, stored masks, no tied head, few fields."""
-    state = {name.removeprefix("transformer."): one for name, one in small_state(build("gpt2_tiny", OFF)).items()}
+    state = {name.removeprefix("transformer."): tensor for name, tensor in small_state(build("gpt2_tiny", OFF)).items()}
     del state["lm_head.weight"]
     state["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
     return write(tmp_path, GPT2, state)
@@ -111,9 +111,9 @@ def test_shards(tmp_path: Path) -> None:
     other.save_pretrained(tmp_path / "one")
     other.save_pretrained(tmp_path / "many", max_shard_size="50KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
-    one, many = (from_pretrained(tmp_path / name, OFF).state_dict() for name in ("one", "many"))
-    assert one.keys() == many.keys()
-    assert all(torch.equal(one[name], many[name]) for name in one)
+    whole, sharded = (from_pretrained(tmp_path / name, OFF).state_dict() for name in ("one", "many"))
+    assert whole.keys() == sharded.keys()
+    assert all(torch.equal(whole[name], sharded[name]) for name in whole)
 
 
 def test_text_in_five_lines(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_text_in_five_lines(tmp_path: Path) -> None:
 
 def test_dtype_and_device(gpt2: Path) -> None:
     def dtypes(**options: Any) -> set[torch.dtype]:
-        return {one.dtype for one in from_pretrained(gpt2, OFF, **options).state_dict().values()}
+        return {tensor.dtype for tensor in from_pretrained(gpt2, OFF, **options).state_dict().values()}
 
     assert dtypes() == {torch.float32}
     assert dtypes(dtype=torch.float16) == {torch.float16}
@@ -147,7 +147,7 @@ def test_dtype_and_device(gpt2: Path) -> None:
     assert dtypes() == {torch.float64}
     assert dtypes(dtype=torch.float32) == {torch.float32}
     on_meta = from_pretrained(gpt2, OFF, device="meta")
-    assert {one.device.type for one in on_meta.state_dict().values()} == {"meta"}
+    assert {tensor.device.type for tensor in on_meta.state_dict().values()} == {"meta"}
 
 
 def test_overrides_and_training(gpt2: Path) -> None:
@@ -182,8 +182,12 @@ def test_a_repository_of_the_hub(gpt2: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("library", "name", "wish"),
     [
-        ("huggingface_hub", "openai-community/gpt2", "'openai-community/gpt2' is no folder here, and to download it"),
-        ("safetensors", "", "to read the weights of '"),
+        (
+            "huggingface_hub",
+            "openai-community/gpt2",
+            "'openai-community/gpt2' is no folder here, and its download",
+        ),
+        ("safetensors", "", "reading the weights of '"),
     ],
 )
 def test_a_missing_library(library: str, name: str, wish: str, gpt2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,8 +200,8 @@ def test_a_missing_library(library: str, name: str, wish: str, gpt2: Path, monke
 def test_names_in_older_files() -> None:
     """As the files of the first releases, which hold more than the model uses."""
     bert = {
-        re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)): one
-        for name, one in small_state(build("bert_tiny", OFF), "bert").items()
+        re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)): tensor
+        for name, tensor in small_state(build("bert_tiny", OFF), "bert").items()
     }
     bert |= {"cls.seq_relationship.bias": torch.zeros(2), "bert.embeddings.position_ids": torch.arange(64)[None]}
     llama = small_state(build("llama3_8b", [*TWINS["llama3_8b"].overrides, *OFF]), "llama")
@@ -206,14 +210,14 @@ def test_names_in_older_files() -> None:
     t5["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(32, 4)
     vit = small_state(build("vit_tiny", OFF), "vit")
     vit["vit.pooler.dense.bias"] = torch.zeros(32)
-    opt = {name.removeprefix("model."): one for name, one in small_state(build("opt_tiny", OFF), "opt").items()}
+    opt = {name.removeprefix("model."): tensor for name, tensor in small_state(build("opt_tiny", OFF), "opt").items()}
     neox = small_state(build("gpt_neox_tiny", OFF), "gpt_neox")
     neox["embed_out.weight"] = neox.pop("lm_head.weight")
     neox["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64).tril()
     neox["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
     neox["gpt_neox.layers.1.attention.rotary_emb.inv_freq"] = torch.zeros(1)
     bloom = small_state(build("bloom_tiny", OFF), "bloom")
-    bloom = {name.removeprefix("transformer."): one for name, one in bloom.items() if name != "lm_head.weight"}
+    bloom = {name.removeprefix("transformer."): tensor for name, tensor in bloom.items() if name != "lm_head.weight"}
     older = {"bert_tiny": bert, "llama3_8b": llama, "t5_tiny": t5, "vit_tiny": vit, "opt_tiny": opt}
     older |= {"gpt_neox_tiny": neox, "bloom_tiny": bloom}
     assert any("gamma" in name for name in bert)
@@ -232,10 +236,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"activation_function": "tanh"}, "no activation (activation_function of config.json) 'tanh'; there are: gelu, "),
     ({"quantization_config": {"bits": 4}}, "config.json has a quantization_config; quantized weights are not read"),
     ({"dtype": "float8"}, "dtype of config.json must be a floating dtype of torch, got 'float8'; pass dtype="),
-    ({"n_layer": 1}, "the state_dict is no gpt2 of this model's size: blocks.1."),
-    ({"n_layer": 3}, "the state_dict is no gpt2 of this model's size: blocks.2."),
-    ({"n_embd": 36}, "the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.bias must be [108], g"),
-    ({"tie_word_embeddings": False}, "the state_dict is no gpt2 of this model's size: head.weight is not there"),
+    ({"n_layer": 1}, "the state_dict does not fit this gpt2: blocks.1."),
+    ({"n_layer": 3}, "the state_dict does not fit this gpt2: blocks.2."),
+    ({"n_embd": 36}, "the state_dict does not fit this gpt2: blocks.0.attention.qkv.bias must be [108], g"),
+    ({"tie_word_embeddings": False}, "the state_dict does not fit this gpt2: head.weight is missing"),
     ({"n_layer": 9, "n_embd": 10**6, "n_head": 10**6}, "needs at least "),
 ]
 
@@ -286,7 +290,7 @@ def with_an_empty_index(folder: Path) -> None:
         (
             with_pickle,
             FileNotFoundError,
-            "has neither model.safetensors nor model.safetensors.index.json; files of pick",
+            "has neither model.safetensors nor model.safetensors.index.json; pickle fil",
         ),
         (cut_off, ValueError, "model.safetensors' is damaged: "),
         (with_a_lost_shard, FileNotFoundError, "lacks model-00001-of-00001.safetensors, which model.safetensors.index"),
@@ -320,7 +324,7 @@ def test_weights_of_another_task_are_refused(gpt2: Path) -> None:
 
     state = load_file(gpt2 / "model.safetensors")
     write(gpt2, GPT2, {**state, "score.weight": torch.zeros(2, 32)})
-    with pytest.raises(ValueError, match=r"^the state_dict is no gpt2 of this model's size: score.weight has no place"):
+    with pytest.raises(ValueError, match=r"^the state_dict does not fit this gpt2: score.weight is no weight of it"):
         from_pretrained(gpt2, OFF)
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from fuselayers import ops
@@ -16,11 +15,9 @@ from fuselayers.ops.bias_dropout_residual_rms_norm import bias_dropout_residual_
 from fuselayers.ops.dropout import dropout_reference
 from fuselayers.ops.gated_activation import gated_activation_reference
 from fuselayers.ops.layer_norm import layer_norm_reference
-from fuselayers.ops.linear_activation import linear_activation_reference
 from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
 from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
 from fuselayers.ops.rms_norm import rms_norm_reference
-from fuselayers.ops.softmax import log_softmax_reference, softmax_reference
 from tests.ops.contract import seed_of
 
 Shape = tuple[int, ...]
@@ -91,51 +88,6 @@ def _norm_case(
 
     # A larger eps than usual: a row of one, or of equal values, has no variance to divide by.
     return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor)
-
-
-def mask_of(scores: Tensor) -> Tensor:
-    """Return a mask of scores' shape that hides one position in three, and every fourth row."""
-    places = torch.arange(scores.numel(), device=scores.device).view(scores.shape)
-    return (places % 3 != 1) & (places // max(scores.shape[-1], 1) % 4 != 3)
-
-
-def _log_softmax_case() -> Case:
-    """With an additive mask; what causality hides is -inf, and is replaced, since errors of it cannot be measured."""
-
-    def finite(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def call(scores: Tensor, mask: Tensor, **options: Any) -> Any:
-            causal = scores.dim() > 1
-            y = fn(scores, mask, causal=causal, **options)
-            return y.masked_fill(y.isneginf().detach(), 0.0) if causal else y
-
-        return call
-
-    def shapes(shape: Shape) -> list[Shape]:
-        queries_first = (*shape[:-2], shape[-1], *shape[-2:-1])
-        return [queries_first, queries_first[-1:]]
-
-    # The result, and the quarter of it that `masked_fill` saves in float32: a bool for each element.
-    return Case(finite(ops.log_softmax), finite(log_softmax_reference), shapes, 1.25, {"scale": 0.75})
-
-
-def _softmax_case(**options: Any) -> Case:
-    options = {"masked": False, "causal": False, "scale": 1.0, **options}
-
-    def shapes(shape: Shape) -> list[Shape]:
-        # Causal scores have more queries than keys. Else nearly all gradients are 0, and so is their mean, relative to
-        # which the contract measures errors.
-        return [(*shape[:-2], shape[-1], *shape[-2:-1]) if options["causal"] else shape]
-
-    def with_mask(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def call(scores: Tensor, *, masked: bool, causal: bool, **rest: Any) -> Any:
-            mask = mask_of(scores) if masked else None
-            return fn(scores, mask, causal=causal and scores.dim() > 1, **rest)
-
-        return call
-
-    # A mask in 16-bit scores is half an element; of causal scores a part is not read.
-    floor = None if options["causal"] else (2.5 if options["masked"] else 2, 3)
-    return Case(with_mask(ops.softmax), with_mask(softmax_reference), shapes, 1, options, floor)
 
 
 DROPPING = {"p": 0.3, "seed": seed_of()}
@@ -259,23 +211,6 @@ CASES: dict[str, Case] = {
         {"activation": "silu"},
         floor=(1.5, 2.5),
     ),
-    "softmax": _softmax_case(),
-    "softmax, masked": _softmax_case(masked=True, scale=-0.75),
-    "softmax, causal": _softmax_case(causal=True, scale=0.75),
-    "softmax, masked and causal": _softmax_case(masked=True, causal=True),
-    "log_softmax": _log_softmax_case(),
-}
-
-# Ops that Dynamo leaves as one node on a GPU. The contract of an op with a matrix product has tolerances of its own.
-NODES: dict[str, Case] = {
-    **CASES,
-    "linear_activation": Case(
-        ops.linear_activation,
-        linear_activation_reference,
-        lambda shape: [shape, (5, shape[-1]), (5,)],
-        1,
-        {"activation": "gelu"},
-    ),
 }
 
 # One case of each op, the one with most options; and one without dropout, whose gradient is the incoming one.
@@ -291,8 +226,6 @@ EVERY_DAY = (
     "residual_rms_norm",
     "bias_dropout_residual_layer_norm, prenorm",
     "bias_dropout_residual_rms_norm, pre",
-    "softmax, masked and causal",
-    "log_softmax",
 )
 
 

@@ -33,17 +33,13 @@ PRENORM = "bias_dropout_residual_layer_norm, prenorm"
 # Of what takes a second for each case: a norm with all options and a mask, and an op of two halves.
 FEW = (PRENORM, "gated_activation, packed")
 # The references of these ops share no code with their formulas.
-OWN_FORMULAS = (*(name for name in EVERY_DAY if "norm" in name), *(name for name in CASES if "softmax" in name))
+OWN_FORMULAS = tuple(name for name in EVERY_DAY if "norm" in name)
 # One dtype and one shape of each case run every day; for one case of each op all shapes do, and the dtypes in turns.
 COMMON = (2, 3, 129), torch.bfloat16
 # Twice the number, so that float16 meets (1, 1025).
 IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, shape in enumerate(SHAPES)}
 # What the interpreter runs every day. The other checks are about what stands around a kernel, which is the same in C++.
 INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, testing.check_not_finite)
-
-
-# softmax and linear_activation have no kernels in C++. A call takes a millisecond, so every case runs in every shape.
-IN_CPP = tuple(name for name in CASES if not name.partition(",")[0].endswith(("softmax", "linear_activation")))
 
 
 def slow_unless(every_day: bool) -> tuple[Any, ...]:
@@ -62,8 +58,7 @@ def numbers() -> Iterator[Any]:
             for name in CASES:
                 every_day = (shape, dtype) == COMMON or (name in EVERY_DAY and (shape, dtype) in IN_TURNS)
                 yield named(name, shape, dtype, "triton", marks=(on_kernels, *slow_unless(every_day)))
-                if name in IN_CPP:
-                    yield named(name, shape, dtype, "cpp", marks=on_cpp.marks)
+                yield named(name, shape, dtype, "cpp", marks=on_cpp.marks)  # takes a millisecond
         for dtype in DTYPES:
             for name in OWN_FORMULAS:
                 yield named(name, shape, dtype, "eager")
@@ -76,8 +71,7 @@ def with_backends(
     for name in EVERY_DAY:
         marks = slow_unless(name in forms_every_day)
         yield named(name, *rest, "eager", marks=marks)
-        if name in IN_CPP:
-            yield named(name, *rest, "cpp", marks=(*on_cpp.marks, *marks))
+        yield named(name, *rest, "cpp", marks=(*on_cpp.marks, *marks))
     for name in CASES:
         yield named(name, *rest, "triton", marks=(on_kernels, *slow_unless(name in every_day)))
 
@@ -92,7 +86,7 @@ def test_values_and_gradients(case: Case, shape: tuple[int, ...], dtype: torch.d
     ("case", "backend"),
     [
         *(named(name, "triton", marks=(on_kernels, *slow_unless(name in EVERY_DAY))) for name in CASES),
-        *(named(name, "cpp", marks=(*on_cpp.marks, *slow_unless(name in EVERY_DAY))) for name in IN_CPP),
+        *(named(name, "cpp", marks=(*on_cpp.marks, *slow_unless(name in EVERY_DAY))) for name in CASES),
     ],
 )
 def test_kernels_over_several_tiles(case: Case, backend: str) -> None:

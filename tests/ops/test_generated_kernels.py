@@ -11,7 +11,7 @@ from fuselayers.ops import Shard, keep_mask
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse
 from tests.generated_kernels import fake_gpu
-from tests.ops.cases import CASES, NODES, Case
+from tests.ops.cases import CASES, Case
 from tests.ops.contract import DEVICE, seed_of, tensors
 
 pytestmark = pytest.mark.kernels
@@ -78,13 +78,10 @@ def test_every_op_has_the_same_masks(name: str, compile: Compile, dynamic: bool,
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in ("bias_dropout_residual", "linear_activation") else [slow])
-        for name in NODES
-    ],
+    [pytest.param(name, marks=[] if name == "bias_dropout_residual" else [slow]) for name in CASES],
 )
 def test_the_triton_backend_has_the_kernels_of_the_ops(name: str) -> None:
-    case: Case = NODES[name]
+    case: Case = CASES[name]
     seeded = "seed" in case.options
     given = tensors(*case.shapes((2, 64)))
 

@@ -35,7 +35,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] =
     "rms_norm": (ops.rms_norm, {"x": X, "weight": ROW}, {}),
     "gated_activation": (ops.gated_activation, {"gate": X, "up": X}, {}),
     "activate": (ops.activate, {"z": X}, {"activation": "gelu"}),
-    "linear_activation": (ops.linear_activation, {"x": X, "weight": WEIGHT, "bias": torch.ones(8)}, {}),
     "softmax": (ops.softmax, {"scores": X, "mask": X > 0}, {}),
     "log_softmax": (ops.log_softmax, {"scores": X, "mask": X}, {}),
     "rotary": (ops.rotary, {"q": HEADS, "k": HEADS, "cos": TABLE, "sin": TABLE}, {}),

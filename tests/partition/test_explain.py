@@ -156,7 +156,7 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
     report, ours = explain(layer, *inputs, partition=mine), explain(layer, *inputs)
     assert report.partition == "mine"
     assert report.totals["this"] == ours.totals["this"]
-    assert {value.reason for value in report.saved} == {"the given partitioner chose it"}
+    assert {value.reason for value in report.saved} == {"your partitioner chose it"}
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:

@@ -1,14 +1,12 @@
 import dataclasses
-import io
 import json
 
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor
 
-from fuselayers.partition import MemoryReport, explain
+from fuselayers.partition import MemoryReport, SavedValue, explain
 
 
 def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -35,12 +33,9 @@ def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -
     assert text.startswith("layer: min_cut for inductor, prices of ")
     largest = max(report.saved, key=lambda value: value.num_bytes)
     assert largest.name in text
-    lines = text.splitlines()
-    eager = next(line for line in lines if line.startswith("eager"))
+    eager = next(line for line in text.splitlines() if line.startswith("eager"))
     assert eager.split()[3:5] == ["1.00", "x"]
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115 (closed with the process)
-    report.print(console, most=1)
-    assert f"{len([value for value in report.saved if value.num_bytes]) - 1} more" in console.export_text()
+    assert f"{len([value for value in report.saved if value.num_bytes]) - 1} more" in report.to_text(rows=1)
 
 
 def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryReport) -> None:
@@ -52,15 +47,59 @@ def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryRepo
     assert sizes[-1] == (32 * 48 + 48 * 96 + 96 * 48) * 4  # the inputs, which cannot be recomputed
 
 
-@pytest.mark.parametrize("width", [80, 100, 160])
-def test_no_word_of_a_reason_is_cut_off(report: MemoryReport, width: int) -> None:
+def saved(name: str, module: str, *, reason: str = "it is an input") -> SavedValue:
+    return SavedValue(name, module, "aten.addmm.default", "", (8, 64), "float32", 2048, reason)
+
+
+@pytest.fixture(scope="module")
+def of_blocks(report: MemoryReport) -> MemoryReport:
+    """A report of twelve equal blocks, the first of which saves one more value."""
+    values = [saved(f"addmm_{block}", f"blocks.{block}.feedforward.down.packed") for block in reversed(range(12))]
+    return dataclasses.replace(report, saved=(*values, saved("mm", "blocks.0.residual.norms.0")), recomputed=())
+
+
+def test_equal_blocks_share_their_rows(of_blocks: MemoryReport) -> None:
+    lines = of_blocks.to_text(width=100).splitlines()
+    at = lines.index("blocks.0 to blocks.11, 12 times, 24.6 kB in all, in each:")
+    assert lines[at + 1].startswith("  feedforward.down.packed addmm (addmm_0)")
+    assert lines[at + 2].startswith("blocks.0.residual.norms.0 addmm (mm)")
+    assert sum("addmm" in line for line in lines) == 2
+
+
+def test_the_width_is_that_of_the_terminal(of_blocks: MemoryReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    heights = []
+    for columns in (60, 132):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = str(of_blocks).splitlines()
+        assert max(map(len, lines)) <= columns
+        heights.append(len(lines))
+    assert heights[0] > heights[1]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_no_name_is_broken_but_at_a_dot(report: MemoryReport, width: int) -> None:
     reason = (
         "read by mul_1, sub_3 and others; saving it costs 655.6 kB moved; recomputing it would need view_4, addmm_1"
     )
-    long = dataclasses.replace(
-        report.saved[0], module="blocks.11.residual.norms.0", shape=(1, 4, 128, 64), reason=reason
+    module = "transformer.encoder_blocks.11.residual_stream.norms.0"
+    long = saved("log_softmax_backward_data_1", module, reason=reason)
+    printed = dataclasses.replace(report, saved=(long, *report.saved[1:])).to_text(width=width).split()
+    assert set(reason.split()) | {"(log_softmax_backward_data_1)"} <= set(printed)
+    parts = [part for word in printed for part in word.split(".")]
+    assert set(module.split(".")) <= set(parts)
+
+
+def test_a_reason_with_long_names_stands_below(report: MemoryReport) -> None:
+    reason = (
+        "read by _scaled_dot_product_flash_attention_for_cpu_backward_2; it is an input of the function that is fused"
     )
-    console = Console(width=width, record=True, file=io.StringIO())
-    dataclasses.replace(report, saved=(long, *report.saved[1:])).print(console)
-    printed = console.export_text().split()
-    assert set(reason.split()) <= set(printed)
+    value = saved("_scaled_dot_product_flash_attention_for_cpu", "blocks.0.attention", reason=reason)
+    lines = dataclasses.replace(report, saved=(value,)).to_text(width=80).splitlines()
+    at = next(place for place, line in enumerate(lines) if "(_scaled_dot" in line)
+    assert " ".join(lines[at + 1 : at + 3]).split() == reason.split()
+    assert max(map(len, lines)) <= 80
+
+
+def test_times_have_no_powers_of_ten(report: MemoryReport) -> None:
+    for seconds, text in ((1.213, "1.2 s"), (0.9996, "999.6 ms"), (2e-6, "2.0 us")):
+        assert f", {text} at least" in dataclasses.replace(report, forward_seconds=seconds).to_text(width=200)

@@ -162,10 +162,6 @@ def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
 
-def _linear_activation(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str) -> Tensor:
-    return _activated(F.linear(x, weight, bias), activation)
-
-
 def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     def rotate(x: Tensor) -> Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -200,19 +196,16 @@ OPS: Final[Mapping[str, _Form]] = MappingProxyType(
             (3, 5),
         ),
         "layer_norm": _Form(_layer_norm, {**_NORM, "bias": "D"}, floor=(2, 3)),
-        "linear_activation": _Form(_linear_activation, {**_X, "weight": "ED", "bias": "E"}, ("activation",)),
         "linear_cross_entropy": _Form(
             lambda x, weight, target: _cross_entropy(F.linear(x, weight), target),
             {**_X, "weight": "ED", "target": "T of E"},
         ),
-        "log_softmax": _Form(lambda scores: F.log_softmax(scores, -1), {"scores": "TD"}, floor=(2, 3)),
         "residual_layer_norm": _Form(
             partial(_residual_norm, _layer_norm), {**_RESIDUAL_NORM, "bias": "D"}, floor=(4, 4)
         ),
         "residual_rms_norm": _Form(partial(_residual_norm, _rms_norm), _RESIDUAL_NORM, floor=(4, 4)),
         "rms_norm": _Form(_rms_norm, _NORM, floor=(2, 3)),
         "rotary": _Form(_rotary, floor=(4, 4)),
-        "softmax": _Form(lambda scores: F.softmax(scores, -1), {"scores": "TD"}, floor=(2, 3)),
     }
 )
 

@@ -35,7 +35,7 @@ _OP = """\
 Times one op: its formula in plain eager PyTorch, the same in torch.compile, the op, and the op fused on each backend.
 
   fuselayers bench op bias_activation_dropout
-  fuselayers bench op softmax --shape 4x1025x768 --dtype bfloat16"""
+  fuselayers bench op layer_norm --shape 4x1025x768 --dtype bfloat16"""
 _MODEL = """\
 Times one model of the configs: plain eager PyTorch without this library, that one in torch.compile and fused on each
 backend, and this library's layers on each backend; "eager" does not fuse them.
@@ -47,7 +47,7 @@ Measures every op in several shapes, dtypes and options, and whole models, again
 Writes a folder with the numbers, a table and pictures.
 
   fuselayers bench suite --out results/
-  fuselayers bench suite --out results/ --ops softmax,rms_norm --minutes 3"""
+  fuselayers bench suite --out results/ --ops layer_norm,rms_norm --minutes 3"""
 
 _DTYPES: Final = {
     "float32": torch.float32,

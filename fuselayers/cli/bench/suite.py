@@ -82,8 +82,7 @@ def variants() -> list[Variant]:
         Variant("dropout"),
         *(Variant("gated_activation", activation, {"activation": activation}) for activation in ("silu", "gelu_tanh")),
         *(Variant(op) for op in ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm", "rotary")),
-        *(Variant(op) for op in ("softmax", "cross_entropy", "linear_cross_entropy")),
-        *(Variant("linear_activation", activation, {"activation": activation}) for activation in ("gelu", "relu")),
+        *(Variant(op) for op in ("cross_entropy", "linear_cross_entropy")),
     ]
 
 

@@ -26,7 +26,7 @@ Nothing runs.
   fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.checkpointing=block batch=4
 
 gpus= is their number, gpu= their kind, batch= the examples of each data-parallel group in a step (else the largest
-power of two that fits, up to 32), budget= a share of what eager mode saves, efficiency= the share of the GPU's rates
+power of two that fits, up to 32), budget= a share of what `default` saves, efficiency= the share of the GPU's rates
 that a step keeps. Groups without parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
 
 # Chosen so that published runs are on both sides (tests/cli/plan/test_published.py). All other GPUs have the H100's.

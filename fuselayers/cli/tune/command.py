@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     rows = [
         {
             "a training step with": override,
-            "ms": f"{1e3 * taken:.3g}",
+            "ms": f"{1e3 * taken:,.1f}",
             "speed": f"{seconds['fusion=off'] / taken:.2f} x",
         }
         for override, taken in seconds.items()

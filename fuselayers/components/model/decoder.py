@@ -23,6 +23,7 @@ from ..position import Position
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
+from .model import named_as_here
 from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
@@ -133,7 +134,7 @@ class Decoder(Stack):
             key_padding_mask: bool [B, T], True for a real token; None if all are real. Padding on the left takes no
                 position.
             mask: bool, broadcastable to [B, H, T, T], True where a token may look, or a `BlockMask`, as for the
-                attention; None hides nothing. Later tokens are hidden always.
+                attention; None hides nothing. Later tokens are always hidden.
             document_ids: integers [B, T], the number of each token's document where a row holds several; a token looks
                 only at its own. Positions are counted along the row. None if a row is one document.
 
@@ -147,10 +148,6 @@ class Decoder(Stack):
                 that is too long for its positions, a mask that the attention cannot use, or documents in a model whose
                 feedforward mixes tokens.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(
-                *(tokens_BT, targets_BT), key_padding_mask=key_padding_mask, mask=mask, document_ids=document_ids
-            )
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
         if targets_BT is None:
@@ -164,6 +161,7 @@ class Decoder(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,
@@ -173,7 +171,7 @@ class Decoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_tokens(tokens_BT, table=self.token)
         check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
@@ -209,13 +207,14 @@ class Decoder(Stack):
             return placed_BTD
         end = first + x_BTD.shape[1]
         padding_B = (key_padding_mask.cumsum(1) == 0).sum(1)
-        # Each row is moved to its beginning, what is before its first real token to its end, and back.
+        # Each row is shifted so that its padding comes last, gets its positions, and is shifted back.
         place_BT = (torch.arange(first, end, device=x_BTD.device) - padding_B[:, None]) % end
         place_BTD = place_BT[..., None].expand_as(x_BTD)
         moved_BSD = x_BTD.new_zeros(len(x_BTD), end, x_BTD.shape[2]).scatter(1, place_BTD, x_BTD)
         placed_BSD: Tensor = self.position(moved_BSD)
         return placed_BSD.gather(1, place_BTD)
 
+    @named_as_here
     @torch.no_grad()
     def generate(
         self,
@@ -229,7 +228,7 @@ class Decoder(Stack):
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Continue each row of tokens, one token after the other; the last `context_length` tokens are looked at.
+        """Continue each row of tokens, token by token, from the last `context_length` tokens.
 
         It runs in eval mode and restores the mode of every module. Fused modules run eagerly, since they would be
         compiled again for each token. Keys and values are cached where all blocks support it, until the context is

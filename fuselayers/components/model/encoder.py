@@ -20,6 +20,7 @@ from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
+from .model import named_as_here
 from .stack import Stack
 from .tokens import (
     Loss,
@@ -134,14 +135,6 @@ class Encoder(Stack):
                 without them, a sequence that is too long for its positions, a mask that the attention cannot use, or
                 documents in a model whose feedforward mixes tokens.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(
-                *(tokens_BT, targets_BT),
-                segments_BT=segments_BT,
-                key_padding_mask=key_padding_mask,
-                mask=mask,
-                document_ids=document_ids,
-            )
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
@@ -153,6 +146,7 @@ class Encoder(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,
@@ -163,7 +157,7 @@ class Encoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_tokens(tokens_BT, table=self.token)
         check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)

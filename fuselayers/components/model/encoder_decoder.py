@@ -21,7 +21,7 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
-from .model import Model
+from .model import Model, named_as_here
 from .sampling import continued, generating
 from .stack import Stack
 from .tokens import (
@@ -48,7 +48,7 @@ class EncoderDecoder(Model):
     Args:
         vocab_size: V, number of different tokens, of source and target together.
         num_layers: number of blocks of the encoder.
-        num_decoder_layers: number of blocks of the decoder; None for as many as the encoder has.
+        num_decoder_layers: number of blocks of the decoder; None for as many as in the encoder.
         context_length: longest source and longest target in tokens that it is trained on.
         cross_attention: the attention to the memory; None for the choice of `attention`, unless that has a window.
         position: the kind of position and its options; each stack has its own, cross-attention none.
@@ -178,8 +178,6 @@ class EncoderDecoder(Model):
             ValueError: neither targets nor inputs, an argument of another shape or dtype, a token outside the
                 vocabulary, or a sequence that is too long for its positions.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(source_BS, targets_BT, inputs_BT=inputs_BT, key_padding_mask=key_padding_mask)
         if inputs_BT is None:
             assert targets_BT is not None
             inputs_BT = self._shifted(targets_BT)
@@ -191,6 +189,7 @@ class EncoderDecoder(Model):
             token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale, layout=self.layout)
         )
 
+    @named_as_here
     def check_arguments(
         self,
         source_BS: Tensor,
@@ -199,23 +198,23 @@ class EncoderDecoder(Model):
         inputs_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         if targets_BT is not None:
             check_tokens(targets_BT, "targets")
         check_tokens(source_BS, "source", table=self.token)
         if inputs_BT is not None:
             check_tokens(inputs_BT, "inputs", table=self.token)
-        of_decoder = targets_BT if inputs_BT is None else inputs_BT
-        if of_decoder is None:
+        decoder_BT = targets_BT if inputs_BT is None else inputs_BT
+        if decoder_BT is None:
             raise ValueError("there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits")
         check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
         check_like_tokens(
-            *("targets", targets_BT, of_decoder), dtype=torch.int64, like="inputs", table=self.head or self.token
+            *("targets", targets_BT, decoder_BT), dtype=torch.int64, like="inputs", table=self.head or self.token
         )
-        if len(source_BS) != len(of_decoder):
-            raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(of_decoder)}")
+        if len(source_BS) != len(decoder_BT):
+            raise ValueError(f"source and target must have as many rows, got {len(source_BS)} and {len(decoder_BT)}")
         self.encoder.position.check_length(source_BS.shape[1])
-        self.decoder.position.check_length(of_decoder.shape[1])
+        self.decoder.position.check_length(decoder_BT.shape[1])
 
     def encode(self, source_BS: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the memory of a source: [B, S] -> [B, S, D]."""
@@ -249,6 +248,7 @@ class EncoderDecoder(Model):
         """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0."""
         return self.encoder.example_inputs(batch_size, device)
 
+    @named_as_here
     @torch.no_grad()
     def generate(
         self,
@@ -262,7 +262,7 @@ class EncoderDecoder(Model):
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Write a target for each source, one token after the other; the last `context_length` tokens are looked at.
+        """Write a target for each source, token by token, from the last `context_length` tokens.
 
         It runs in eval mode and restores the mode of every module. Fused modules run eagerly. The encoder runs once.
         Keys and values are cached as in `Decoder.generate`.
@@ -310,7 +310,7 @@ class EncoderDecoder(Model):
             )[:, 1:]
 
     def _ended(self, stack: Stack, x: Tensor) -> Tensor:
-        # As in the released code of T5 (mesh_tensorflow, LayerStack). A stack without this norm has dropped already.
+        # As in the released code of T5 (mesh_tensorflow, LayerStack). Without this norm, dropout is applied already.
         return x if stack.norm is None else dropout_op(x, self.dropout, training=self.training)
 
     def _shifted(self, targets_BT: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
-from .model import Model
+from .model import Model, named_as_here
 from .stack import Stack
 from .tokens import to_logits, token_loss
 from .vision_transformer import check_classes, check_images
@@ -37,7 +37,7 @@ from .vision_transformer import check_classes, check_images
 class HierarchicalVision(Model):
     """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
 
-    All heads have the channels of those of the first stage: a stage that is twice as wide has twice as many heads.
+    Heads are as wide in every stage: a stage that is twice as wide has twice as many.
 
     The arguments and errors of `Model`, and:
 
@@ -54,7 +54,7 @@ class HierarchicalVision(Model):
         layers: other components for some blocks, counted through all stages, see `LayerChange`.
 
     Raises:
-        ValueError: also lists of different lengths, or a stage without patches.
+        ValueError: as `Model`; or lists of different lengths, or a stage without patches.
 
     >>> heads = Choice("multi_head", {"num_heads": 1})
     >>> sizes = {"widths": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}
@@ -133,7 +133,7 @@ class HierarchicalVision(Model):
                 )
             )
             channels, first = hidden_dim, first + depth
-        # That of the first stage, which has the most tokens.
+        # The first stage has the most tokens.
         self.context_length = self.stages[0].context_length
         self.head = nn.Linear(widths[-1], num_classes)
         initialise(self, init, num_layers=sum(depths), std=init_std)
@@ -143,8 +143,6 @@ class HierarchicalVision(Model):
 
         Args, Returns and Raises: as `VisionTransformer.forward`.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(images, targets_B)
         x_BD = self.features(images)
         if targets_B is None:
             return to_logits(x_BD, self.head, layout=self.layout)
@@ -153,8 +151,9 @@ class HierarchicalVision(Model):
             token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
         )
 
+    @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_images(images, self.patch[0], self.image_size)
         if targets_B is not None:
             check_classes(targets_B, images, self.head)

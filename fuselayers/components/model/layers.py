@@ -25,7 +25,7 @@ class LayerChange:
 
     Raises:
         TypeError: `at` is no text.
-        ValueError: no component is given.
+        ValueError: it changes no component.
 
     >>> LayerChange("1::2", feedforward="mlp").at
     '1::2'
@@ -58,16 +58,18 @@ def matching_layers(at: str, num_layers: int) -> range:
     try:
         numbers = [int(part) if part.strip() else None for part in at.split(":")]
         if len(numbers) == 1 and numbers[0] is not None:
-            found = layers[numbers[0] : numbers[0] + 1 or None] if -num_layers <= numbers[0] < num_layers else range(0)
+            matching = (
+                layers[numbers[0] : numbers[0] + 1 or None] if -num_layers <= numbers[0] < num_layers else range(0)
+            )
         elif len(numbers) in (2, 3):
-            found = layers[slice(*numbers)]
+            matching = layers[slice(*numbers)]
         else:
             raise ValueError(at)
     except ValueError:
         raise ValueError(f'layers.at must be an index or a slice such as "0", "1::2" or ":3", got {at!r}') from None
-    if not found:
+    if not matching:
         raise ValueError(f"layers.at {at!r} names none of the {num_layers} layers, 0 to {num_layers - 1}")
-    return found
+    return matching
 
 
 def changed_parts(

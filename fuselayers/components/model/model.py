@@ -1,11 +1,18 @@
 """The base of the models."""
 
-from typing import ClassVar
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ...names import no_such
 from ..layout import WHOLE, Layout
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class Model(nn.Module):
@@ -56,17 +63,30 @@ class Model(nn.Module):
 
     layout: Layout = WHOLE
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Check the arguments, then call the module as torch does.
+
+        Not in `forward`: a compiler traces that, so an error loses its text there, and an index out of range would end
+        the process.
+        """
+        if not torch.compiler.is_compiling():
+            self.check_arguments(*args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+    def check_arguments(self, *args: Any, **kwargs: Any) -> None:
+        """Raise the errors of `forward`, whose arguments it takes. A subclass with other arguments has its own."""
+
     def num_parameters(self) -> int:
         """Return the number of parameters, also of frozen ones; a tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of the auxiliary losses in the last forward, as those of routers.
+        """Return the sum of the auxiliary losses in the last forward, such as those of routers.
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
-        found = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
-        losses = [loss for loss in found if isinstance(loss, Tensor)]
+        attributes = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
+        losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 
     def with_auxiliary_loss(self, loss: Tensor) -> Tensor:
@@ -87,7 +107,7 @@ class Model(nn.Module):
             own = getattr(module, "auxiliary_loss", None)
             if not isinstance(own, Tensor) or own.requires_grad:
                 continue
-            # The loss of a frozen router is a constant. A module without a router learns if any parameter of it does.
+            # The loss of a frozen router is a constant. A module without a router learns if any of its parameters does.
             router = getattr(module, "router", None)
             learning = router if isinstance(router, nn.Module) else module
             if any(parameter.requires_grad for parameter in learning.parameters()):
@@ -95,3 +115,22 @@ class Model(nn.Module):
                     f"the auxiliary loss of {name} has no gradient: it was computed without a graph, as "
                     "checkpoint(use_reentrant=True) does; take use_reentrant=False"
                 )
+
+
+def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a method's TypeError for an unknown keyword argument name the one that was meant: labels are targets."""
+    # Python's own errors have this name. Nobody calls `check_arguments`, which takes the arguments of `forward`.
+    method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
+
+    @functools.wraps(method)
+    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return method(*args, **kwargs)
+        except TypeError:
+            _, *known = inspect.signature(method).parameters
+            for name in kwargs:
+                if name not in known:
+                    raise TypeError(no_such(f"argument of {method.__qualname__}", name, known)) from None
+            raise
+
+    return call

@@ -103,7 +103,7 @@ class Stack(Model):
         Raises:
             RuntimeError: a reversible block has a hook; the block itself is never called.
         """
-        # A block of the user's need not know an input that is not given.
+        # Inputs that are None are left out, since a user's block need not take them.
         inputs = {name: value for name, value in inputs.items() if value is not None}
         first = caches[0].length if caches else 0
         if "rotate" in self.position.needs:
@@ -134,7 +134,6 @@ class Stack(Model):
             tokens_BT: [B, T].
             mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
             document_ids: integers [B, T], the number of each token's document; None for one document in a row.
-
         """
         if document_ids is None:
             return mask
@@ -151,7 +150,7 @@ class Stack(Model):
                 f"document_ids must be {list(tokens_BT.shape)} like tokens, got {list(document_ids.shape)}"
             )
         if isinstance(mask, BlockMask):
-            raise ValueError("document_ids cannot be added to a BlockMask; make it of the documents too")
+            raise ValueError("document_ids cannot be added to a BlockMask; put the documents into the BlockMask")
         for block in self.blocks:
             if getattr(type(block.feedforward), "mixes_tokens", False):
                 raise ValueError(f"{title(block.feedforward)} mixes tokens of different documents; take another one")

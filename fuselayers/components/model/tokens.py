@@ -27,7 +27,7 @@ _FUSED_FROM: Final = 4096
 
 
 def check_tokens(tokens: Tensor, name: str = "tokens", *, table: nn.Module | None = None) -> None:
-    """Raise unless `tokens` is an int64 or int32 tensor [B, T] with T at least one, of rows of the table if given."""
+    """Raise unless `tokens` is int64 or int32 [B, T], T at least one, and its values are rows of the table, if any."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -66,7 +66,7 @@ def check_like_tokens(
 ) -> None:
     """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype.
 
-    With a table, the output layer, its values must be classes of it, or `IGNORED`.
+    With a table, or an output layer, its values must be rows of it, or `IGNORED`.
     """
     if other is None:
         return
@@ -149,13 +149,13 @@ def token_loss(
     soft_cap: float | None = None,
     layout: Layout = WHOLE,
 ) -> Tensor:
-    """Return the mean cross entropy of the logits of x in nats, a float32 scalar; it is nan if none counts.
+    """Return the mean cross entropy of the logits of x in nats, a float32 scalar; nan if no target counts.
 
     Args:
         x_BTD: [B, T, D].
         targets_BT: [B, T], or -100 where none counts.
         head: as for `to_logits`.
-        loss: "fused" and "auto" do without all logits in memory where `_fused_weight` says so.
+        loss: "fused" and "auto" need not have all logits in memory, if `_fused_weight` finds a weight.
         bias_V: as for `to_logits`.
         scale: as for `to_logits`.
         soft_cap: as for `to_logits`.
@@ -166,14 +166,14 @@ def token_loss(
     """
     weight_VD = None if soft_cap is not None else _fused_weight(head, loss)
     if loss == "fused" and weight_VD is None:
-        found = f"{type(head).__name__} with a bias" if getattr(head, "bias", None) is not None else type(head).__name__
+        has_bias = getattr(head, "bias", None) is not None
         raise ValueError(
             "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
-            f"{found}; take loss='auto'"
+            f"{type(head).__name__}{' with a bias' if has_bias else ''}; take loss='auto'"
         )
     counted = (targets_BT != IGNORED).sum() if layout.divided else None
     if layout.divided:  # its own tokens, as one row
-        x_BTD, targets_BT = (layout.own(of_all.flatten(0, 1), 0)[None] for of_all in (x_BTD, targets_BT))
+        x_BTD, targets_BT = (layout.own(whole.flatten(0, 1), 0)[None] for whole in (x_BTD, targets_BT))
     if weight_VD is not None:
         inputs = x_BTD if scale == 1 else x_BTD * scale, weight_VD, targets_BT
         loss_of = functools.partial(linear_cross_entropy, *inputs, bias=bias_V, dtype=torch.float32)
@@ -194,6 +194,6 @@ def _fused_weight(head: nn.Module | Tensor, loss: Loss) -> Tensor | None:
         weight_VD = cast(Tensor, head.weight)
     else:
         weight_VD = head
-    # A subclass, as a shard of the table, computes the logits in its own way.
+    # A subclass, such as a shard of the table, computes the logits in its own way.
     plain = loss == "plain" or (loss == "auto" and weight_VD.shape[0] < _FUSED_FROM)
     return None if plain or type(weight_VD) not in (Tensor, nn.Parameter, FakeTensor) else weight_VD

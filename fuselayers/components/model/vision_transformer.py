@@ -22,6 +22,7 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
+from .model import named_as_here
 from .stack import Stack
 from .tokens import check_range, to_logits, token_loss
 
@@ -122,8 +123,6 @@ class VisionTransformer(Stack):
             TypeError: the images are no floating tensor, or the targets no tensor.
             ValueError: images or targets of another shape or dtype, or a target that is no class.
         """
-        if not torch.compiler.is_compiling():
-            self.check_arguments(images, targets_B)
         x_BD = self.features(images)
         if targets_B is None:
             return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
@@ -133,8 +132,9 @@ class VisionTransformer(Stack):
         )
         return self.with_auxiliary_loss(loss)
 
+    @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise as `forward`, which calls it, as `fuse` and `explain` do before they trace the model."""
+        """Raise the errors of `forward`; a call of the model begins with it."""
         check_images(images, self.patch, self.image_size)
         if targets_B is not None:
             check_classes(targets_B, images, self.head)

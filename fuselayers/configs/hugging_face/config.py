@@ -1,7 +1,7 @@
 """config_of -- the config.json of a Hugging Face checkpoint as a config of ours.
 
 Each reader starts from a shipped model of its family, and sets every size and option that config.json decides. The
-readers were compared with `transformers` 5.20; a test asks for every field that its configs hold.
+readers were compared with `transformers` 5.20 to 5.24; a test asks for every field that its configs hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ READERS: Final[dict[str, tuple[str, str, Callable[[Fields], dict[str, Any]]]]] =
 
 
 def config_of(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the family of the weights and the config of the model, as `compose` takes it, that a config.json means.
+    """Return the family of the weights and the config, as `compose` takes it, of the model of a config.json.
 
     Raises:
         ValueError: an unknown model_type; or a field is missing, or asks for what this library does not have.

@@ -3,7 +3,7 @@
 A family is a list of `Key`s. Theirs and ours may hold `{}`, the number of a layer. Where several of theirs make one of
 ours (queries, keys and values), they are stacked along the first dimension in the order of the list.
 
-The names are those of `transformers` 5.20 to 5.23, whose models hold Mixtral's experts as two tensors per layer. Files
+The names are those of `transformers` 5.20 to 5.24, whose models hold Mixtral's experts as two tensors per layer. Files
 hold older names, for some families also those that `transformers` writes today; `Family.older` translates them.
 """
 
@@ -21,7 +21,7 @@ class Key:
         transposed: whether it is a matrix [in, out], as GPT-2's are.
         by_head: whether its rows are queries, keys and values of the first head, then of the second, ..., as GPT-NeoX's
             are, and not the queries of all heads first.
-        first_row: rows before this one have no place here, as the two that OPT's positions begin with.
+        first_row: rows before this one are left out, such as the first two of OPT's positions.
     """
 
     theirs: str
@@ -33,15 +33,14 @@ class Key:
 
 @dataclass(frozen=True)
 class Family:
-    """An architecture: its keys, and what there is to skip.
+    """An architecture: its keys, and the tensors to skip.
 
     Args:
-        keys: in the order in which tensors that are stacked follow each other.
-        repeated: theirs -> the one of theirs that it has to equal; only an untied head, which has a place of its own
-            here, may differ.
-        skipped: theirs that mean nothing here, as patterns.
+        keys: in the order in which tensors are stacked.
+        repeated: a tensor of theirs -> the tensor that it must equal, unless this model has an untied head.
+        skipped: patterns of their tensors that are not needed here.
         experts: whether layers may hold experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
-        older: patterns of the names in files and what replaces them, each in turn.
+        older: patterns of names in files and their replacements, applied in turn.
     """
 
     keys: tuple[Key, ...]

@@ -29,32 +29,32 @@ class Fields:
         self._content = content
 
     def get(self, name: str, default: Any = _REQUIRED) -> Any:
-        """Return a field. One that may be missing has a default, which null stands for too."""
+        """Return a field, or its default if it is missing or null. A field without a default is required."""
         value = self._content.get(name)
         if value is None and default is _REQUIRED:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
     def name_of(self, *names: str) -> str:
-        """Return the first of a field's names that is there, the last one if none is."""
+        """Return the first of several names of a field that config.json has, or the last name."""
         return next((name for name in names if self._content.get(name) is not None), names[-1])
 
     def size(self, name: str) -> int:
-        """Return a whole number, to compute with."""
+        """Return a whole number."""
         value = self.get(name)
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} of config.json must be a whole number from 1 on, got {shown(value)}")
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return a number, to compute with."""
+        """Return a number."""
         value = self.get(name, default)
         if type(value) not in (int, float) or not value >= 0:
             raise ValueError(f"{name} of config.json must be a number from 0 on, got {shown(value)}")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return true or false, to choose by."""
+        """Return true or false."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise ValueError(f"{name} of config.json must be true or false, got {shown(value)}")
@@ -65,10 +65,10 @@ class Fields:
         return self._content.get(name, default)
 
     def require(self, name: str, value: Any) -> None:
-        """Check a field of which only this value, the default, can be built here."""
-        found = self.get(name, value)
-        if found != value:
-            raise ValueError(f"config.json has {name} = {shown(found)}; this library has only {shown(value)}")
+        """Raise ValueError if a field differs from its default, the only value that can be built here."""
+        content = self.get(name, value)
+        if content != value:
+            raise ValueError(f"config.json has {name} = {shown(content)}; this library has only {shown(value)}")
 
     def activation(self, name: str, default: str) -> str:
         """Return the activation under our name."""
@@ -77,8 +77,8 @@ class Fields:
 
 
 def translated(table: Mapping[str, Any], name: Any, *, called: str) -> Any:
-    """Return the entry of that name; an unknown one is an error."""
-    # Any value of JSON may stand there, also one that is no key.
+    """Return the entry of a name; an unknown name is an error."""
+    # A list, since any value of JSON may come, also one that is not hashable.
     if name not in list(table):
         raise ValueError(no_such(called, name, table))
     return table[name]

@@ -21,21 +21,21 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     `from_pretrained` builds the model too.
 
     Args:
-        model: of `fuselayers.build`, with the sizes of theirs: "gpt2_small", "llama3_8b", ...
-        state_dict: of theirs, or of a file. It is not changed, and no second copy of it is made: only what is stacked
-            or reordered is copied first.
+        model: a model of `fuselayers.build` with the sizes of theirs: "gpt2_small", "llama3_8b", ...
+        state_dict: of their model, or of a file. It is not changed, and no second copy of it is made: only tensors that
+            are stacked or reordered are copied first.
         family: a name in `FAMILIES`; llama is mistral's too.
 
     Raises:
-        ValueError: there is no such family; a weight of the model or of theirs is on the meta device; a weight of the
-            model is not there, or has another shape; or one of theirs has no place in the model, or should repeat
-            another one and does not. Nothing is copied then.
+        ValueError: there is no such family; a tensor of either is on the meta device; a weight of the model is missing
+            in the state_dict, or has another shape there; a tensor of the state_dict belongs to no weight of the model;
+            or two of its tensors differ that are one weight here. Nothing is copied then.
 
     >>> from fuselayers.configs import build
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
     >>> load_hugging_face(model, {"transformer.wte.weight": torch.ones(256, 32)}, family="gpt2")
     Traceback (most recent call last):
-    ValueError: the state_dict is no gpt2 of this model's size: blocks.0.attention.qkv.weight is not there; ...
+    ValueError: the state_dict does not fit this gpt2: blocks.0.attention.qkv.weight is missing; ...
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
@@ -45,28 +45,29 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
 
 
 def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> dict[str, Tensor]:
-    """Return their tensors under the names of a model of ours, as views of theirs where they are neither stacked nor
-    reordered. The model may be on the meta device.
+    """Return their tensors under the names of a model of ours. The model may be on the meta device.
+
+    Tensors that are neither stacked nor reordered are views of theirs.
 
     Raises:
-        ValueError: as `load_hugging_face`, of what does not fit.
+        ValueError: as `load_hugging_face`, for tensors that do not fit.
     """
     chosen, wanted = FAMILIES[family], model.state_dict()
     state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
-    found, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
-    found = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in found.items()}
-    faults = [f"{name} is not there" for name in wanted if name not in found]
+    renamed, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
+    ours = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in renamed.items()}
+    faults = [f"{name} is missing" for name in wanted if name not in ours]
     faults += [
         f"{name} must be {list(wanted[name].shape)}, got {list(tensor.shape)}"
-        for name, tensor in found.items()
+        for name, tensor in ours.items()
         if name in wanted and tensor.shape != wanted[name].shape
     ]
     faults += misfits
-    faults += [f"{name} has no place in it" for name in found if name not in wanted]
+    faults += [f"{name} is no weight of it" for name in ours if name not in wanted]
     if faults:
         shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
-        raise ValueError(f"the state_dict is no {family} of this model's size: {shown}")
-    return found
+        raise ValueError(f"the state_dict does not fit this {family}: {shown}")
+    return ours
 
 
 _SHOWN: Final = 5
@@ -87,7 +88,7 @@ def _newer(family: Family, name: str) -> str:
 def _renamed(
     family: Family, theirs: Mapping[str, Tensor], wanted: set[str], model: nn.Module
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return their tensors by our names, and what is wrong with those of theirs that have none."""
+    """Return their tensors by our names, and a text for each tensor that has none."""
     patterns = [(re.compile(re.escape(key.theirs).replace(r"\{\}", r"(\d+)")), key) for key in family.keys]
     modules = dict(model.named_modules())
     parts: dict[str, dict[int, Tensor]] = {}
@@ -101,12 +102,12 @@ def _renamed(
         placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
-            # If the other one is missing, the error says that.
+            # If the repeated tensor is missing, the error says that.
             if not torch.equal(tensor, theirs.get(repeated, tensor)):
-                misfits.append(f"{name} has no place of its own in it, and does not equal {repeated}")
+                misfits.append(f"{name} must equal {repeated}, since the two are one weight of it")
             continue
         if not placed:
-            misfits.append(f"{name} has no place in it")
+            misfits.append(f"{name} is no weight of it")
         for order, key, ours in placed:
             attention = modules.get(ours.rpartition(".qkv.")[0])
             parts.setdefault(ours, {})[order] = _arranged(tensor, key, getattr(attention, "num_heads", 1))
@@ -116,7 +117,7 @@ def _renamed(
 
 
 def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
-    """Return one of theirs with its rows and columns in our order."""
+    """Return a tensor of theirs with its rows and columns in our order."""
     tensor = (tensor.T if key.transposed else tensor)[key.first_row :]
     # A tensor that cannot be divided has another shape than ours; the error says so.
     if key.by_head and tensor.shape[0] % (3 * num_heads) == 0:
@@ -125,13 +126,13 @@ def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
 
 
 def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
-    """Return theirs without the leading dimensions of one that ours does not have, as a class token [1, 1, D] has."""
+    """Return their tensor without leading dimensions of size 1 that ours lacks, as those of a class token [1, 1, D]."""
     extra = tensor.dim() - ours.dim()
     return tensor.flatten(0, extra) if extra > 0 and set(tensor.shape[:extra]) == {1} else tensor
 
 
 def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with those of experts taken apart: one gate, up and down for each."""
+    """Return the tensors, with packed experts taken apart into gate, up and down of each expert."""
     result: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         before, experts, last = name.rpartition(".experts.")

@@ -26,13 +26,13 @@ _SCALINGS: Final[dict[str, dict[str, str]]] = {
 
 
 def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = None) -> dict[str, Any]:
-    """Return the options of rotary positions that rope_parameters, or the older rope_scaling, asks for.
+    """Return the options of rotary positions for rope_parameters, or for the older rope_scaling.
 
     Args:
         fields: of the config.json.
-        base: rope_theta where they do not hold it: older files have a field of their own.
-        context_length: of the model, which yarn stretches if they do not hold another.
-        fraction: partial_rotary_factor where they do not hold it; None for a family that turns whole heads.
+        base: rope_theta if they do not hold it, as in older files.
+        context_length: of the model; yarn stretches it if they do not hold another length.
+        fraction: partial_rotary_factor if they do not hold it; None for a family that rotates whole heads.
     """
     asked: dict[str, Any] = {"rope_theta": base}
     for name in ("rope_scaling", "rope_parameters"):

@@ -6,6 +6,9 @@ using namespace fuselayers;
 
 namespace {
 
+// Longer than PIECE, since each piece ends with two reductions: forward of 2048x1024 float32 takes 0.57 ms, with PIECE 0.75.
+constexpr int64_t LONG = 1024;
+
 // A logit alone. Rows are pieces elsewhere.
 float at(const Rows& logits, int64_t row, int64_t column) {
   float value;
@@ -35,10 +38,10 @@ extern "C" void cross_entropy_forward(Rows logits, const int64_t* target, int64_
     // the differences to it, of which a common offset of the logits takes no digits.
     float m = -INFINITY;
     double total = 0.0, below = 0.0;
-    for (int64_t column = 0; column < classes; column += PIECE) {
-      const int64_t size = std::min(PIECE, classes - column);
-      alignas(64) float z[PIECE];
-      logits.load(z, row, column, size);
+    for (int64_t column = 0; column < classes; column += LONG) {
+      const int64_t size = std::min(LONG, classes - column);
+      alignas(64) float buffer[LONG];
+      const float* const z = logits.read(buffer, row, column, size);
       const float before = m;
       m = largest_of(z, size, m);
       if (m != before && column) {
@@ -70,18 +73,19 @@ extern "C" void cross_entropy_backward(const float* dlosses, int64_t dlosses_str
     const float share = (1.0f + 2.0f * z_loss * (m + log_total[row])) * std::exp(-log_total[row]);
     for (int64_t column = 0; column < classes; column += PIECE) {
       const int64_t size = std::min(PIECE, classes - column), wanted = target[row] - column;
-      alignas(64) float z[PIECE];
+      alignas(64) float of_z[PIECE], of_dz[PIECE];
+      float* const dz = dlogits.place(of_dz, row, column);
       if (ignored) {
-        std::fill_n(z, size, 0.0f);
+        std::fill_n(dz, size, 0.0f);
       } else {
-        logits.load(z, row, column, size);
+        const float* const z = logits.read(of_z, row, column, size);
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) z[i] = exponential(z[i] - m) * share - even;
-        if (wanted >= 0 && wanted < size) z[wanted] -= 1.0f - label_smoothing;
+        for (int64_t i = 0; i < size; ++i) dz[i] = exponential(z[i] - m) * share - even;
+        if (wanted >= 0 && wanted < size) dz[wanted] -= 1.0f - label_smoothing;
 #pragma omp simd
-        for (int64_t i = 0; i < size; ++i) z[i] *= dloss;
+        for (int64_t i = 0; i < size; ++i) dz[i] *= dloss;
       }
-      dlogits.store(z, row, column, size);
+      dlogits.store(dz, row, column, size);
     }
   });
 }

@@ -61,8 +61,8 @@ class Op:
         name: of the node.
         formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op and its gradients through the ops that `define` returned.
-        cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++; None for an
-            op without any. With a seed it takes them for any number: the formula's mask costs more than a call.
+        cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed it
+            takes them for any number: the formula's mask costs more than a call.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Op:
         formula: Callable[..., Any],
         fused: Callable[..., Any],
         *,
-        cpu_from: int | None = CPU_KERNELS_FROM,
+        cpu_from: int = CPU_KERNELS_FROM,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
         parameters = list(inspect.signature(formula).parameters)
@@ -117,18 +117,13 @@ class Op:
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
-                self._cpu_from is not None
-                and not INTERPRETED
+                not INTERPRETED
                 and not is_compiling()
                 and (self._drops(tensors) or (first.numel() >= self._cpu_from and not torch_is_as_fast))
                 and _unsupported_reason(tensors) is None
                 and has_kernels()
             )
         else:
-            if backend == "cpp":
-                unsupported_reason = (
-                    None if self._cpu_from is not None else "this op has none, since torch's own are as fast"
-                )
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
         if not use_fused:
             return self._formula(*tensors, *options)

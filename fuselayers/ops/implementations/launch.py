@@ -53,7 +53,7 @@ def kernel(fn: Callable[..., Any]) -> Any:
 
     By default Triton compiles another kernel for a 1 and for a multiple of 16. A constant tells our kernels that a
     width is a multiple of 8, as wide loads and stores require (see `rows`). Profilers show the name of its op:
-    `_forward_kernel` of softmax is `softmax_forward_kernel`.
+    `_forward_kernel` of rotary is `rotary_forward_kernel`.
     """
     constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]

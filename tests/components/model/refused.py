@@ -17,7 +17,7 @@ def assert_refused(model: nn.Module, error: type[Exception], text: str, /, *args
     fused = fuse(model, backend="eager")
     calls: list[Any] = [model, fused]
     if "must be in" not in text:  # `explain` reads no values
-        calls += [functools.partial(explain, one) for one in calls]
+        calls += [functools.partial(explain, call) for call in calls]
     for call in calls:
         with pytest.raises(error, match=f"^{re.escape(text)}"):
             call(*args, **kwargs)

@@ -116,8 +116,8 @@ def test_what_they_repeat_has_to_be_equal(name: str) -> None:
     for repeated, other in FAMILIES[family].repeated.items():
         assert torch.equal(state[repeated], state[other])
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-        text = f"{repeated} has no place of its own in it, and does not equal {other}"
-        with pytest.raises(ValueError, match=f"^the state_dict is no {family} of .*: {re.escape(text)}$"):
+        text = f"{repeated} must equal {other}, since the two are one weight of it"
+        with pytest.raises(ValueError, match=f"^the state_dict does not fit this {family}: {re.escape(text)}$"):
             load_hugging_face(model, {**state, repeated: state[other] + 1}, family=family)
         assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
         # As a file that leaves out what it would repeat.
@@ -184,14 +184,14 @@ def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without, "norm.bias is not there"),
+        (without, "norm.bias is missing"),
         (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
-        (with_a_stranger, "transformer.h.0.attn.rotary has no place in it"),
+        (with_a_stranger, "transformer.h.0.attn.rotary is no weight of it"),
         (
             with_a_head_of_its_own,
-            "lm_head.weight has no place of its own in it, and does not equal transformer.wte.weight",
+            "lm_head.weight must equal transformer.wte.weight, since the two are one weight of it",
         ),
-        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias has no place in it"),
+        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias is no weight of it"),
     ],
 )
 def test_nothing_is_copied_where_something_does_not_fit(
@@ -200,7 +200,7 @@ def test_nothing_is_copied_where_something_does_not_fit(
     state = small_state(build("gpt2_tiny", ["fusion=off", "model.num_layers=1"]))
     change(state)
     before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
-    text = f"^the state_dict is no gpt2 of this model's size: {re.escape(said)}$"
+    text = f"^the state_dict does not fit this gpt2: {re.escape(said)}$"
     with pytest.raises(ValueError, match=text):
         load_hugging_face(gpt2, state, family="gpt2")
     assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())

@@ -97,7 +97,6 @@ def op_rows() -> list[list[str]]:
             lambda: F.silu(x) * residual,
             [x, residual],
         ),
-        "softmax": (lambda: ops.softmax(x), lambda: F.softmax(x, -1), [x]),
     }
     return [
         [name, *(cell for call in (ours, plain) for cell in numbers(call, wanted, dy))]  # type: ignore[arg-type]

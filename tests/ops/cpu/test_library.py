@@ -122,7 +122,10 @@ print(fuselayers.__file__, *(f"{one.category.__name__}: {one.message}" for one i
 """
 
 
-@pytest.mark.parametrize("fault", ["not built", "built from other sources", "damaged"])
+HAS_AVX = pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="takes the plain library")
+
+
+@pytest.mark.parametrize("fault", ["not built", "built from other sources", pytest.param("damaged", marks=HAS_AVX)])
 def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
     folder = tmp_path / "fuselayers" / "ops" / "cpu"

@@ -13,7 +13,7 @@ from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
-from tests.ops.cases import CASES, NODES, Case, all_cases
+from tests.ops.cases import CASES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 from tests.testing.meter import KernelFault, Launch
 
@@ -23,7 +23,6 @@ FAR_APART = (
     "bias_dropout_residual",
     "gated_activation, packed",
     "bias_dropout_residual_layer_norm, prenorm",
-    "softmax",
 )
 
 
@@ -148,11 +147,6 @@ def test_errors_in_cpp() -> None:
         BackendUnavailableError, match=r"^backend 'cpp' cannot run here: the kernels in C\+\+ are for a C"
     ):
         ops.gated_activation(x, backend="cpp")
-    if has_kernels() and not INTERPRETED:
-        with pytest.raises(
-            RuntimeError, match=r"^backend 'cpp' cannot take this call: this op has none, since torch's"
-        ):
-            ops.softmax(torch.ones(2, 8), backend="cpp")
     with pytest.raises(ValueError, match=r"^no backend 'inductor'; there are: .*; fuse\(op, backend=\.\.\.\) takes"):
         ops.dropout(torch.ones(2, 8), 0.5, backend="inductor")
 
@@ -185,13 +179,10 @@ class TestBytes:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[] if name in (*FAR_APART, "linear_activation") else [pytest.mark.slow])
-        for name in NODES
-    ],
+    [pytest.param(name, marks=[] if name in FAR_APART else [pytest.mark.slow]) for name in CASES],
 )
 def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = NODES[name]
+    case = CASES[name]
     inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 8)))]
     targets: list[str] = []
 

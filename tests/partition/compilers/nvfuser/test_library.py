@@ -10,7 +10,7 @@ from torch import Tensor
 from fuselayers import ops
 from fuselayers.partition import explain, fuse, saved_bytes
 from fuselayers.testing import DTYPES, assert_as_good_as
-from tests.ops.cases import EVERY_DAY, NODES
+from tests.ops.cases import CASES, EVERY_DAY
 from tests.ops.contract import seed_of, tensors
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 
@@ -24,11 +24,11 @@ def fused(fn: Any, **options: Any) -> Any:
 # Each op once, in one of the dtypes in turn: a rule knows no op, and half precision is cast at a region's edges.
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, DTYPES[number % 3]) for number, name in enumerate((*EVERY_DAY, "linear_activation"))],
+    [(name, DTYPES[number % 3]) for number, name in enumerate(EVERY_DAY)],
     ids=str,
 )
 def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
-    case = NODES[name]
+    case = CASES[name]
     form = fused(partial(case.op, backend="eager", **case.options))
     inputs = tensors(*case.shapes(ROWS_AND_COLUMNS), dtype=dtype)
     assert_as_good_as(form, partial(case.reference, **case.options), inputs)
@@ -66,7 +66,7 @@ def test_masks_are_those_of_every_backend(torch_random: bool, on_the_cpu: StandI
 
 
 def test_a_cut_saves_what_explain_says_and_inductors_saves(on_the_cpu: StandIn) -> None:
-    case = NODES["bias_dropout_residual_rms_norm, pre"]
+    case = CASES["bias_dropout_residual_rms_norm, pre"]
     fn = partial(case.op, backend="eager", **case.options)
     inputs = [tensor.requires_grad_() for tensor in tensors(*case.shapes(ROWS_AND_COLUMNS))]
     saved = saved_bytes(fused(fn), *inputs)
