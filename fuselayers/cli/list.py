@@ -89,7 +89,7 @@ def _summary(component: type) -> str:
 def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:
     kind, _, name = asked.partition(".")
     if kind not in TABLES:
-        raise ValueError(no_such("kind", asked, TABLES) + _as_asked_for(asked, taken))
+        raise ValueError(no_such("kind", asked, TABLES))
     rows = option_rows(kind)
     if name and kind in SECTIONS:
         if name not in [row.option for row in rows]:
@@ -118,15 +118,6 @@ def _described(row: OptionRow) -> str:
     default = row.default if row.default == "required" else f"default {row.default}"
     facts = ", ".join(filter(None, (row.type, row.range, default)))
     return f"{facts}: {row.meaning}" if row.meaning else facts
-
-
-def _as_asked_for(name: str, taken: Mapping[str, Sequence[str]]) -> str:
-    """The end of an error's text: how a component or a choice of this name is asked for, if there is one."""
-    spellings = [f"{kind}.{name}" for kind in registry.KINDS if name in registry.names(kind)]
-    spellings += [
-        f"{group}={name}" for group, names in taken.items() if name in names and group not in COMPONENT_GROUPS
-    ]
-    return f"; to see what it is, write {' or '.join(spellings)}" if spellings else ""
 
 
 def _print_config(overrides: list[str], console: Console) -> None:

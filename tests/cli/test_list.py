@@ -114,24 +114,6 @@ def test_files_of_ones_own_are_among_the_choices(capsys: pytest.CaptureFixture[s
         assert ", mine, " in _list(capsys, *arguments)
     assert ", mine, " not in _list(capsys, "model")
     assert "hidden_dim: 32" in _list(capsys, "model=mine", path)
-    assert main(["list", "mine", path]) == 2
-    assert capsys.readouterr().err.endswith("; to see what it is, write model=mine\n")
-
-
-@pytest.mark.parametrize(
-    ("name", "end"),
-    [
-        ("gpt2_small", "train; to see what it is, write model=gpt2_small"),
-        ("rotary", "; to see what it is, write position.rotary"),
-        ("quick", "; to see what it is, write train=quick"),
-        ("gpt2_smal", "train"),
-    ],
-)
-def test_a_choice_in_place_of_a_kind_is_told_how_it_is_written(
-    capsys: pytest.CaptureFixture[str], name: str, end: str
-) -> None:
-    assert main(["list", name]) == 2
-    assert capsys.readouterr().err.endswith(f"{end}\n")
 
 
 def test_a_search_path_that_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
