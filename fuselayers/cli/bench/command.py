@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from importlib import metadata
@@ -96,7 +97,7 @@ def _add_candidates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=_DTYPES, metavar="DTYPE", default="float32", help=f"{', '.join(_DTYPES)} (default float32)"
     )
-    parser.add_argument("--backends", help="comma-separated (default eager,inductor, if they work here)")
+    parser.add_argument("--backends", help="comma-separated (default inductor, of a model eager too)")
     parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
 
 
@@ -143,7 +144,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _subject(arguments: argparse.Namespace, device: torch.device) -> Subject:
-    chosen = _backends(arguments.backends, device=device)
+    default = ("eager", "inductor") if arguments.subject == "model" else ("inductor",)
+    chosen = _backends(arguments.backends, default, device=device)
     shape, dtype = None if arguments.shape is None else _shape(arguments.shape), _DTYPES[arguments.dtype]
     if arguments.subject == "model":
         overrides = tuple(arguments.overrides)
@@ -155,11 +157,11 @@ def _subject(arguments: argparse.Namespace, device: torch.device) -> Subject:
     return op_subject(arguments.name, settings, backends=chosen)
 
 
-def _backends(text: str | None, *, device: torch.device) -> list[str]:
+def _backends(text: str | None, default: Sequence[str], *, device: torch.device) -> list[str]:
     """The backends to time, without "auto", which takes one of the others."""
     statuses = {status.name: status for status in backends(device=device) if status.name != "auto"}
     if text is None:
-        return [name for name in ("eager", "inductor") if statuses[name].available]
+        return [name for name in default if statuses[name].available]
     chosen = chosen_names("backend", text, statuses)
     for name in chosen:
         if not statuses[name].available:

@@ -83,7 +83,7 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
     )
     code, out, _ = _bench(capsys, *arguments)
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if "%" in line][-1] == "eager"
+    assert [line.split()[0] for line in out.splitlines() if "%" in line][-1] == "fuselayers"
 
 
 @pytest.mark.parametrize(
