@@ -24,8 +24,8 @@ from .node_kinds import is_view, module_of, num_bytes, num_elements, source_line
 from .partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from .passes import AGAIN, MASK_OPS
 from .peak_bytes import peak_bytes
-from .report_text import readable_bytes
 from .saved_bytes import saved_by_call
+from .text_table import readable_bytes
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}

@@ -3,20 +3,26 @@
 import html
 import itertools
 import json
+import re
 import shutil
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..figure import new_figure
 from .cost import CostModel, flops_of
 from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
-from .report_text import report_text
 from .saved_by_budget import smallest_saved_bytes
+from .text_table import Row, readable_bytes, table_lines, whole
 
 _IN_A_NOTEBOOK: Final = 10
+# The first number in a module's path, as in blocks.11.norm.
+_NUMBERED: Final = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)(?:\.(?P<rest>.+))?")
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,9 @@ class RecomputedValue:
     num_bytes: int
     moved_bytes: float
     flops: float
+
+
+_Value = TypeVar("_Value", bound=SavedValue | RecomputedValue)
 
 
 @dataclass(frozen=True)
@@ -214,4 +223,154 @@ class MemoryReport:
             rows: how many rows each table has at most; the last row has the sum of the rest.
             width: of a line; None for the variable COLUMNS, else the terminal's.
         """
-        return report_text(self, rows=rows, width=width or shutil.get_terminal_size().columns)
+        width = width or shutil.get_terminal_size().columns
+        sentences = (
+            f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
+            f"{_seconds(self.forward_seconds)}",
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
+            f"{_seconds(self.backward_seconds)}",
+        )
+        about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
+        lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
+        lines += ["", "saved", *table_lines(_saved_rows(self.saved, rows), width, left=(0, 1, 3))]
+        if self.recomputed:
+            lines += ["", "recomputed", *table_lines(_recomputed_rows(self.recomputed, rows), width, left=(0,))]
+        return "\n".join([*lines, "", *itertools.chain(*floors)])
+
+
+def _totals_rows(report: MemoryReport) -> list[Row]:
+    rows: list[Row] = [("partition", "saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed")]
+    eager = report.totals["eager"].saved_bytes
+    for rule, totals in report.totals.items():
+        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
+        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
+        peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
+        figures = readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed
+        rows.append((rule, *map(whole, figures)))
+    return rows
+
+
+def _saved_rows(saved: Sequence[SavedValue], most: int) -> list[Row]:
+    def cells(values: Sequence[SavedValue]) -> tuple[str, ...]:
+        size = whole(readable_bytes(_total_bytes(values)))
+        return (_shape(values[0]), size, values[0].reason) if len(values) == 1 else ("", size, "")
+
+    counted = [value for value in saved if value.num_bytes]
+    rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
+    free = len(saved) - len(counted)
+    rows += [(f"{free} for free", "", whole("0 B"), "parameters, and views of saved memory")] if free else []
+    return [("value", "shape", "bytes", "why"), *rows]
+
+
+def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[Row]:
+    def weight(values: Sequence[RecomputedValue]) -> tuple[float, float]:
+        return sum(value.flops for value in values), sum(value.moved_bytes for value in values)
+
+    def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
+        flops, moved = weight(values)
+        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), _flops(flops) if flops else ""
+        return tuple(map(whole, sums))
+
+    rows = _value_rows(recomputed, cells, weight=weight, most=most)
+    return [("value", whole("not saved"), "moved", "FLOPs"), *rows]
+
+
+def _value_rows(
+    values: Iterable[_Value],
+    cells: Callable[[Sequence[_Value]], tuple[str, ...]],
+    *,
+    weight: Callable[[Sequence[_Value]], Any],
+    most: int,
+) -> list[Row]:
+    """Return a row for each value, the heaviest first, and the sum of those after the first `most` rows.
+
+    Values that are alike, at the same place in several modules of a list, have one row. Those of the same modules stand
+    together, below a line that names the modules.
+
+    Args:
+        values: of one table.
+        cells: the cells of a value, and of several values together.
+        weight: by which rows are sorted.
+        most: rows of the table.
+    """
+    groups = sorted(_by_modules(values, cells), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
+    rows: list[Row] = []
+    hidden: list[_Value] = []
+    for group in groups:
+        ordered = sorted(group, key=weight, reverse=True)
+        shown, times = ordered[:most], len(group[0])
+        hidden += itertools.chain(*ordered[most:])
+        most -= len(shown)
+        if shown and times > 1:
+            total = readable_bytes(_total_bytes(itertools.chain(*shown)))
+            rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
+        for value, *others in shown:
+            called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)
+            rows.append((called, *cells([value])))
+    return [*rows, (f"{len(hidden)} more", *cells(hidden))] if hidden else rows
+
+
+def _by_modules(
+    values: Iterable[_Value], cells: Callable[[Sequence[_Value]], tuple[str, ...]]
+) -> Iterable[list[list[_Value]]]:
+    """Return lists of values with the same op and sizes. Those of the same modules are one group."""
+    rows: dict[Hashable, list[_Value]] = {}
+    times: Counter[Hashable] = Counter()
+    for value in values:
+        modules, number, rest = _numbered(value.module)
+        place = (modules, rest, value.op, cells([value])[:2]) if number else value.name
+        times[number, place] += 1
+        rows.setdefault((place, times[number, place]), []).append(value)
+    groups: dict[Hashable, list[list[_Value]]] = {}
+    for row in rows.values():
+        row.sort(key=lambda value: int(_numbered(value.module)[1] or 0))  # backward recomputes the last block first
+        modules_of = tuple(_numbered(value.module)[:2] for value in row)
+        groups.setdefault(modules_of if len(row) > 1 else row[0].name, []).append(row)
+    return groups.values()
+
+
+def _numbered(module: str) -> tuple[str, str, str]:
+    """Return the list that a module is in, its number there, and its path in that: ("blocks", "11", "norm")."""
+    match = _NUMBERED.fullmatch(module)
+    return (match["list"], match["number"], match["rest"] or "") if match else ("", "", module)
+
+
+def _range(modules: Sequence[str]) -> str:
+    """Return "blocks.0 to blocks.11", or the names one by one if some between are missing."""
+    names = [f"{modules_list}.{number}" for modules_list, number, _ in map(_numbered, modules)]
+    numbers = [int(_numbered(module)[1]) for module in modules]
+    iswhole = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return f"{names[0]} to {names[-1]}" if iswhole and len(names) > 2 else ", ".join(names)
+
+
+def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
+    return sum(value.num_bytes for value in values)
+
+
+def _shape(value: SavedValue) -> str:
+    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+
+
+def _called(value: SavedValue | RecomputedValue, module: str) -> str:
+    """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
+    op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
+    named = f"{op} ({value.name})"
+    if value.module:
+        return f"{module} {named}".lstrip()
+    file, _, rest = value.source.partition(":")
+    return f"{named}, {Path(file).name}:{rest}" if rest else named
+
+
+def _flops(flops: float) -> str:
+    for unit, scale in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
+        if flops >= scale:
+            return f"{flops / scale:,.1f} {unit}"
+    return f"{flops:.0f} FLOP"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit} at least"
+    return f"{seconds / 1e-6:.1f} us at least"

@@ -1,0 +1,77 @@
+"""Tables of text that fit a terminal, and sizes in words. Used by the memory report."""
+
+import itertools
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Sequence
+from typing import Final
+
+# A line may end after a space, and after a dot that is no decimal point. A figure and its unit have no space between.
+_BREAK: Final = re.compile(r"(?<=\S )(?=\S)|(?<=[^\W\d]\.)(?=\w)|(?<=\d\.)(?=[^\W\d])")
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+
+Row = str | tuple[str, ...]
+
+
+def table_lines(rows: Sequence[Row], width: int, *, left: Collection[int]) -> Iterator[str]:
+    """Return the lines of a table. A cell that is too wide is folded between words, or at a dot of a name.
+
+    A row that is no tuple is a line of its own. `left` are the columns that are aligned to the left. Where names are
+    too long for columns, the text in the last column stands below its row.
+    """
+    columns = [*zip(*(row for row in rows if isinstance(row, tuple)), strict=True)]
+    natural = [max(map(len, column)) for column in columns]
+    widths = [max(len(line) for cell in column for line in _folded(cell, 0)) for column in columns]
+    spare = width - sum(widths) - 2 * (len(widths) - 1)
+    if spare < 0 and len(columns) - 1 in left:
+        lines: list[Row] = []
+        for row in rows:
+            lines += [row] if isinstance(row, str) else [row[:-1], f"    {row[-1]}"]
+        yield from table_lines(lines, width, left=left)
+        return
+    for _ in range(spare):
+        # The narrowest column that wants more gets one more character.
+        wanting = [place for place, size in enumerate(widths) if size < natural[place]]
+        if not wanting:
+            break
+        widths[min(wanting, key=widths.__getitem__)] += 1
+    for row in rows:
+        if isinstance(row, str):
+            indent = row[: len(row) - len(row.lstrip())]
+            yield from textwrap.wrap(row, width, subsequent_indent=indent, break_long_words=False)
+            continue
+        cells = [_folded(cell, size) for cell, size in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*cells, fillvalue=""):
+            aligned = (
+                text.ljust(size) if column in left else text.rjust(size)
+                for column, (text, size) in enumerate(zip(line, widths, strict=True))
+            )
+            yield "  ".join(aligned).rstrip().replace(_NO_BREAK, " ")
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """Return a cell as lines of a width, or as wide as its longest word."""
+    text = cell.lstrip(" ")
+    lines = [indent := cell[: len(cell) - len(text)]]
+    for piece in _BREAK.split(text):
+        if lines[-1] != indent and len(f"{lines[-1]}{piece}".rstrip(" ")) > width:
+            lines.append(indent)
+        lines[-1] += piece
+    return [line.rstrip(" ") for line in lines]
+
+
+def whole(figure: str) -> str:
+    """Return a figure in whose cell no line ends between number and unit."""
+    return figure.replace(" ", _NO_BREAK)
+
+
+def readable_bytes(size: float) -> str:
+    """Return a size in bytes as text.
+
+    >>> readable_bytes(12_582_912), readable_bytes(8)
+    ('12.6 MB', '8 B')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.1f} {unit}"
+    return f"{size:.0f} B"
