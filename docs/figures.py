@@ -139,10 +139,10 @@ def _ops() -> list[str]:
         if (title, candidate) not in rows:
             return "-"
         spans = "forward", "forward_backward"
-        eager, other = rows[title, "eager"], rows[title, candidate]
-        return " / ".join(f"{_median(eager, span) / _median(other, span):.2f}" for span in spans)
+        plain, other = rows[title, "plain"], rows[title, candidate]
+        return " / ".join(f"{_median(plain, span) / _median(other, span):.2f}" for span in spans)
 
-    titles = [title for title, candidate in rows if candidate == "eager"]
+    titles = [title for title, candidate in rows if candidate == "plain"]
     lines = [[f"`{title}`", *(speeds(title, name) for name in ("fuselayers", "torch.compile"))] for title in titles]
     return _table(["", "here", "`torch.compile`"], lines) + _said(content)
 
