@@ -90,7 +90,9 @@ class LlamaLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         y_BTD = _rms_norm(x_BTD, self.norm1)
-        q, k, v = (one(y_BTD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in (self.q, self.k, self.v))
+        q, k, v = (
+            linear(y_BTD).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for linear in (self.q, self.k, self.v)
+        )
         mixed_BHTC = F.scaled_dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
         x_BTD = x_BTD + self.out(mixed_BHTC.transpose(1, 2).flatten(2))
         y_BTD = _rms_norm(x_BTD, self.norm2)

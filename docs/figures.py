@@ -139,10 +139,10 @@ def _ops() -> list[str]:
         if (title, candidate) not in rows:
             return "-"
         spans = "forward", "forward_backward"
-        eager, other = rows[title, "eager"], rows[title, candidate]
-        return " / ".join(f"{_median(eager, span) / _median(other, span):.2f}" for span in spans)
+        plain, other = rows[title, "plain"], rows[title, candidate]
+        return " / ".join(f"{_median(plain, span) / _median(other, span):.2f}" for span in spans)
 
-    titles = [title for title, candidate in rows if candidate == "eager"]
+    titles = [title for title, candidate in rows if candidate == "plain"]
     lines = [[f"`{title}`", *(speeds(title, name) for name in ("fuselayers", "torch.compile"))] for title in titles]
     return _table(["", "here", "`torch.compile`"], lines) + _said(content)
 
@@ -160,6 +160,19 @@ def _fine_tune_gpt2() -> list[str]:
     )
     rows.append(["largest difference of a loss", "", *(f"{100 * difference:.2f} %" for difference in differences)])
     return _table(["saved kB", "plain", "`layers`", "`blocks`"], rows) + _said(content)
+
+
+def _swap() -> list[str]:
+    """Sites, saved bytes and time of each family at both levels, and what the default takes."""
+    content = _read(f"{SHOWN}/swap.json")
+    rows = []
+    for name, family in content["families"].items():
+        levels = family["levels"]
+        sites = " / ".join(str(sum(levels[level]["sites"].values())) for level in ("layers", "blocks"))
+        shares = (f"{levels[level]['saved']:.2f} / {levels[level]['time']:.2f}" for level in ("layers", "blocks"))
+        error = max(row["error"] for row in levels.values())
+        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", f"{error:.0e}"])
+    return _table(["", "sites", "`layers`", "`blocks`", "default", "error"], rows) + _said(content)
 
 
 def _published_plans() -> list[str]:
@@ -197,6 +210,7 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "layers": _layers,
     "ops": _ops,
     "fine_tune_gpt2": _fine_tune_gpt2,
+    "swap": _swap,
     "plan": _plan,
     "published_plans": _published_plans,
     "published_memory": _published_memory,

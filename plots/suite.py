@@ -5,24 +5,23 @@ python plots/suite.py plots/cpu/amd_epyc_avx512/suite
 
 import json
 import sys
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from fuselayers.cli.bench.suite import Measured
-from fuselayers.cli.bench.suite_report import draw_all
+from fuselayers.cli.bench.measure import Measured
+from fuselayers.cli.bench.report import Report, draw_all
 
 __all__ = ["draw_again"]
 
 
 def draw_again(folder: Path) -> list[Path]:
-    """Draw a picture for each dtype and span; returns the files."""
-    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    known = {field.name for field in fields(Measured)}  # older files have more
-    rows = [
-        Measured(**{name: value for name, value in row.items() if name in known} | {"shape": tuple(row["shape"])})
-        for row in content["rows"]
-    ]
-    return draw_all(folder, rows, machine=content["machine"], date=content["date"], repeats=content["repeats"])
+    """Draw a picture for each dtype; returns the files."""
+    content: dict[str, Any] = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    rows = {
+        kind: [Measured(**{**row, "shape": tuple(row["shape"])}) for row in content[kind]]
+        for kind in ("rows", "models")
+    }
+    return draw_all(folder, Report(**(content | rows)))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing
 # The only modules that call importlib with a name which a reader of the source cannot see.
 IMPORTS_BY_NAME = {
     "fuselayers": "the lazy table",
-    "fuselayers.cli.bench.first_step": "the modules of --import, in another process",
     "fuselayers.cli.main": "the command that is called, and the modules of --import",
     "fuselayers.partition.compilers.nvfuser.availability": "a package that need not be installed",
 }
@@ -311,9 +310,8 @@ def test_every_package_that_is_imported_is_required(built: Path) -> None:
         target.split(".")[0] for name, path in modules.items() for _, target in _statements(name, path, modules)
     }
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
-    # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU. argcomplete is only imported
-    # when the Tab key is pressed, and its user has installed it for that.
-    needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign - {"argcomplete"}} | {"triton"}
+    # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU.
+    needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton"}
     assert needed == _requirements(built, extras=["hub", "plots"])
 
 

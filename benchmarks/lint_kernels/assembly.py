@@ -10,8 +10,6 @@ from typing import Final
 _SASS_LINE: Final = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);", re.MULTILINE)
 _SASS_ACCESS: Final = re.compile(r"(LDGSTS|LDG|STG)\b")
 _SASS_WIDTH: Final = re.compile(r"\.[US]?(8|16|64|128|256)\b")
-# Each waits for the one before: the steps of a reduction, and barriers.
-_SHUFFLES: Final = re.compile(r"(SHFL|BAR)\b|ds_(bpermute|swizzle)|v_\w+_dpp$")
 _AMD_LABEL: Final = re.compile(r"^(\.L\w+):")
 _AMD_LINE: Final = re.compile(r"^\t([a-z]\w*)\s*(.*)")
 # Scalar instructions (s_...) run once for a warp, on a separate unit; they do not delay the others.
@@ -32,34 +30,16 @@ class Code:
         spills: instructions that move registers to memory or back.
         once: instructions outside of loops, by name.
         looped: instructions inside of loops, by name.
-        loading_loops: loops that load from global memory, one after another.
-        ahead: whether they load for the next iteration before they compute.
     """
 
     registers: int
     spills: int
     once: Counter[str]
     looped: Counter[str]
-    loading_loops: int = 0
-    ahead: bool = False
 
     def instructions(self, trips: float) -> float:
         """The number of instructions of a thread that runs every loop `trips` times."""
         return self.once.total() + trips * self.looped.total()
-
-    def shuffles(self, trips: float) -> float:
-        """How many of them are shuffles and barriers."""
-        once, looped = (
-            sum(count for name, count in counted.items() if _SHUFFLES.match(name))
-            for counted in (self.once, self.looped)
-        )
-        return once + trips * looped
-
-    def loaded(self) -> int:
-        """The bytes that a thread loads before it waits: those of a loop's iteration, without a loop all."""
-        found = _accesses(self.looped if self.loading_loops else self.once)
-        loaded = sum(count * bits for (kind, bits), count in found.items() if kind == "load") // 8
-        return loaded // max(self.loading_loops, 1)
 
     def accesses(self) -> Counter[tuple[str, int]]:
         """Loads and stores of global memory, by ("load" or "store", bits)."""
@@ -67,8 +47,8 @@ class Code:
 
     def narrow(self) -> int:
         """The number of accesses of less than 128 bits; if a loop accesses memory, of those in loops."""
-        found = _accesses(self.looped) or _accesses(self.once)
-        return sum(count for (_, bits), count in found.items() if bits < 128)
+        accesses = _accesses(self.looped) or _accesses(self.once)
+        return sum(count for (_, bits), count in accesses.items() if bits < 128)
 
 
 def read_sass(text: str) -> Code:
@@ -96,8 +76,7 @@ def read_sass(text: str) -> Code:
     names = [name for at, name, rest in lines if not (name == "BRA" and rest.strip() == f"{at:#x}")]
     once, looped = _counted(names, loops)
     spills = sum(count for name, count in (once + looped).items() if name.startswith(("LDL", "STL")))
-    ahead = any(name.startswith("LDGSTS") for name in looped)
-    return Code(int(registers[1]), spills, once, looped, _loading(names, loops), ahead)
+    return Code(int(registers[1]), spills, once, looped)
 
 
 def read_amdgcn(text: str) -> Code:
@@ -113,8 +92,8 @@ def read_amdgcn(text: str) -> Code:
     for line in text.splitlines():
         if label := _AMD_LABEL.match(line):
             labels[label[1]] = len(names)
-        elif found := _AMD_LINE.match(line):
-            name, operands = found[1], found[2].split()
+        elif instruction := _AMD_LINE.match(line):
+            name, operands = instruction[1], instruction[2].split()
             if name.startswith(("s_cbranch", "s_branch")) and operands and operands[0] in labels:
                 loops.append((labels[operands[0]], len(names)))
             names.append(name)
@@ -124,24 +103,7 @@ def read_amdgcn(text: str) -> Code:
     )
     if registers is None or spills is None or not once:
         raise ValueError(f"no function in the assembly: {text[:200]!r}")
-    # Without asynchronous copies a loop that loads ahead has the first iteration's loads before it.
-    before, inside = (
-        sum(count for (kind, bits), count in _accesses(counted).items() if (kind, bits) == ("load", 128))
-        for counted in (once, looped)
-    )
-    loading = _loading(names, loops)
-    return Code(int(registers[1]), int(spills[1]), once, looped, loading, loading == 1 and before >= inside > 0)
-
-
-def _loading(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> int:
-    """The number of loops that load, of nested ones the outermost."""
-    outermost = [
-        (first, last)
-        for first, last in loops
-        if not any(a <= first and last <= b and (a, b) != (first, last) for a, b in loops)
-    ]
-    found = {span: _accesses(Counter(names[span[0] : span[1] + 1])) for span in outermost}
-    return sum(any(kind == "load" for kind, _ in accesses) for accesses in found.values())
+    return Code(int(registers[1]), int(spills[1]), once, looped)
 
 
 def _counted(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> tuple[Counter[str], Counter[str]]:
@@ -155,9 +117,9 @@ def _counted(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> tuple[Co
 def _accesses(counted: Counter[str]) -> Counter[tuple[str, int]]:
     accesses: Counter[tuple[str, int]] = Counter()
     for name, count in counted.items():
-        if found := _SASS_ACCESS.match(name):
+        if access := _SASS_ACCESS.match(name):
             width = _SASS_WIDTH.search(name)
-            accesses["store" if found[1] == "STG" else "load", int(width[1]) if width else 32] += count
-        elif found := _AMD_ACCESS.match(name):
-            accesses[found[1], _AMD_WIDTHS[found[2]]] += count
+            accesses["store" if access[1] == "STG" else "load", int(width[1]) if width else 32] += count
+        elif access := _AMD_ACCESS.match(name):
+            accesses[access[1], _AMD_WIDTHS[access[2]]] += count
     return accesses

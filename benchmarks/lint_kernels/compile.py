@@ -2,19 +2,44 @@
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import torch
 
 from benchmarks.lint_kernels.assembly import Code, read_amdgcn, read_sass
-from benchmarks.lint_kernels.roofline import CHIPS
 from fuselayers.ops.implementations.launch import INTERPRETED, Launch
+from fuselayers.ops.implementations.occupancy import AMD, NVIDIA, Processor
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, triton
 from fuselayers.partition import BackendUnavailableError
 
+
+class Chip(NamedTuple):
+    """A GPU to compile for.
+
+    Attributes:
+        target: Triton's backend and its architecture, and the threads of a warp.
+        processors: how many.
+        processor: the resources of each.
+    """
+
+    target: tuple[str, int | str, int]
+    processors: int
+    processor: Processor
+
+
+CHIPS: Final[Mapping[str, Chip]] = MappingProxyType(
+    {
+        # A100 of 80 GB, H200 (its code is the H100's too), B200, MI300X.
+        "sm_80": Chip(("cuda", 80, 32), 108, NVIDIA._replace(shared=164 << 10)),
+        "sm_90": Chip(("cuda", 90, 32), 132, NVIDIA),
+        "sm_100": Chip(("cuda", 100, 32), 148, NVIDIA),
+        "gfx942": Chip(("hip", "gfx942", 64), 304, AMD),
+    }
+)
 _known: dict[tuple[Any, ...], tuple[Code, int]] = {}
 
 
@@ -54,7 +79,10 @@ def threads_of(launch: Launch, arch: str) -> int:
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:
     """A key of the code of a launch; launches with equal keys run the same code."""
-    arguments = (getattr(one, "dtype", one if isinstance(one, torch.dtype) else type(one)) for one in launch.arguments)
+    arguments = (
+        getattr(argument, "dtype", argument if isinstance(argument, torch.dtype) else type(argument))
+        for argument in launch.arguments
+    )
     return launch.function, launch.constants, launch.num_warps, *arguments
 
 

@@ -6,8 +6,8 @@ from rich.console import Console
 
 from ..partition import backends
 from .machine import choose_device
-from .parser import add_device, folded
-from .text import line_width, say
+from .parser import add_device
+from .text import say
 
 DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and how to install it."
 
@@ -19,10 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print a line for each backend."""
-    width = line_width(console)
     say(console, f"{'backend':<10}available  why", bold=True)
     for status in backends(device=choose_device(arguments.device, setting="--device")):
         hint = f"; to get it: {status.hint}" if status.hint else ""
-        line = f"{status.name:<10}{'yes' if status.available else 'no':<11}{status.reason}{hint}"
-        say(console, *folded(line, width, hanging=21))
+        say(console, f"{status.name:<10}{'yes' if status.available else 'no':<11}{status.reason}{hint}")
     return 0

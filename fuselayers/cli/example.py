@@ -15,11 +15,7 @@ def example_batch(
     """Return a training batch of zeros for the model of a config.
 
     Args:
-        model: the model, without fusion around it.
-        config: of the model.
         sizes: examples; for a model with a context length also the tokens of each (default all).
-        device: of the batch.
-        option: the name in an error.
 
     Raises:
         ValueError: the model has no `example_inputs`, or the sizes do not fit it.

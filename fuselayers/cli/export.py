@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from ..configs import compose
 from ..configs.from_pretrained import CONFIG
 from ..configs.values import parse_yaml
-from .files import whole_folder, write_text
+from .files import flush_folder, temporary_name, write_text
 from .text import say
 from .train.checkpoint import find_checkpoint, whole_tensors
 from .train.state import MODEL
@@ -44,10 +44,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
     """Write the model of a checkpoint into a new folder, which is there whole or not at all.
 
-    Args:
-        checkpoint: its path, or that of a run.
-        folder: to write.
-
     Returns:
         The checkpoint, and how many numbers the model has.
 
@@ -65,15 +61,20 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
     except (ValueError, TypeError) as error:
         raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
     tensors = whole_tensors(path, prefix=MODEL)
-    with whole_folder(folder) as written:
-        write_text(written / CONFIG, content.config_yaml)
-        weights = written / "model.safetensors"
-        try:
-            save_file(tensors, weights, metadata={"format": "pt", "step": str(content.step)})
-        except SafetensorError as error:  # of the disk
-            raise OSError(str(error)) from error
+    beside = temporary_name(folder)
+    try:
+        beside.mkdir(parents=True)
+        write_text(beside / CONFIG, content.config_yaml)
+        weights = beside / "model.safetensors"
+        save_file(tensors, weights, metadata={"format": "pt", "step": str(content.step)})
         # safetensors lets nobody else read its file.
-        shutil.copymode(written / CONFIG, weights)
+        shutil.copymode(beside / CONFIG, weights)
         with open(weights, "rb") as file:
             os.fsync(file.fileno())
+        flush_folder(beside)
+        os.rename(beside, folder)
+        flush_folder(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise OSError(f"cannot write {folder}: {error}") from error
     return path, sum(tensor.numel() for tensor in tensors.values())

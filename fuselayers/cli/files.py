@@ -4,8 +4,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -48,31 +47,6 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write a text file in UTF-8, as `write_whole` does."""
     write_whole(path, lambda file: file.write(text.encode()))
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a second folder to fill, and rename it to `path`; after an error remove it. Used by `data` and `export`.
-
-    Raises:
-        OSError: the folder could not be written; the text names it and the reason.
-    """
-    beside, fills = temporary_name(path), False
-    try:
-        beside.mkdir(parents=True)
-        fills = True
-        yield beside
-        fills = False
-        flush_folder(beside)
-        os.rename(beside, path)
-        flush_folder(path.parent)
-    except BaseException as error:
-        shutil.rmtree(beside, ignore_errors=True)
-        # What fills the folder reads other files too.
-        if not isinstance(error, OSError) or (fills and not str(error.filename or beside).startswith(str(beside))):
-            raise
-        reason = error.strerror or str(error).replace(str(beside), str(path))
-        raise OSError(f"cannot write {path}: {reason}") from error
 
 
 def temporary_name(path: Path) -> Path:

@@ -1,8 +1,6 @@
 """`fuselayers list`: the components, the options of some, or a composed config."""
 
 import argparse
-import re
-import textwrap
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,8 +15,8 @@ from ..configs.schemas import SECTIONS
 from ..configs.sources import parse_overrides
 from ..configs.tables import TABLES, OptionRow, option_rows
 from ..names import no_such
-from .parser import add_imports, complete_override, folded
-from .text import line_width, say
+from .parser import add_imports
+from .text import say
 
 DESCRIPTION = """\
 Shows every registered component in a line, the options of one or of a kind, or the config that overrides make.
@@ -34,13 +32,12 @@ Add `hydra.searchpath=[/my/configs]` to any of them to include your own config f
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A kind, a component, or overrides."""
-    items = parser.add_argument(
+    parser.add_argument(
         "items",
         nargs="*",
         metavar="KIND | KIND.NAME | OVERRIDE",
         help=f"the kinds and sections are {', '.join(TABLES)}; an override is key=value",
     )
-    items.completer = _complete  # type: ignore[attr-defined]
     add_imports(parser)
 
 
@@ -70,45 +67,29 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _complete(prefix: str, **_: object) -> list[str]:
-    components = [f"{kind}.{name}" for kind in registry.KINDS for name in registry.names(kind)]
-    found = (*TABLES, *components, *complete_override(prefix))
-    return [text for text in found if text.startswith(prefix)]
-
-
 def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
-    width = line_width(console)
     for kind in registry.KINDS:
         names = registry.names(kind)
         if names:
             say(console, kind, bold=True)
         size = max(map(len, names), default=0) + 4
         for name in names:
-            summary = _summary(registry.get(kind, name), None if width is None else width - size)
-            say(console, (f"  {name}".ljust(size) + summary).rstrip())
+            say(console, (f"  {name}".ljust(size) + _summary(registry.get(kind, name))).rstrip())
     say(console, "in a config", bold=True)
     for group in (group for group in taken if group not in COMPONENT_GROUPS):
-        say(console, *folded(f"  {group}=".ljust(12) + ", ".join(taken[group]), width, hanging=12))
+        say(console, f"  {group}=".ljust(12) + ", ".join(taken[group]))
     say(console, "for options: fuselayers list feedforward.gated_mlp, or a kind: list feedforward")
 
 
-def _summary(component: type, room: int | None) -> str:
-    """The first sentence of a class's docstring; where it is too long, up to the end of a clause that fits."""
-    first, _, _ = (component.__doc__ or "").strip().partition("\n")
-    text = first.rstrip(".")
-    if room is None or len(text) <= room:
-        return text
-    for end_of_clause in (r"[.;:] | \(", ", "):
-        ends = [found.start() for found in re.finditer(end_of_clause, text) if found.start() <= room]
-        if ends:
-            return text[: ends[-1]]
-    return textwrap.shorten(text, room, placeholder=" ...")
+def _summary(component: type) -> str:
+    """The first sentence of a class's docstring."""
+    return (component.__doc__ or "").strip().partition("\n")[0].rstrip(".")
 
 
 def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:
     kind, _, name = asked.partition(".")
     if kind not in TABLES:
-        raise ValueError(no_such("kind", asked, TABLES) + _as_asked_for(asked, taken))
+        raise ValueError(no_such("kind", asked, TABLES))
     rows = option_rows(kind)
     if name and kind in SECTIONS:
         if name not in [row.option for row in rows]:
@@ -117,21 +98,19 @@ def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Cons
     elif name:
         registry.get(kind, name)  # raises for a name that there is not
         rows = [row for row in rows if row.name == name]
-    width = line_width(console)
     size = max((len(row.option) for row in rows), default=0) + 4
     before = ""
     for row in rows:
         if row.name != before:
             title = kind if kind in SECTIONS else f"{kind}.{row.name}"
             say(console, *([""] if before else []), title, bold=True)
-            summary = "" if kind in SECTIONS else _summary(registry.get(kind, row.name), None)
-            if summary:
-                say(console, *folded(f"  {summary}", width, hanging=2))
+            if kind not in SECTIONS and (summary := _summary(registry.get(kind, row.name))):
+                say(console, f"  {summary}")
             before = row.name
         text = f"  {row.option}".ljust(size) + _described(row) if row.option else f"  {row.meaning}"
-        say(console, *folded(text, width, hanging=size))
+        say(console, text)
     if not name and kind in taken:
-        say(console, "", *folded(f"{kind}= takes {', '.join(taken[kind])}", width, hanging=2))
+        say(console, "", f"{kind}= takes {', '.join(taken[kind])}")
 
 
 def _described(row: OptionRow) -> str:
@@ -139,13 +118,6 @@ def _described(row: OptionRow) -> str:
     default = row.default if row.default == "required" else f"default {row.default}"
     facts = ", ".join(filter(None, (row.type, row.range, default)))
     return f"{facts}: {row.meaning}" if row.meaning else facts
-
-
-def _as_asked_for(name: str, taken: Mapping[str, Sequence[str]]) -> str:
-    """The end of an error's text: how a component or a choice of this name is asked for, if there is one."""
-    found = [f"{kind}.{name}" for kind in registry.KINDS if name in registry.names(kind)]
-    found += [f"{group}={name}" for group, names in taken.items() if name in names and group not in COMPONENT_GROUPS]
-    return f"; to see what it is, write {' or '.join(found)}" if found else ""
 
 
 def _print_config(overrides: list[str], console: Console) -> None:
@@ -176,4 +148,4 @@ def _print_config(overrides: list[str], console: Console) -> None:
         note = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
     size = max(map(len, figures.values()))
     say(console, *(f"{figure:>{size}} {meaning}" for meaning, figure in figures.items()))
-    say(console, *folded(note, line_width(console)))
+    say(console, note)

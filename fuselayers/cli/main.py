@@ -53,8 +53,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in arguments
     try:
-        if "_ARGCOMPLETE" in os.environ:
-            _complete()
         name = _command_of(arguments)
         command = _imported(name)
         parser = _parser(name, command)
@@ -82,14 +80,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _BAD_INPUT
 
 
-def _complete() -> None:
-    """Answer the shell, which asked what may follow the words so far, and exit."""
-    import argcomplete  # only here: it is of no use to any other call
-
-    name = _command_of(os.environ["COMP_LINE"].split()[1:])
-    argcomplete.autocomplete(_parser(name, _imported(name)))
-
-
 def _command_of(arguments: Sequence[str]) -> str | None:
     return next((argument for argument in arguments if not argument.startswith("-")), None)
 
@@ -107,9 +97,9 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
     parser.add_argument("--version", action="version", version=f"fuselayers {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for one, summary in _COMMANDS.items():
-        subparser = subparsers.add_parser(one, help=summary)
-        if one == name and command is not None:
+    for known, summary in _COMMANDS.items():
+        subparser = subparsers.add_parser(known, help=summary)
+        if known == name and command is not None:
             subparser.description = command.DESCRIPTION
             command.add_arguments(subparser)
     return parser

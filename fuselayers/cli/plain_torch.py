@@ -59,7 +59,7 @@ class _Attention(nn.Module):
         _check(of, MultiHeadAttention)
         special = (of.window, of.soft_cap, of.sinks, of.q_norm, of.k_norm)
         usual = of.projections == "packed" and of.scale == 1 / math.sqrt(of.head_dim)
-        if any(one is not None for one in special) or not usual:
+        if any(option is not None for option in special) or not usual:
             raise _no_twin(of)
         self.sizes = [heads * of.head_dim for heads in (of.num_heads, of.num_kv_heads, of.num_kv_heads)]
         self.head_dim, self.causal, self.dropout = of.head_dim, of.causal, of.dropout
@@ -69,7 +69,7 @@ class _Attention(nn.Module):
         parts = self.qkv(x_BTD).split(self.sizes, dim=-1)
         q, k, v = (part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for part in parts)
         if cos_TC is not None and sin_TC is not None:
-            q, k = (one * cos_TC + _rotated_half(one) * sin_TC for one in (q, k))
+            q, k = (x * cos_TC + _rotated_half(x) * sin_TC for x in (q, k))
         p = self.dropout if self.training else 0.0
         grouped = q.shape[1] != k.shape[1]
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=self.causal, enable_gqa=grouped)
@@ -103,7 +103,7 @@ class _MLP(nn.Module):
 class _Norms(nn.Module):
     def __init__(self, of: Any) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(_norm(one) for one in of.norms)
+        self.norms = nn.ModuleList(map(_norm, of.norms))
 
 
 class _Block(nn.Module):
@@ -141,7 +141,7 @@ class _Stack(nn.Module):
         super().__init__()
         _check(of.position, LearnedPosition, RotaryPosition)
         self.drop = nn.Dropout(getattr(of, "embedding_dropout", of.dropout))
-        self.blocks = nn.ModuleList(_Block(one) for one in of.blocks)
+        self.blocks = nn.ModuleList(map(_Block, of.blocks))
         self.norm = None if of.norm is None else _norm(of.norm)
         self.position = None
         if isinstance(of.position, LearnedPosition):

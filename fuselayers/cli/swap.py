@@ -2,12 +2,10 @@
 
 import argparse
 import importlib
-import inspect
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch import nn
 
@@ -41,7 +39,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ValueError: the folder holds no model of transformers, or `transformers` is not installed.
     """
     folder = Path(arguments.model)
-    model, batch = _of_transformers(folder) if folder.is_dir() else _of_configs(arguments.model)
+    # For a model of transformers swap makes a batch.
+    model, batch = (_of_transformers(folder), None) if folder.is_dir() else _of_configs(arguments.model)
     report = swap(model, arguments.where, level=arguments.level, batch=batch)
     say(console, *str(report).splitlines())
     if arguments.json:
@@ -57,7 +56,7 @@ def _of_configs(name: str) -> tuple[nn.Module, Any]:
     return model, example_batch(model, config, (2,) if context is None else (2, min(context, 16)), device="cpu")
 
 
-def _of_transformers(folder: Path) -> tuple[nn.Module, Any]:
+def _of_transformers(folder: Path) -> nn.Module:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{shown(str(folder))} has no config.json; name a folder that save_pretrained wrote")
@@ -72,12 +71,4 @@ def _of_transformers(folder: Path) -> tuple[nn.Module, Any]:
         raise ValueError(f"{file}: transformers {transformers.__version__} has no class {name!r} (architectures)")
     has_weights = any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
     model: nn.Module = kind.from_pretrained(folder) if has_weights else kind(config)
-    return model, _batch(model, config)
-
-
-def _batch(model: nn.Module, config: Any) -> Any:
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        return {"pixel_values": torch.randn(2, config.num_channels, config.image_size, config.image_size)}
-    ids = torch.arange(32).reshape(2, 16) % config.vocab_size
-    takes_labels = "labels" in inspect.signature(model.forward).parameters
-    return {"input_ids": ids, "labels": ids} if takes_labels else {"input_ids": ids}
+    return model

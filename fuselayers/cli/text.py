@@ -8,7 +8,6 @@ from contextlib import suppress
 from rich.console import Console
 
 from ..names import no_such
-from .parser import folded
 
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
@@ -45,46 +44,26 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def line_width(console: Console) -> int | None:
-    """The columns of the terminal, or of the variable COLUMNS; None in a pipe or a file, where no line is folded."""
-    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
-
-
 def print_table(
     console: Console, rows: Sequence[Mapping[str, object]], *, left: int = 1, title: str | None = None
 ) -> None:
     """Print a table with a column for each key of the first row.
 
-    Where it is wider than the terminal, each row is a paragraph: `name`, then `heading cell, heading cell`.
-
     Args:
-        console: where to.
         rows: at least one.
-        left: how many columns are aligned to the left. In a paragraph they are the first line.
-        title: above the table.
+        left: how many columns are aligned to the left.
     """
     headings = list(rows[0])
     cells = [headings, *([str(row[heading]) for heading in headings] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    width = line_width(console)
+    lines = [
+        "  ".join(
+            cell.ljust(size) if place < left else cell.rjust(size)
+            for place, (cell, size) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
     if title is not None:
         say(console, title, bold=True)
-    if width is None or sum(widths) + 2 * (len(widths) - 1) <= width:
-        lines = [
-            "  ".join(
-                cell.ljust(size) if place < left else cell.rjust(size)
-                for place, (cell, size) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in cells
-        ]
-        say(console, lines[0], bold=True)
-        say(console, *lines[1:])
-        return
-    for line in cells[1:]:
-        say(console, *folded("  ".join(filter(None, line[:left])), width, hanging=4), bold=True)
-        pairs = [
-            f"{heading} {cell}".strip() for heading, cell in zip(headings[left:], line[left:], strict=True) if cell
-        ]
-        # A heading stays beside its cell: the blanks in a pair are none for the folding.
-        text = "  " + ", ".join(pair.replace(" ", "\0") if len(pair) + 3 <= width else pair for pair in pairs)
-        say(console, *(part.replace("\0", " ") for part in folded(text, width, hanging=2)))
+    say(console, lines[0], bold=True)
+    say(console, *lines[1:])

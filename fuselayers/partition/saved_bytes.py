@@ -10,8 +10,8 @@ from torch import Tensor, nn
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
     """Run `fn` and return the bytes that autograd saves for its backward, of an eager or a fused function.
 
-    Each storage counts once, however many tensors share it. The parameters of `fn`, if it is a module, and the tensors
-    in `parameters` do not count, since they stay in memory anyway.
+    Each storage counts once, however many tensors share it. The parameters and buffers of `fn`, if it is a module, and
+    the tensors in `parameters` do not count, since they stay in memory anyway.
 
     Args:
         fn: a function or a module whose result depends on a tensor that requires grad.
@@ -23,7 +23,7 @@ def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor]
     >>> saved_bytes(torch.sin, x)
     512
     """
-    exempt = [*parameters, *(fn.parameters() if isinstance(fn, nn.Module) else ())]
+    exempt = [*parameters, *((*fn.parameters(), *fn.buffers()) if isinstance(fn, nn.Module) else ())]
     # The first call compiles without the hooks: Dynamo guards on them.
     fn(*args, **kwargs)
     return saved_by_call(lambda: fn(*args, **kwargs), exempt=exempt)

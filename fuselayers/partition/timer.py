@@ -1,6 +1,6 @@
 """timer -- how long steps take: all of them in turns and in shuffled order, so that other load falls on each of them.
 
-Used by `swap(timed=True)`, `fuselayers tune` and `bench`, and the comparison after a training.
+Used by `fuselayers tune` and `bench`, and the comparison after a training.
 """
 
 import math

@@ -6,15 +6,12 @@ Import it by name, `import fuselayers.testing`; it needs no test framework.
 from .checks import NotApplicable as NotApplicable
 from .checks import check_autocast as check_autocast
 from .checks import check_compiled as check_compiled
-from .checks import check_cuda_graph as check_cuda_graph
 from .checks import check_double_backward as check_double_backward
 from .checks import check_dynamic as check_dynamic
 from .checks import check_fused as check_fused
-from .checks import check_gradients_of_reference as check_gradients_of_reference
 from .checks import check_mixed_dtypes as check_mixed_dtypes
 from .checks import check_not_finite as check_not_finite
 from .checks import check_poisoned as check_poisoned
-from .checks import check_registration as check_registration
 from .checks import check_single_gradients as check_single_gradients
 from .checks import check_transforms as check_transforms
 from .checks import poisoned_memory as poisoned_memory
@@ -26,8 +23,8 @@ from .comparison import samples as samples
 from .layouts import LAYOUTS as LAYOUTS
 from .layouts import check_layouts as check_layouts
 from .matrix import CHECKS as CHECKS
+from .matrix import Cell as Cell
+from .matrix import Report as Report
 from .matrix import check as check
 from .matrix import check_module as check_module
 from .recompute import check_recompute as check_recompute
-from .report import Cell as Cell
-from .report import Report as Report

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.autograd.gradcheck import GradcheckError
 
 from .._torch.guards import torch_compile
 from ..partition import BackendUnavailableError, fuse
@@ -22,7 +21,6 @@ from .comparison import (
     Overwritten,
     as_tuple,
     assert_as_good_as,
-    backward,
     cast,
     compare,
     forward,
@@ -35,15 +33,12 @@ __all__ = [
     "NotApplicable",
     "check_autocast",
     "check_compiled",
-    "check_cuda_graph",
     "check_double_backward",
     "check_dynamic",
     "check_fused",
-    "check_gradients_of_reference",
     "check_mixed_dtypes",
     "check_not_finite",
     "check_poisoned",
-    "check_registration",
     "check_single_gradients",
     "check_transforms",
     "one_line",
@@ -74,11 +69,11 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
     own = _floating_dtype(inputs)
     other = torch.bfloat16 if own == torch.float32 else torch.float32
     fused = fuse(op, backend="eager", fallback=(), fullgraph=True, static_argnames=_static(options))
-    for most, one in ((other, own), (own, other)):
+    for most, odd_dtype in ((other, own), (own, other)):
         for place, odd in enumerate(inputs):
             if odd.is_floating_point():
                 mixed = cast(inputs, most)
-                mixed[place] = odd.to(one)
+                mixed[place] = odd.to(odd_dtype)
                 assert_as_good_as(op, reference, mixed, **options)
                 assert_as_good_as(fused, reference, mixed, **options)
 
@@ -142,8 +137,8 @@ def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     """
     _floating_dtype(inputs)
     for value in (torch.nan, torch.inf, -torch.inf):
-        spoilt = [one.clone(memory_format=torch.contiguous_format) for one in inputs]
-        next(one for one in spoilt if one.is_floating_point()).view(-1)[:1] = value
+        spoilt = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
+        next(tensor for tensor in spoilt if tensor.is_floating_point()).view(-1)[:1] = value
         plain = results(reference, spoilt, **options)
         exact = results(reference, cast(spoilt, torch.float64), **options)
         for name, got in results(op, spoilt, **options).items():
@@ -166,16 +161,15 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
             wanted = [leaf for leaf in leaves if leaf.requires_grad]
             return torch.autograd.grad(loss, wanted, create_graph=True, allow_unused=True, materialize_grads=True)
 
-        leaves, found = forward(gradients, inputs, **options)
-        reached = [
-            (one, incoming) for one, incoming in zip(found, incoming_for(found), strict=True) if one.requires_grad
-        ]
+        leaves, firsts = forward(gradients, inputs, **options)
+        pairs = zip(firsts, incoming_for(firsts), strict=True)
+        reached = [(gradient, incoming) for gradient, incoming in pairs if gradient.requires_grad]
         # Not `torch.autograd.grad`: it skips the nodes that raise for a missing second derivative.
-        torch.autograd.backward([one for one, _ in reached], [incoming for _, incoming in reached])
+        torch.autograd.backward([gradient for gradient, _ in reached], [incoming for _, incoming in reached])
         zeros = {place: torch.zeros_like(leaf) for place, leaf in leaves.items()}
         seconds = {place: zeros[place] if leaf.grad is None else leaf.grad for place, leaf in leaves.items()}
         # All are named as gradients: they are sums of many values.
-        first = {f"d{place}": value.detach() for place, value in zip(leaves, found, strict=True)}
+        first = {f"d{place}": value.detach() for place, value in zip(leaves, firsts, strict=True)}
         return first | {f"dd{place}": value for place, value in seconds.items()}
 
     exact, plain = second(reference, cast(inputs, torch.float64)), second(reference, inputs)
@@ -195,9 +189,9 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     def mapped(*batches: Tensor) -> Any:
         return torch.vmap(lambda *args: op(*args, **options))(*batches)
 
-    def one_by_one(*batches: Tensor) -> Any:
-        found = [as_tuple(reference(*args, **options)) for args in zip(*batches, strict=True)]
-        return tuple(torch.stack(same) for same in zip(*found, strict=True))
+    def row_by_row(*batches: Tensor) -> Any:
+        rows = [as_tuple(reference(*args, **options)) for args in zip(*batches, strict=True)]
+        return tuple(torch.stack(outputs) for outputs in zip(*rows, strict=True))
 
     def by_func(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         call = partial(fn, **options)
@@ -209,11 +203,11 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     if not all(value.is_floating_point() for value in inputs):
         raise NotApplicable("has inputs that are not floating")
-    # The given values in another order: the function may be defined only for those.
+    # The same values in another order: the function may be defined only for those.
     stacked = [torch.stack([value, _flipped(value), value.roll(1)]) for value in inputs]
     doubles = cast(inputs, torch.float64)
-    exact = results(one_by_one, cast(stacked, torch.float64)), by_func(reference, doubles)
-    plain = results(one_by_one, stacked), by_func(reference, inputs)
+    exact = results(row_by_row, cast(stacked, torch.float64)), by_func(reference, doubles)
+    plain = results(row_by_row, stacked), by_func(reference, inputs)
     runs = ("torch.vmap", partial(results, mapped, stacked)), ("torch.func.vjp", partial(by_func, op, inputs))
     said = []
     for place, (name, run) in enumerate(runs):
@@ -296,72 +290,6 @@ def _enlarged(inputs: Sequence[Tensor], factor: int) -> list[Tensor]:
             tiled = tiled.view(-1)[order].view(tiled.shape)
         enlarged.append(tiled)
     return enlarged
-
-
-def check_gradients_of_reference(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """The reference passes `torch.autograd.gradcheck`, which needs float64."""
-    if _floating_dtype(inputs) != torch.float64:
-        raise NotApplicable("needs float64")
-    doubles = [value.detach().requires_grad_(value.is_floating_point()) for value in cast(inputs, torch.float64)]
-    try:
-        torch.autograd.gradcheck(lambda *args: reference(*args, **options), doubles)
-    except GradcheckError as error:
-        raise AssertionError(one_line(error)) from error
-
-
-def check_registration(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """A registered torch op passes `torch.library.opcheck`."""
-    ops_of_torch = type(torch.ops.aten.add), type(torch.ops.aten.add.Tensor), torch.library.CustomOpDef  # type: ignore[attr-defined]
-    if not isinstance(op, ops_of_torch):
-        raise NotApplicable("is no torch.ops op")
-    leaves = tuple(value.clone().requires_grad_(value.is_floating_point()) for value in inputs)
-    try:
-        torch.library.opcheck(op, leaves, options)
-    except Exception as error:
-        raise AssertionError(one_line(error)) from error
-
-
-def check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Forward and backward can be captured in a CUDA graph, and a replay uses the current values of the inputs."""
-    if inputs[0].device.type != "cuda":
-        raise NotApplicable("needs inputs on a CUDA GPU")
-    with torch.cuda.device(inputs[0].device):
-        _check_cuda_graph(op, reference, inputs, **options)
-
-
-def _check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    static = [value.clone() for value in inputs]
-    incoming = incoming_for(forward(op, static, **options)[1])
-
-    def step() -> dict[str, Tensor]:
-        leaves, outputs = forward(op, static, **options)
-        return backward(leaves, outputs, incoming)
-
-    stream = torch.cuda.current_stream()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(stream)
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    stream.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            captured = step()
-    except BaseException:
-        # After a failed capture torch keeps its stream current, and in some versions its generator waits for the end
-        # of a capture; another capture ends that.
-        torch.cuda.set_stream(stream)
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            static[0].clone()
-        raise
-    other = [_flipped(value) if value.is_floating_point() else value for value in inputs]
-    with torch.no_grad():
-        for place, value in zip(static, other, strict=True):
-            place.copy_(value)
-    graph.replay()
-    exact = results(reference, cast(other, torch.float64), **options)
-    compare(captured, results(reference, other, **options), exact, inputs)
 
 
 def _floating_dtype(inputs: Sequence[Tensor]) -> torch.dtype:

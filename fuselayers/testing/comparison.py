@@ -43,9 +43,9 @@ def samples(
 ) -> list[Tensor]:
     """Return random tensors of the given shapes, the same ones every time.
 
-    They are multiples of 1/32 within +-4, which every floating dtype holds exactly, so that all are given the same.
+    They are multiples of 1/32 within +-4, which every floating dtype holds exactly, so that all get the same.
 
-    >>> [tuple(one.shape) for one in samples((2, 3), (3,))]
+    >>> [tuple(tensor.shape) for tensor in samples((2, 3), (3,))]
     [(2, 3), (3,)]
     """
     generator = torch.Generator().manual_seed(0)
@@ -73,10 +73,10 @@ def forward(
         Overwritten: an input has other values afterwards.
     """
     places = wanted or [place for place, value in enumerate(inputs) if value.is_floating_point()]
-    given = [value.detach() for value in inputs]
-    leaves = {place: given[place].requires_grad_() for place in places}
-    with untouched({f"input {place}": value for place, value in enumerate(given)}, by="the forward"):
-        outputs = as_tuple(fn(*given, **options))
+    own = [value.detach() for value in inputs]
+    leaves = {place: own[place].requires_grad_() for place in places}
+    with untouched({f"input {place}": value for place, value in enumerate(own)}, by="the forward"):
+        outputs = as_tuple(fn(*own, **options))
     return leaves, outputs
 
 
@@ -125,9 +125,9 @@ def backward(
     if not reached:
         return named | {f"d{place}": torch.zeros_like(leaf) for place, leaf in leaves.items()}
     read = {f"input {place}": leaf for place, leaf in leaves.items()} | named
-    read |= {f"the gradient of y{place}": one for place, one in enumerate(incoming)}
+    read |= {f"the gradient of y{place}": gradient for place, gradient in enumerate(incoming)}
     with untouched(read, by="the backward"):
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             [outputs[place] for place in reached],
             list(leaves.values()),
             [incoming[place] for place in reached],
@@ -135,7 +135,7 @@ def backward(
             allow_unused=True,
             materialize_grads=True,
         )
-    return named | {f"d{place}": gradient for place, gradient in zip(leaves, found, strict=True)}
+    return named | {f"d{place}": gradient for place, gradient in zip(leaves, gradients, strict=True)}
 
 
 def results(fn: Op, inputs: Sequence[Tensor], *, wanted: Sequence[int] = (), **options: Any) -> dict[str, Tensor]:
@@ -231,5 +231,5 @@ def compare(
         assert bool(is_good.all()), message
 
 
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
+def _same(first: Tensor, second: Tensor) -> Tensor:
+    return (first == second) | (first.isnan() & second.isnan())

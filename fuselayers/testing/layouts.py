@@ -46,7 +46,8 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
     for first in range(len(_FULL)):
         names = _in_turn(first, inputs)
         laid_out = [
-            LAYOUTS[name](one) if one.is_floating_point() else one for name, one in zip(names, inputs, strict=True)
+            LAYOUTS[name](tensor) if tensor.is_floating_point() else tensor
+            for name, tensor in zip(names, inputs, strict=True)
         ]
         for at, (got, gradient_names) in enumerate(_every_gradient(op, laid_out, options)):
             # Layouts that do not change the values share a truth.
@@ -66,12 +67,12 @@ def _every_gradient(
     op: Op, inputs: Sequence[Tensor], options: dict[str, Any]
 ) -> list[tuple[dict[str, Tensor], list[str]]]:
     leaves, outputs = forward(op, inputs, **options)
-    found = []
+    results = []
     for first in range(len(_FULL)):
         names = _in_turn(first, outputs)
-        incoming = [LAYOUTS[name](one) for name, one in zip(names, incoming_for(outputs), strict=True)]
-        found.append((backward(leaves, outputs, incoming, again=True), names))
-    return found
+        incoming = [LAYOUTS[name](gradient) for name, gradient in zip(names, incoming_for(outputs), strict=True)]
+        results.append((backward(leaves, outputs, incoming, again=True), names))
+    return results
 
 
 def _truth(
@@ -79,12 +80,14 @@ def _truth(
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Results of the reference on the same values, contiguous: in the inputs' dtypes, and in float64."""
 
-    def one(values: Sequence[Tensor]) -> dict[str, Tensor]:
+    def results(values: Sequence[Tensor]) -> dict[str, Tensor]:
         leaves, outputs = forward(reference, [value.contiguous() for value in values], **options)
-        incoming = [LAYOUTS[name](one) for name, one in zip(gradient_names, incoming_for(outputs), strict=True)]
+        incoming = [
+            LAYOUTS[name](gradient) for name, gradient in zip(gradient_names, incoming_for(outputs), strict=True)
+        ]
         return backward(leaves, outputs, [gradient.contiguous() for gradient in incoming])
 
-    return one(inputs), one(cast(inputs, torch.float64))
+    return results(inputs), results(cast(inputs, torch.float64))
 
 
 def _check_zero_sized(op: Op, reference: Op, inputs: Sequence[Tensor], options: dict[str, Any]) -> None:

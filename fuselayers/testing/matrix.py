@@ -1,8 +1,9 @@
 """The whole contract of a function or a module of any library, as a table."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,12 @@ from . import checks as contract
 from .checks import NotApplicable, one_line
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
-from .report import VALUES, Cell, Report
 
-__all__ = ["CHECKS", "check", "check_module"]
+__all__ = ["CHECKS", "Cell", "Report", "check", "check_module"]
 
+_VALUES: Final = "values and gradients"
 CHECKS: Final[dict[str, Callable[..., str | None]]] = {
-    VALUES: assert_as_good_as,
-    "gradcheck of the reference": contract.check_gradients_of_reference,
+    _VALUES: assert_as_good_as,
     "layouts": check_layouts,
     "single gradients": contract.check_single_gradients,
     "mixed dtypes": contract.check_mixed_dtypes,
@@ -30,10 +30,69 @@ CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     "torch.func": contract.check_transforms,
     "torch.compile": contract.check_compiled,
     "dynamic sizes": contract.check_dynamic,
-    "opcheck": contract.check_registration,
-    "CUDA graph": contract.check_cuda_graph,
 }
 """Every check by its name in the report; "fused, <backend>" is added for each backend."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One check in one dtype.
+
+    Attributes:
+        check: its name in the report.
+        dtype: "float32".
+        outcome: of the check.
+        reason: why it failed or does not apply; a remark on a pass.
+    """
+
+    check: str
+    dtype: str
+    outcome: Literal["pass", "FAIL", "n/a"]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The contract of one function. `print` shows it as a table, with the reasons below.
+
+    Attributes:
+        subject: what was checked.
+        cells: check by check, dtype by dtype.
+    """
+
+    subject: str
+    cells: Sequence[Cell]
+
+    @property
+    def failures(self) -> list[Cell]:
+        """The cells that failed."""
+        return [cell for cell in self.cells if cell.outcome == "FAIL"]
+
+    def raise_on_failure(self) -> None:
+        """Raise if a check failed, or if none of values passed, as where the reference always raises.
+
+        Raises:
+            AssertionError: the text is the whole report.
+        """
+        needed = [cell for cell in self.cells if cell.check == _VALUES] or self.cells
+        if self.failures or not any(cell.outcome == "pass" for cell in needed):
+            raise AssertionError(f"{self}\n(a report without a pass of {_VALUES} shows nothing)")
+
+    def __str__(self) -> str:
+        dtypes = list(dict.fromkeys(cell.dtype for cell in self.cells))
+        rows: dict[str, list[str]] = {}
+        for cell in self.cells:
+            rows.setdefault(cell.check, []).append(f"{cell.outcome:8}")
+        width = max(map(len, rows), default=0)
+        left_out = sum(cell.outcome == "n/a" for cell in self.cells)
+        lines = [f"{self.subject}: {len(self.failures)} of {len(self.cells)} checks failed, {left_out} n/a", ""]
+        lines.append("  ".join([" " * width, *(f"{dtype:8}" for dtype in dtypes)]))
+        lines += ["  ".join([f"{check:{width}}", *outcomes]) for check, outcomes in rows.items()]
+        reasons = [
+            f"{cell.outcome:4}  {cell.check} ({cell.dtype}): {cell.reason}" for cell in self.cells if cell.reason
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), "", *sorted(reasons)]).rstrip()
+
 
 _BACKENDS: Final = ("eager", "inductor")
 
@@ -69,7 +128,7 @@ def check(
     >>> def forgets_a_factor(x):
     ...     return x * x.detach().sigmoid()
     >>> print(check(forgets_a_factor, lambda x: x * x.sigmoid(), [(6, 9)], checks=["values and gradients"]))
-    forgets_a_factor: 4 of 4 checks failed
+    forgets_a_factor: 4 of 4 checks failed, 0 n/a
     <BLANKLINE>
                           float32   bfloat16  float16   float64
     values and gradients  FAIL      FAIL      FAIL      FAIL
@@ -126,31 +185,33 @@ def check_module(
             )
     moved = samples(*(value.shape for value in parameters.values()), device=tensors[0].device)
     values = [value + step / 16 for value, step in zip(parameters.values(), moved, strict=True)]
-    count, names = len(tensors), list(parameters)
-
-    def call_of(form: nn.Module | Op) -> Op:
-        def call(*args: Tensor) -> Any:
-            named = dict(zip(names, args[count:], strict=True))
-            if not isinstance(form, nn.Module):
-                return form(*args[:count], **named)
-            dtype = next(value.dtype for value in args if value.is_floating_point())
-            # Copies: a call may write into them.
-            buffers = {
-                name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
-                for name, value in form.named_buffers()
-            }
-            return functional_call(form, {**named, **buffers}, args[:count])
-
-        return call
 
     def row_tensors(shape: tuple[int, int]) -> list[Tensor]:
         first = tensors[0].shape[:1]
         batch = [value[torch.arange(shape[0]) % len(value)] if value.shape[:1] == first else value for value in tensors]
         return [*batch, *values]
 
-    op, truth = call_of(module), call_of(reference)
+    op, truth = (_call_of(form, len(tensors), list(parameters)) for form in (module, reference))
     subject = type(module).__name__
     return _matrix(subject, op, truth, [*tensors, *values], row_tensors, {}, checks, backends, dtypes)
+
+
+def _call_of(form: nn.Module | Op, count: int, names: Sequence[str]) -> Op:
+    """A function of the inputs, `count` of them, and of the parameters by position."""
+
+    def call(*args: Tensor) -> Any:
+        parameters = dict(zip(names, args[count:], strict=True))
+        if not isinstance(form, nn.Module):
+            return form(*args[:count], **parameters)
+        dtype = next(value.dtype for value in args if value.is_floating_point())
+        # Copies: a call may write into them.
+        buffers = {
+            name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
+            for name, value in form.named_buffers()
+        }
+        return functional_call(form, {**parameters, **buffers}, args[:count])
+
+    return call
 
 
 def _matrix(
@@ -172,11 +233,11 @@ def _matrix(
     for name, run in runs.items():
         for dtype in dtypes if wanted is None or name in wanted else ():
             # Copies for each check, which may overwrite them.
-            given: Any = [value.detach().clone() for value in cast(inputs, dtype)]
+            own: Any = [value.detach().clone() for value in cast(inputs, dtype)]
             if name == "dynamic sizes" and inputs_of is not None:
-                given = partial(_sized, inputs_of, dtype)
-            own = {key: one.detach().clone() if isinstance(one, Tensor) else one for key, one in options.items()}
-            cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), given, **own)))
+                own = partial(_sized, inputs_of, dtype)
+            copies = {key: value.clone() if isinstance(value, Tensor) else value for key, value in options.items()}
+            cells.append(_cell(name, dtype, partial(run, op, _or_not_applicable(reference), own, **copies)))
     return Report(subject, cells)
 
 
@@ -190,7 +251,7 @@ def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
         said = one_line(error)
         if isinstance(error, AssertionError):
             said = said.removeprefix(f"raises {type(error).__name__}: ")
-        return Cell(name, column, "fail", said)
+        return Cell(name, column, "FAIL", said)
 
 
 def _or_not_applicable(reference: Op) -> Op:
@@ -210,9 +271,9 @@ def _sized(make: Callable[[tuple[int, int]], list[Tensor]], dtype: torch.dtype, 
 def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]:
     if not inputs:
         raise ValueError("inputs must be tensors or shapes, got none")
-    device = next((one.device for one in inputs if isinstance(one, Tensor)), torch.device("cpu"))
-    drawn = samples(*(one.shape if isinstance(one, Tensor) else one for one in inputs), device=device)
-    return [one if isinstance(one, Tensor) else new for one, new in zip(inputs, drawn, strict=True)]
+    device = next((item.device for item in inputs if isinstance(item, Tensor)), torch.device("cpu"))
+    drawn = samples(*(item.shape if isinstance(item, Tensor) else item for item in inputs), device=device)
+    return [item if isinstance(item, Tensor) else new for item, new in zip(inputs, drawn, strict=True)]
 
 
 def _name(op: Op) -> str:

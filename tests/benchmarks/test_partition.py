@@ -12,11 +12,10 @@ from torch._dynamo.output_graph import OutputGraph
 import fuselayers
 from benchmarks import partition as bench
 from benchmarks.layers import LAYERS, LayerCase, TransformerLayer
-from fuselayers.cli.bench.measure import Candidate, Timing
+from fuselayers.cli.bench.measure import Candidate
 from fuselayers.partition import budget
 
 CPU = torch.device("cpu")
-SMALL = bench.Setting(device=CPU, repeats=2, num_layers=1, depths=(1, 2), hidden_dim=128, dtypes=(torch.float32,))
 UNIT = 4 * 128 * 256 * 4
 
 
@@ -55,7 +54,7 @@ def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name:
 
 @pytest.mark.slow
 def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
-    rows = bench.budgets(SMALL)
+    rows = bench.budgets(num_layers=1)
     assert [row["torch's budget"] for row in rows] == sorted((row["torch's budget"] for row in rows), reverse=True)
     for row in rows:
         assert row["fuse FLOPs %"] <= row["torch FLOPs %"]
@@ -70,27 +69,10 @@ def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
 def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.9, 0.3))
     monkeypatch.setattr(bench, "budget", lambda limit: budget(2048 if limit < 4 * UNIT * 2 else limit))
-    rows = bench.budgets(SMALL)
+    rows = bench.budgets(num_layers=1)
     assert [row["lower"] for row in rows] == ["fuse", "torch"]
     assert rows[1]["fuse units"] == "-"
     assert bench.budget_note(rows) == "fuse lies above torch's curve at torch's budget 0.3."
-
-
-@pytest.mark.slow
-def test_wrong_numbers_of_a_small_function_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "fuse", lambda fn, **options: lambda *tensors: fn(*tensors) * 1.001)
-    for row in bench.overhead(bench.Setting(device=CPU, repeats=1)):
-        is_wrong = str(row["call"]).startswith("fuse")
-        assert ("output 0 is off by" in str(row["wrong"])) is is_wrong
-        assert (row["us"] == row["/ torch.compile"] == "-") is is_wrong
-
-
-def test_one_thread_times_a_call_and_gives_the_threads_back() -> None:
-    threads = torch.get_num_threads()
-    rows = bench.overhead(bench.Setting(device=torch.device("cpu"), repeats=1))
-    assert torch.get_num_threads() == threads
-    assert {row["call"] for row in rows} == {"eager", "torch.compile", "fuse, inductor", "fuse, eager"}
-    assert all(0 < row["us"] < 1e5 for row in rows)
 
 
 @pytest.mark.slow
@@ -104,12 +86,13 @@ def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: py
     symbolic: dict[tuple[int, ...], bool] = {}
     time_them = bench.time_interleaved
 
-    def timed(candidates: Sequence[Candidate], **options: Any) -> list[Timing]:
+    def timed(candidates: Sequence[Candidate], **options: Any) -> list[dict[str, list[float]]]:
         with record_sizes(symbolic):
             return time_them(candidates, **options)
 
     monkeypatch.setattr(bench, "time_interleaved", timed)
-    rows = bench.saved(SMALL)
+    monkeypatch.setattr(bench, "_TIMED", (128, (8, 256)))
+    rows = bench.saved(CPU, repeats=2, dtypes=(torch.float32,))
     for form in ("torch.compile", "fuse"):
         assert f"{form}: output 0 is off by" in str(rows[1]["wrong"])
     assert rows[1]["step / eager"] == rows[1]["step / torch.compile"] == "-"
@@ -140,52 +123,39 @@ def record_sizes(symbolic: dict[tuple[int, ...], bool]) -> Iterator[None]:
         yield
 
 
-def measured(section: str) -> Any:
-    return lambda setting: [{"layer": section, "wrong": "", "depths": str(setting.depths)}]
-
-
-def test_the_command_runs_what_is_asked_for_and_writes_it(
+def test_the_command_prints_and_writes_both_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = {name: (title, measured(name)) for name, (title, _) in bench.SECTIONS.items()}
-    monkeypatch.setattr(bench, "SECTIONS", fake)
+    layer = {"layer": "GPT", "dtype": "float32", "wrong": ""}
+    monkeypatch.setattr(bench, "saved", lambda device, *, repeats: [layer])
+    monkeypatch.setattr(bench, "budgets", lambda: [{"torch's budget": 0.5, "lower": "fuse"}])
     file = tmp_path / "partition.json"
-    assert bench.main(["--only", "speed,saved", "--quick", "--json", str(file)]) == 0
+    assert bench.main(["--device", "cpu", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
-    assert list(content["sections"]) == ["speed", "saved"]
-    assert content["sections"]["speed"][0]["depths"] == "(12, 24)"
+    assert content["sections"]["saved"] == [layer]
     assert content["repeats"] == 50
     assert f"torch {torch.__version__}" in content["machine"]
     assert f"fuselayers {fuselayers.__version__}" in content["machine"]
-    assert fake["speed"][0] in capsys.readouterr().out
-
-
-def test_a_budget_above_torchs_fails_the_command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"torch's budget": 0.5, "lower": "torch"}]
-    monkeypatch.setattr(bench, "SECTIONS", {"budget": ("curve", lambda setting: rows)})
-    assert bench.main(["--device", "cpu"]) == 1
-    assert "fuse lies above torch's curve at torch's budget 0.5." in capsys.readouterr().out
-
-
-def test_wrong_numbers_fail_the_command_and_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [{"layer": "GPT", "dtype": "float32", "wrong": "fuse: output 0 is off"}]
-    monkeypatch.setattr(bench, "SECTIONS", {"saved": ("kept", lambda setting: rows)})
-    assert bench.main(["--device", "cpu"]) == 1
-    assert "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off" in capsys.readouterr().out
+    assert "No point of fuse lies above torch's curve; 1 of 1 lie below." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("wrong", "lower", "text"),
     [
-        (["--only", "sped"], "no section of benchmarks.partition 'sped'; did you mean 'speed'?"),
-        (["--layers", "0"], "--layers must be at least 1, got 0"),
-        (["--repeats", "0"], "--repeats must be at least 1, got 0"),
+        ("", "torch", "fuse lies above torch's curve at torch's budget 0.5."),
+        ("fuse: output 0 is off", "fuse", "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off"),
     ],
 )
-def test_bad_input_in_one_line(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(arguments) == 2
-    assert text in capsys.readouterr().err
+def test_a_higher_budget_and_wrong_numbers_fail_the_command(
+    wrong: str, lower: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [{"layer": "GPT", "dtype": "float32", "wrong": wrong}]
+    monkeypatch.setattr(bench, "saved", lambda device, *, repeats: layers)
+    monkeypatch.setattr(bench, "budgets", lambda: [{"torch's budget": 0.5, "lower": lower}])
+    assert bench.main(["--device", "cpu"]) == 1
+    assert text in capsys.readouterr().out
+
+
+def test_bad_input_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--repeats", "0"]) == 2
+    assert "--repeats must be at least 1, got 0" in capsys.readouterr().err

@@ -21,17 +21,3 @@ def test_says_why_one_is_missing_and_what_installs_it(
     assert main(["backends"]) == 0
     row = capsys.readouterr().out.splitlines()[-1]
     assert row == "inductor  no         no C++ compiler; to get it: apt install g++"
-
-
-def test_it_folds_between_words(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    status = BackendStatus(
-        "nvfuser", False, "nvFuser compiles for CUDA only", "build it: https://github.com/NVIDIA/Fuser"
-    )
-    monkeypatch.setattr(command, "backends", lambda device: (status,))
-    monkeypatch.setenv("COLUMNS", "60")
-    assert main(["backends"]) == 0
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "nvfuser   no         nvFuser compiles for CUDA only; to get",
-        "                     it: build it:",
-        "                     https://github.com/NVIDIA/Fuser",
-    ]

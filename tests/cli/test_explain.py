@@ -67,16 +67,16 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     [
         ("t5_tiny", "3x5", [(3, 5), (3, 5)]),
         ("vit_tiny", "3", [(3, 3, 12, 12), (3,)]),
-        ("vit_tiny", None, [(1, 3, 12, 12), (1,)]),
+        pytest.param("vit_tiny", None, [(1, 3, 12, 12), (1,)], marks=pytest.mark.slow),
     ],
 )
 def test_what_a_model_is_explained_with(
     model: str, batch: str | None, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def look(model: Any, *inputs: Tensor, **options: Any) -> MemoryReport:
-        assert [tuple(one.shape) for one in inputs] == shapes
+        assert [tuple(tensor.shape) for tensor in inputs] == shapes
         assert (options["backend"], options["partition"]) == ("eager", default)
-        assert {one.device.type for one in (*inputs, model(*inputs))} == {"meta"}
+        assert {tensor.device.type for tensor in (*inputs, model(*inputs))} == {"meta"}
         return explain_a_sine(**options)
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)

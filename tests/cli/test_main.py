@@ -25,26 +25,6 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         assert all(f"\n    {name} " in out for name in ("train", "list", "bench", "backends"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        *([command] for command in ("train", "list", "bench", "explain", "plan", "tune", "backends")),
-        *([command] for command in ("export", "swap")),
-        *(["bench", subject] for subject in ("op", "model", "suite")),
-    ],
-    ids=" ".join,
-)
-def test_help_fits_the_terminal(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for width in (80, 120):
-        monkeypatch.setenv("COLUMNS", str(width))
-        assert main([*arguments, "--help"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert max(map(len, lines)) <= width
-
-
 def test_the_answers_that_need_no_torch_import_none() -> None:
     program = """
 import sys
@@ -56,42 +36,6 @@ assert not heavy, heavy
 """
     # Not `run`, whose processes begin with torch.
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "wanted"),
-    [
-        ("fuselayers ba", ["backends "]),
-        ("fuselayers bench ", ["model", "op", "suite", "-h", "--help"]),
-        ("fuselayers bench op rot", ["rotary "]),
-        ("fuselayers backends --de", ["--device "]),
-        ("fuselayers train feedf", ["feedforward="]),
-        ("fuselayers explain norm=r", ["rms_norm "]),
-        ("fuselayers explain gpt_na", ["gpt_nano "]),
-        ("fuselayers bench model gpt_nano fusion.sc", ["fusion.scope="]),
-        ("fuselayers list norm.r", ["norm.rms_norm "]),
-    ],
-)
-def test_the_tab_key(line: str, wanted: list[str], tmp_path: Path) -> None:
-    answer = tmp_path / "answer"
-    shell = {
-        "_ARGCOMPLETE": "1",
-        "_ARGCOMPLETE_SHELL": "bash",
-        "_ARGCOMPLETE_IFS": "|",
-        "_ARGCOMPLETE_COMP_WORDBREAKS": " =",
-        "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
-        "COMP_LINE": line,
-        "COMP_POINT": str(len(line)),
-    }
-    program = f"""
-import os
-os.environ |= {shell!r}
-from fuselayers.cli.main import main
-main([])
-"""
-    done = run(program)
-    assert done.errors == ""
-    assert sorted(answer.read_text().split("|")) == sorted(wanted)
 
 
 def test_the_help_of_train_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,4 +195,4 @@ sys.exit(main(sys.argv[1:]))
     done = run(program, "train", *wanted, *asked)
     assert (done.code, done.errors) == (0, "")
     assert f"writing {tmp_path}/r\\xfcn" in done.printed
-    assert re.search(r"^tokens/s  ", done.printed, re.MULTILINE)
+    assert re.search(r"^fused  ", done.printed, re.MULTILINE)

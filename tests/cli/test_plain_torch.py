@@ -23,12 +23,15 @@ def test_the_twin_has_the_same_losses_and_gradients(name: str, overrides: list[s
     model = build(name, [*overrides, "fusion=off"]).eval()
     twin = plain_twin(model)
     assert not twin.training
-    inputs = [one.normal_() if one.is_floating_point() else one.random_(10) for one in model.example_inputs(2, "cpu")]
+    inputs = [
+        tensor.normal_() if tensor.is_floating_point() else tensor.random_(10)
+        for tensor in model.example_inputs(2, "cpu")
+    ]
     (model(*inputs)).backward()
     loss = twin(*inputs)
     loss.backward()
     torch.testing.assert_close(loss, model(*inputs))
-    own, theirs = (dict(sorted(one.named_parameters())) for one in (model, twin))
+    own, theirs = (dict(sorted(form.named_parameters())) for form in (model, twin))
     assert own.keys() == theirs.keys()
     for key, parameter in own.items():
         torch.testing.assert_close(theirs[key].grad, parameter.grad, atol=1e-5, rtol=1e-4)
@@ -39,7 +42,7 @@ def test_the_twin_drops_where_the_model_does() -> None:
     model = build("gpt_nano", [*SMALL_DECODER, "model.dropout=0.5", "attention.dropout=0.25", "fusion=off"]).train()
     twin = plain_twin(model)
     assert twin.training
-    drops = [one.p for one in twin.modules() if isinstance(one, torch.nn.Dropout)]
+    drops = [module.p for module in twin.modules() if isinstance(module, torch.nn.Dropout)]
     assert drops == [0.5] * 5  # the embedding; in each block both branches, and the feedforward
     assert [block.attention.dropout for block in twin.blocks] == [0.25, 0.25]  # type: ignore[union-attr]
     apart = build("gpt_nano", [*SMALL_DECODER, "model.dropout=0.5", "model.embedding_dropout=0.125", "fusion=off"])

@@ -28,6 +28,7 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 # The families themselves are tested in tests/components/swap.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "vit"])
 def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]

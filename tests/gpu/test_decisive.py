@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers import ops, testing
+from fuselayers import ops
 from fuselayers.cli.tune import prices
 from fuselayers.components import FusedMLP
 from fuselayers.ops.implementations import launch
 from fuselayers.partition import fuse, machine_of
+from tests.cuda_graphs import check_cuda_graph
 from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
 
 pytestmark = pytest.mark.kernels
@@ -71,7 +72,7 @@ def test_a_second_call_takes_the_fast_path() -> None:
 @on_a_gpu
 def test_a_step_is_captured_in_a_cuda_graph() -> None:
     inputs = tensors((257, 513), (257, 513), (513,))
-    testing.check_cuda_graph(_sum_and_norm, _sum_and_norm_of_torch, inputs)
+    check_cuda_graph(_sum_and_norm, _sum_and_norm_of_torch, inputs)
 
 
 def _sum_and_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

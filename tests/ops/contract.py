@@ -19,6 +19,7 @@ from fuselayers.testing import check_layouts as check_layouts
 from fuselayers.testing import check_mixed_dtypes as check_mixed_dtypes
 from fuselayers.testing import check_poisoned as check_poisoned
 from fuselayers.testing import check_single_gradients as check_single_gradients
+from tests.cuda_graphs import check_cuda_graph
 
 on_kernels = pytest.mark.kernels
 on_triton = pytest.param("triton", marks=on_kernels)
@@ -44,7 +45,7 @@ CHECKS = (
     testing.check_not_finite,
     testing.check_double_backward,
     testing.check_transforms,
-    testing.check_cuda_graph,
+    check_cuda_graph,
 )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fuselayers import testing
 from fuselayers.partition import BackendUnavailableError
 from fuselayers.testing import NotApplicable, samples
+from tests.cuda_graphs import check_cuda_graph
 
 IS_CUDA = torch.cuda.is_available()
 
@@ -153,29 +154,6 @@ class TestDynamic:
                 testing.check_dynamic(self.wants_one_size, triple, inputs)
 
 
-def test_gradcheck_of_a_wrong_reference() -> None:
-    inputs = samples((3, 5), (3, 5), dtype=torch.float64)
-    testing.check_gradients_of_reference(triple, triple, inputs)
-    with pytest.raises(AssertionError, match=r"^raises GradcheckError: Jacobian mismatch for output 0"):
-        testing.check_gradients_of_reference(triple, lambda x, y: x.detach() * x + y, inputs)
-    with pytest.raises(NotApplicable, match=r"^needs float64$"):
-        testing.check_gradients_of_reference(triple, triple, samples((3, 5), (3, 5)))
-
-
-def test_an_op_without_a_fake_is_seen() -> None:
-    @torch.library.custom_op("fuselayers_tests::no_fake", mutates_args=())
-    def no_fake(x: Tensor) -> Tensor:
-        return x * 3
-
-    testing.check_registration(torch.ops.aten.mul.Tensor, torch.mul, samples((3, 5), (3, 5)))
-    table, places = samples((3, 5))[0], torch.tensor([2, 0])
-    testing.check_registration(torch.ops.aten.embedding.default, torch.embedding, [table, places])
-    with pytest.raises(AssertionError, match=r"^raises OpCheckError: opcheck"):
-        testing.check_registration(no_fake, lambda x: x * 3, samples((3, 5)))
-    with pytest.raises(NotApplicable, match=r"^is no torch.ops op$"):
-        testing.check_registration(triple, triple, samples((3, 5), (3, 5)))
-
-
 def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable(*_: Any, **__: Any) -> None:
         raise BackendUnavailableError("backend 'inductor' needs a C++ compiler")
@@ -190,6 +168,6 @@ def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(not IS_CUDA, reason="needs a CUDA GPU")
 def test_a_number_that_is_read_while_a_graph_is_captured_is_seen() -> None:
     inputs = samples((3, 5), (3, 5), device="cuda")
-    testing.check_cuda_graph(triple, triple, inputs)
+    check_cuda_graph(triple, triple, inputs)
     with pytest.raises(torch.AcceleratorError, match="captur"):
-        testing.check_cuda_graph(lambda x, y: triple(x, y) * (1 if x.sum().item() else 2), triple, inputs)
+        check_cuda_graph(lambda x, y: triple(x, y) * (1 if x.sum().item() else 2), triple, inputs)

@@ -1,43 +1,108 @@
-"""Whether candidates agree, and how long each takes."""
+"""Whether candidates agree, and what each takes: time, memory, bytes kept for backward."""
 
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from ...partition import saved_bytes
 from ...partition.timer import Step, median_seconds, time_in_turns
 
-EAGER: Final = "eager"
-OURS: Final = "fuselayers"
-
-_WARM_UP = 3
-_CALLS: Final = 50  # in one reading of the clock
+PLAIN: Final = "plain"
+COMPILE: Final = "torch.compile"
+_WARM_UP: Final = 3
 # Two right computations differ by a few units in the last place even where eager happens to have no error at all.
-_SLACK = 16
+_SLACK: Final = 16
 # There the last place is 0.8 % in bfloat16, and eager rounds after each op.
-_SLACK_OF_16_BITS = 2
+_SLACK_OF_16_BITS: Final = 2
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One way to compute the same.
 
-    Args:
+    Attributes:
         name: how it is called in the table.
         call: one forward with its inputs.
         leaves: the tensors whose gradients a backward computes.
-        restore: is called before each call, outside of the clock; for one that overwrites its inputs.
     """
 
     name: str
     call: Callable[[], tuple[Tensor, ...]]
     leaves: tuple[Tensor, ...]
-    restore: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An op or a model.
+
+    Attributes:
+        title: of the op or the model, with its options.
+        shape: of x, or of a batch.
+        dtype: as "float32".
+        candidates: those with right numbers, plain PyTorch first.
+        wrong: the errors of the others, by name.
+        inputs: tensors that count for nobody's memory.
+        floor: bytes that forward and backward must move; None where bandwidth is no limit.
+    """
+
+    title: str
+    shape: tuple[int, ...]
+    dtype: str
+    candidates: list[Candidate]
+    wrong: dict[str, str]
+    inputs: tuple[Tensor, ...] = ()
+    floor: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The measurements of one candidate of a subject.
+
+    Attributes:
+        dtype: as "float32".
+        seconds: every repeat, of "forward" and of "forward_backward".
+        peak: peak bytes of forward and backward, without the inputs; None on a CPU.
+        kept: bytes saved for backward, without the inputs.
+        floor: bytes that "forward" and "forward_backward" must move; empty where bandwidth is no limit.
+    """
+
+    title: str
+    shape: tuple[int, ...]
+    dtype: str
+    candidate: str
+    seconds: dict[str, list[float]]
+    peak: int | None
+    kept: int
+    floor: dict[str, float]
+
+    def median(self, span: str) -> float:
+        """Median seconds of one of the two spans."""
+        return statistics.median(self.seconds[span])
+
+
+def measure(subject: Subject, *, repeats: int, device: torch.device) -> list[Measured]:
+    """Time all candidates in turns, and count the bytes of each."""
+    times = time_interleaved(subject.candidates, repeats=repeats, device=device)
+    floor = {} if subject.floor is None else {"forward": subject.floor[0], "forward_backward": sum(subject.floor)}
+    return [
+        Measured(
+            title=subject.title,
+            shape=subject.shape,
+            dtype=subject.dtype,
+            candidate=candidate.name,
+            seconds=seconds,
+            peak=_peak_bytes(candidate, device=device),
+            kept=saved_bytes(candidate.call, parameters=[*subject.inputs, *candidate.leaves]),
+            floor=floor,
+        )
+        for candidate, seconds in zip(subject.candidates, times, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -48,20 +113,18 @@ class Results:
     gradients: tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """Seconds of each repeat: of a forward, and of a forward with its backward."""
-
-    forward: list[float] = field(default_factory=list)
-    both: list[float] = field(default_factory=list)
-
-
-def results(candidate: Candidate, *, seed: int = 0) -> Results:
-    """Run forward and backward once, with the dropout masks that `seed` gives."""
-    torch.manual_seed(seed)
-    _restore(candidate)
+def results(candidate: Candidate) -> Results:
+    """Run forward and backward once, always with the same dropout masks."""
+    torch.manual_seed(0)
     outputs = candidate.call()
     return Results(outputs, torch.autograd.grad(outputs, candidate.leaves, _weights(outputs), allow_unused=False))
+
+
+def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
+    """The error of each wrong candidate, by name; the error of `eager` sets the limit, against `truth` in float64."""
+    limit, exact = results(eager), results(truth)
+    reasons = {candidate.name: disagreement(results(candidate), eager=limit, truth=exact) for candidate in candidates}
+    return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
@@ -92,55 +155,23 @@ def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
     return None
 
 
-def time_interleaved(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
-    """Time the forward and the backward of all candidates in turns.
+def time_interleaved(
+    candidates: Sequence[Candidate], *, repeats: int, device: torch.device
+) -> list[dict[str, list[float]]]:
+    """Time "forward" and "forward_backward" of all candidates in turns; return the seconds of every repeat.
 
     On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
-
-    Args:
-        candidates: what is timed; each runs a few times before.
-        repeats: how often each is timed, forward alone and backward alone.
-        device: where the tensors are.
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
-        steps[f"{number} forward"] = Step(partial(_forward, candidate), partial(_restore, candidate))
+        steps[f"{number} forward"] = Step(partial(_forward, candidate))
         steps[f"{number} backward"] = Step(partial(_backward, candidate), partial(_forward_with_weights, candidate))
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
-    return [Timing(forward, list(map(operator.add, forward, backward))) for forward, backward in pairs]
-
-
-def host_times(candidates: Sequence[Candidate], *, repeats: int, device: torch.device) -> list[Timing]:
-    """Seconds of each candidate's call on one thread: what a call costs the host, if its tensors are small.
-
-    A reading is of many calls, whose kernels queue on a GPU.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a second one would wait for work
-    try:
-        steps = {f"{number} forward": Step(partial(_calls, one.call)) for number, one in enumerate(candidates)}
-        steps |= {f"{number} both": Step(partial(_calls, _with_backward(one))) for number, one in enumerate(candidates)}
-        times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
-    finally:
-        torch.set_num_threads(threads)
-    each = {name: [reading / _CALLS for reading in readings] for name, readings in times.items()}
-    return [Timing(each[f"{number} forward"], each[f"{number} both"]) for number in range(len(candidates))]
-
-
-def _calls(call: Callable[[], object], _: object) -> None:
-    for _ in range(_CALLS):
-        call()
-
-
-def _with_backward(candidate: Candidate) -> Callable[[], object]:
-    weights = [torch.ones_like(output) for output in candidate.call()]
-    return lambda: torch.autograd.grad(candidate.call(), candidate.leaves, weights)
-
-
-def _restore(candidate: Candidate) -> None:
-    if candidate.restore is not None:
-        candidate.restore()
+    return [
+        {"forward": forward, "forward_backward": list(map(operator.add, forward, backward))}
+        for forward, backward in pairs
+    ]
 
 
 def _forward(candidate: Candidate, _: object) -> tuple[Tensor, ...]:
@@ -148,29 +179,13 @@ def _forward(candidate: Candidate, _: object) -> tuple[Tensor, ...]:
 
 
 def _forward_with_weights(candidate: Candidate) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    _restore(candidate)
     outputs = candidate.call()
     return outputs, [torch.ones_like(output) for output in outputs]
 
 
 def _backward(candidate: Candidate, forward: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
     outputs, weights = forward
-    return torch.autograd.grad(outputs, candidate.leaves, weights)
-
-
-def peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
-    """Bytes that a forward with its backward takes at most, beside its inputs; None where torch does not count them."""
-    if device.type != "cuda":
-        return None
-    _restore(candidate)
-    weights = [torch.ones_like(output) for output in candidate.call()]
-    torch.cuda.synchronize(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    gradients = torch.autograd.grad(candidate.call(), candidate.leaves, weights)
-    torch.cuda.synchronize(device)
-    del gradients
-    return torch.cuda.max_memory_allocated(device) - before
+    return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -182,16 +197,18 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * source.nbytes / median_seconds(times)["copy"]
 
 
-def spread(seconds: Sequence[float]) -> float:
-    """Half the distance between the quartiles, over the median: 0.05 is "give or take 5 %".
-
-    >>> spread([1.0, 2.0, 3.0])
-    0.5
-    """
-    if len(seconds) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return (high - low) / 2 / middle
+def _peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
+    """Bytes that a forward with its backward takes at most, beside its inputs; None where torch does not count them."""
+    if device.type != "cuda":
+        return None
+    weights = [torch.ones_like(output) for output in candidate.call()]
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    gradients = torch.autograd.grad(candidate.call(), candidate.leaves, weights)
+    torch.cuda.synchronize(device)
+    del gradients
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _weights(outputs: tuple[Tensor, ...]) -> list[Tensor]:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -14,28 +15,55 @@ from ..example import example_batch
 from ..plain import plain_config, with_values
 from ..plain_torch import plain_twin
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
-from .measure import EAGER, Candidate, disagreement, results
+from .measure import COMPILE, PLAIN, Candidate, Subject, wrong_numbers
 
-COMPILE: Final = "torch.compile"
-PLAIN: Final = "plain"
+OURS: Final = "fuselayers"
+EAGER: Final = "eager"
 _LAYERS: Final = "plain layers"
 _SEQUENCES: Final = 4
 
-Implementation = Callable[[OpCase], Callable[..., Outputs]]
-"""Given a case, the function that a candidate calls."""
+
+def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: str = "") -> Subject:
+    """An op: plain eager PyTorch, the same in `torch.compile`, the op as it is called, and the op on backends.
+
+    Args:
+        label: of the title; the options if it is empty.
+
+    Raises:
+        ValueError: no such op, or settings that do not fit it.
+    """
+    torch.compiler.reset()  # Dynamo would run a function uncompiled after eight kinds of call
+    case = op_case(op, settings)
+    label = label or ", ".join(f"{name} {value}" for name, value in case.options.items())
+    makers: dict[str, Callable[[], Callable[..., Outputs]]] = {
+        COMPILE: lambda: torch.compile(case.plain, fullgraph=True),
+        OURS: lambda: case.op,
+    }
+    for backend in backends:
+        makers[backend] = partial(fuse, case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
+    candidates, wrong = [_op_candidate(PLAIN, case, case.plain)], {}
+    for name, make in makers.items():
+        try:
+            reason = _op_fault(name, make(), op, settings)
+        except Exception as error:  # of a compiler, or for want of memory; the others are measured
+            reason = one_line(error)
+        if reason is None:
+            candidates.append(_op_candidate(name, case, make()))
+        else:
+            wrong[name] = reason
+    size = next(iter(case.tensors.values())).nbytes
+    return Subject(
+        title=f"{op}, {label}" if label else op,
+        shape=settings.shape,
+        dtype=dtype_name(settings.dtype),
+        candidates=candidates,
+        wrong=wrong,
+        inputs=tuple(case.tensors.values()),
+        floor=None if case.floor is None else (case.floor[0] * size, case.floor[1] * size),
+    )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """An op or a model: candidates with right numbers, plain PyTorch first, and the errors of the others by name."""
-
-    title: str
-    candidates: list[Candidate]
-    wrong: dict[str, str]
-
-
-def op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    """A candidate that calls `function` with the case's tensors and options by name."""
+def _op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
     arguments: dict[str, Any] = case.tensors | case.options
 
     def call() -> tuple[Tensor, ...]:
@@ -45,83 +73,37 @@ def op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> C
     return Candidate(name, call, tuple(tensor for tensor in case.tensors.values() if tensor.requires_grad))
 
 
-def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
-    """The error of each wrong candidate, by name; the error of `eager` sets the limit, against `truth` in float64."""
-    limit, exact = results(eager), results(truth)
-    found = {one.name: disagreement(results(one), eager=limit, truth=exact) for one in candidates}
-    return {name: reason for name, reason in found.items() if reason is not None}
-
-
-def op_fault(
-    name: str,
-    implementation: Implementation,
-    settings: Settings,
-    op: str,
-    *,
-    candidate: Callable[[str, OpCase, Callable[..., Outputs]], Candidate] = op_candidate,
-    same_masks: bool,
-) -> str | None:
+def _op_fault(name: str, function: Callable[..., Outputs], op: str, settings: Settings) -> str | None:
     """The error of an implementation of an op, or None.
 
     Every implementation is compared with plain PyTorch without dropout, since `F.dropout` draws other masks; one with
-    the library's masks (`same_masks`) also with the op's formula.
+    the library's masks also with the op's formula.
     """
     still = op_case(op, replace(settings, dropout=0.0))
     checks = [(still, still.plain)]
-    if settings.dropout and same_masks:
+    if name != COMPILE and settings.dropout and "p" in still.options:
         case = op_case(op, settings)
-        checks.append((case, case.formula))
-    for case, plain in checks:
+        checks.append((case, partial(case.op, backend="eager")))
+    for case, right in checks:
         wrong = wrong_numbers(
-            [candidate(name, case, implementation(case))],
-            eager=op_candidate(EAGER, case, plain),
-            truth=op_candidate("float64", double(case), plain),
+            [_op_candidate(name, case, function)],
+            eager=_op_candidate(PLAIN, case, right),
+            truth=_op_candidate("float64", double(case), right),
         )
         if wrong:
             return wrong[name]
     return None
 
 
-def op_subject(name: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
-    """An op: plain eager PyTorch, and the op on each backend.
-
-    Raises:
-        ValueError: no such op, or settings that do not fit it.
-    """
-    case = op_case(name, settings)
-    candidates, wrong = [op_candidate(PLAIN, case, case.plain)], {}
-    for backend in backends:
-        implementation = _op_implementation(backend)
-        reason = op_fault(backend, implementation, settings, name, same_masks=backend != COMPILE)
-        if reason is None:
-            candidates.append(op_candidate(backend, case, implementation(case)))
-        else:
-            wrong[backend] = reason
-    details = [f"{key} {value}" for key, value in case.options.items()]
-    shapes = [f"{key} {list(tensor.shape)}" for key, tensor in case.tensors.items()]
-    title = ", ".join([f"op {name}: {' '.join(shapes)}", *details, dtype_name(settings.dtype)])
-    return Subject(title, candidates, wrong)
-
-
-def _op_implementation(backend: str) -> Implementation:
-    if backend == EAGER:
-        return lambda case: case.formula
-    if backend == COMPILE:
-        return lambda case: torch.compile(case.plain)
-    return lambda case: fuse(case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
-
-
 @dataclass(frozen=True)
 class ModelCall:
-    """A training loss that can be asked for in another process too.
+    """A training loss.
 
     Attributes:
         name: a model of the configs, or its path.
-        overrides: of its config.
         shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
         dropout: of every component; 0 also turns stochastic depth off; None keeps the config's.
         dtype: of the weights.
-        device: of the model.
     """
 
     name: str
@@ -131,84 +113,81 @@ class ModelCall:
     dtype: torch.dtype
     device: torch.device
 
-    def forms(self, backends: Sequence[str]) -> tuple[str, list[Candidate], list[Candidate], list[Candidate]]:
-        """Return the title; plain PyTorch, it fused and under `torch.compile`; our layers, fused; eager and float64.
 
-        A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the title says so.
-        Nothing is compiled before a candidate is called.
+def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
+    """A model in plain PyTorch, that one in `torch.compile` and fused on backends, and our layers on the backends.
 
-        Raises:
-            ValueError: no such model, an override or a shape that does not fit.
-        """
-        config = _with_dropout(compose(self.name, self.overrides), self.dropout)
-        config = replace(config, fusion=replace(config.fusion, scope="none"))
-        options, shape = config.model.options, self.shape
-        context = options.get("context_length")
-        if shape is None:
-            shape = (_SEQUENCES,) if context is None else (_SEQUENCES, context)
-        if context is not None and (len(shape) != 2 or shape[1] > context):
-            raise ValueError(
-                f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x"
-                f"{context}; got {'x'.join(map(str, shape))}"
-            )
-        torch.manual_seed(0)
-        own = build(config).to(device=self.device, dtype=self.dtype).train()
-        unfused = build(plain_config(config)).to(device=self.device, dtype=self.dtype).train()
-        unfused.load_state_dict(own.state_dict())
-        examples = example_batch(unfused, config, shape, device=self.device, option="--shape")
-        highest = options.get("vocab_size", options.get("num_classes", 1))
-        inputs = [one.normal_() if one.is_floating_point() else one.random_(highest) for one in examples]
-
-        def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-            # By name: the twin has its parameters in another order.
-            parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
-            like = [one.to(parameters[0].dtype) if one.is_floating_point() else one for one in inputs]
-            return Candidate(label, lambda: (model(*like),), parameters)
-
-        exact = copy.deepcopy(unfused).double()
-        limits = [candidate(EAGER, unfused, unfused), candidate("float64", exact, exact)]
-        ours = [
-            candidate(backend, own if backend == EAGER else fuse(own, backend=backend, fallback=()), own)
-            for backend in backends
-            if backend != COMPILE
-        ]
-        title = (
-            f"model {self.name}: {sum(parameter.numel() for parameter in own.parameters()):,} parameters, "
-            f"{config.feedforward.name}, {' x '.join(map(str, shape))} {'examples' if context is None else 'tokens'}, "
-            f"{dtype_name(self.dtype)}"
-        )
-        try:
-            baseline: nn.Module = plain_twin(unfused)
-        except ValueError as error:
-            title, baseline, label = f"{title}; {error}", unfused, _LAYERS
-        else:
-            label = PLAIN
-        theirs = [candidate(label, baseline, baseline)]
-        for backend in backends if label == PLAIN else ():
-            if backend not in (EAGER, COMPILE):
-                fused = fuse(baseline, backend=backend, fallback=())
-                theirs.append(candidate(f"{PLAIN}, {backend}", fused, baseline))
-        if COMPILE in backends:
-            theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
-        return title, theirs, ours, limits
-
-
-def model_subject(model: ModelCall, *, backends: Sequence[str]) -> Subject:
-    """A model in all forms with right numbers.
+    A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the title says so. The
+    backend "eager" is our layers, not fused.
 
     Raises:
         ValueError: no such model, an override or a shape that does not fit.
     """
-    title, theirs, ours, (eager, truth) = model.forms(backends)
+    torch.compiler.reset()
+    config = _config(call)
+    shape = _batch_shape(call.shape, config.model.options.get("context_length"))
+    torch.manual_seed(0)
+    own, unfused = (
+        build(form).to(device=call.device, dtype=call.dtype).train() for form in (config, plain_config(config))
+    )
+    unfused.load_state_dict(own.state_dict())
+    examples = example_batch(unfused, config, shape, device=call.device, option="--shape")
+    highest = config.model.options.get("vocab_size", config.model.options.get("num_classes", 1))
+    inputs = [tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in examples]
+
+    def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
+        # By name: the twin has its parameters in another order.
+        parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
+        cast = [tensor.to(parameters[0].dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
+        return Candidate(label, lambda: (model(*cast),), parameters)
+
+    count = sum(parameter.numel() for parameter in own.parameters())
+    title = f"{call.name}, {count:,} parameters, {config.feedforward.name}"
+    try:
+        baseline: nn.Module = plain_twin(unfused)
+        theirs = [candidate(PLAIN, baseline, baseline)]
+    except ValueError as error:
+        title, baseline = f"{title}; {error}", unfused
+        theirs = [candidate(_LAYERS, baseline, baseline)]
+    theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
+    ours = []
+    for backend in backends:
+        if backend == EAGER:
+            ours.append(candidate(EAGER, own, own))
+            continue
+        fused = fuse(baseline, backend=backend, fallback=())
+        theirs.append(candidate(f"{theirs[0].name}, {backend}", fused, baseline))
+        ours.append(candidate(backend, fuse(own, backend=backend, fallback=()), own))
+    exact = copy.deepcopy(unfused).double()
+    truth = candidate("float64", exact, exact)
     # With dropout only the library's own models have the same masks.
-    wrong = wrong_numbers(ours, eager=eager, truth=truth)
-    if model.dropout == 0:
-        wrong |= wrong_numbers([one for one in theirs if one.name != COMPILE], eager=theirs[0], truth=truth)
-    return Subject(title, [one for one in [*theirs, *ours] if one.name not in wrong], wrong)
+    wrong = wrong_numbers(ours, eager=candidate(EAGER, unfused, unfused), truth=truth)
+    if call.dropout == 0:
+        wrong |= wrong_numbers([form for form in theirs if form.name != COMPILE], eager=theirs[0], truth=truth)
+    right = [form for form in (*theirs, *ours) if form.name not in wrong]
+    return Subject(title, shape, dtype_name(call.dtype), right, wrong)
 
 
-def _with_dropout(config: Config, dropout: float | None) -> Config:
-    if dropout is None:
-        return config
-    changed = {"dropout": dropout} if dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
-    return with_values(config, lambda option, value: changed.get(option, value))
+def _config(call: ModelCall) -> Config:
+    config = compose(call.name, call.overrides)
+    if call.dropout is not None:
+        values = {"dropout": call.dropout} if call.dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
+        config = with_values(config, lambda option, value: values.get(option, value))
+    return replace(config, fusion=replace(config.fusion, scope="none"))
+
+
+def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[int, ...]:
+    if shape is None:
+        return (_SEQUENCES,) if context is None else (_SEQUENCES, context)
+    if context is not None and (len(shape) != 2 or shape[1] > context):
+        raise ValueError(
+            f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
+            f"got {'x'.join(map(str, shape))}"
+        )
+    return shape
+
+
+def one_line(error: Exception) -> str:
+    """The kind of an error and the first line of its text."""
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

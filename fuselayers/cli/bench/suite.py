@@ -1,35 +1,55 @@
-"""Measures all ops on one machine, in many shapes, dtypes and options. suite_models.py measures whole models."""
+"""`fuselayers bench suite`: measures all ops and whole models on one machine, and writes a folder."""
 
-import statistics
+import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from rich.console import Console
 
-from ...partition import saved_bytes
-from .cases import OpCase, Outputs, Settings, dtype_name, op_case
-from .measure import EAGER, OURS, Candidate, copy_bandwidth, peak_bytes, results, time_interleaved
-from .peers import LIGER, liger_function
-from .subjects import COMPILE, Implementation, op_candidate, op_fault
+from ..text import chosen_names, say
+from .cases import Settings, dtype_name
+from .measure import COMPILE, Subject, measure
+from .report import Report, write_folder
+from .subjects import EAGER, ModelCall, model_subject, one_line, op_subject
 
-# The largest first.
-SHAPES: Final = (
-    (2, 4096, 4096),
-    (1, 2048, 12288),
-    (2, 2048, 2048),
-    (4, 1024, 1024),
-    (8, 512, 1024),
-    (8, 256, 512),
-)
-_CHECKED_ROWS: Final = (2, 150)
-# Wider, the weights of an op with a matmul would take gigabytes in float64.
-_CHECKED_MATMUL: Final = 1024
-# Elements of x for such an op on a CPU: a larger one takes seconds for each call.
+MINUTES: Final = 12.0
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+# The first shape is measured in every dtype. Eager dropout on a CPU takes 6 ns an element.
+_SHAPES: Final = ((2, 4096, 4096), (4, 1024, 1024), (1, 2048, 12288))
+_SHAPES_ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
+_QUICK: Final = ((8, 256, 512),)
+# Elements of x for an op with a matrix product on a CPU: a larger one takes seconds for each call.
 _CPU_MATMUL: Final = 8 * 256 * 512
-_DROPOUT: Final = 0.1
+_FUSED: Final = "inductor"
+_DROPOUTS: Final = (0.1, 0.0)
+_SIZE: Final = ("model.hidden_dim=128", "model.num_layers=3")
+_TEXT: Final = (*_SIZE, "model.context_length=128")
+MODELS: Final[Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]] = MappingProxyType(
+    {
+        "gpt_nano": ((8, 128), ()),
+        "bert_tiny": ((8, 128), _TEXT),
+        "llama_tiny": ((8, 128), _TEXT),
+        "vit_tiny": ((8,), (*_SIZE, "model.image_size=32")),
+    }
+)
+"""The models by name, with the shape of a batch, and overrides that give all of them the size of gpt_nano."""
+_SIZE_ON_A_GPU: Final = ("model.hidden_dim=768", "model.num_layers=4", "attention.num_heads=12")
+_TEXT_ON_A_GPU: Final = (*_SIZE_ON_A_GPU, "model.context_length=1024")
+MODELS_ON_A_GPU: Final[Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]] = MappingProxyType(
+    {
+        "gpt_nano": ((8, 1024), _TEXT_ON_A_GPU),
+        "llama_tiny": ((8, 1024), (*_TEXT_ON_A_GPU, "attention.num_kv_heads=4")),
+        "bert_tiny": ((8, 1024), _TEXT_ON_A_GPU),
+        "vit_tiny": ((64,), (*_SIZE_ON_A_GPU, "model.image_size=224", "model.patch_size=16")),
+    }
+)
+"""The same models in a size that fills a GPU: the layers of GPT-2 small, but four of them, which compile sooner."""
 
 
 @dataclass(frozen=True)
@@ -40,67 +60,6 @@ class Variant:
     label: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        return f"{self.op}, {self.label}" if self.label else self.op
-
-
-@dataclass(frozen=True)
-class Round:
-    """All variants once, in one dtype and in shapes of x; `any_size`: `torch.compile` compiles with dynamic sizes."""
-
-    dtype: torch.dtype
-    shapes: tuple[tuple[int, ...], ...]
-    any_size: bool
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The measurements of one candidate for one variant, shape and dtype.
-
-    Args:
-        title: of the variant.
-        shape: of x.
-        dtype: as "float32".
-        candidate: its name.
-        seconds: every repeat, of "forward" and of "forward_backward".
-        peak: peak bytes of forward and backward, without the inputs; None on a CPU.
-        kept: bytes saved for backward, without the inputs.
-        floor: bytes that "forward" and "forward_backward" must move; empty for ops that bandwidth does not limit.
-    """
-
-    title: str
-    shape: tuple[int, ...]
-    dtype: str
-    candidate: str
-    seconds: dict[str, list[float]]
-    peak: int | None
-    kept: int
-    floor: dict[str, int]
-
-    def median(self, span: str) -> float:
-        """Median seconds of one of the two spans."""
-        return statistics.median(self.seconds[span])
-
-
-@dataclass
-class Suite:
-    """All measurements.
-
-    Args:
-        bandwidth: of a copy, in bytes per second, read and written.
-        rows: the times of ops.
-        models: the times of whole models.
-        failed: wrong numbers or errors, by candidate.
-        left_out: variants for which there was no time.
-    """
-
-    bandwidth: float
-    rows: list[Measured] = field(default_factory=list)
-    models: list[Measured] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-
 
 def variants() -> list[Variant]:
     """Return every op of the suite with its options, the most important first."""
@@ -109,210 +68,143 @@ def variants() -> list[Variant]:
             Variant(
                 "bias_activation_dropout",
                 f"{activation}, {'bias' if bias else 'no bias'}",
-                {"activation": activation, "bias": bias, "dropout": _DROPOUT},
+                {"activation": activation, "bias": bias},
             )
             for bias in (True, False)
             for activation in ("relu", "gelu", "squared_relu")
         ),
+        *(Variant("bias_dropout_residual", "bias" if bias else "no bias", {"bias": bias}) for bias in (True, False)),
         *(
-            Variant("bias_dropout_residual", "bias" if bias else "no bias", {"bias": bias, "dropout": _DROPOUT})
-            for bias in (True, False)
-        ),
-        *(
-            Variant(f"bias_dropout_residual_{norm}", style, {"style": style, "dropout": _DROPOUT})
+            Variant(f"bias_dropout_residual_{norm}", style, {"style": style})
             for norm in ("layer_norm", "rms_norm")
             for style in ("post", "pre", "prenorm")
         ),
-        Variant("dropout", "", {"dropout": _DROPOUT}),
+        Variant("dropout"),
         *(Variant("gated_activation", activation, {"activation": activation}) for activation in ("silu", "gelu_tanh")),
         *(Variant(op) for op in ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm", "rotary")),
         *(Variant(op) for op in ("cross_entropy", "linear_cross_entropy")),
     ]
 
 
-def measure_suite(
-    chosen: Sequence[Variant],
-    *,
-    rounds: Sequence[Round],
-    device: torch.device,
-    repeats: int,
-    deadline: float,
-    say: Callable[[str], None],
-    keep: Callable[[Suite], None] = lambda suite: None,
-) -> Suite:
-    """Check and time every op in every width and dtype, one after the other.
+@dataclass(frozen=True)
+class Job:
+    """A measurement to come.
 
-    No measurement begins after `deadline`, in seconds of `time.monotonic`; `left_out` names the rest. `say` gets the
-    name of each measurement, `keep` all measurements so far, after each variant.
+    Attributes:
+        is_model: whether it is of a model.
     """
-    suite = Suite(copy_bandwidth(device))
-    for variant, one in _in_order(chosen, rounds, device):
-        shapes = _affordable(variant, one.shapes, device)
-        name = f"{variant.title}, {dtype_name(one.dtype)}"
-        if time.monotonic() > deadline:
-            suite.left_out += [f"{name}, {'x'.join(map(str, shape))}" for shape in shapes]
-            continue
-        say(name)
-        implementations = _right_implementations(variant, one, device, suite)
-        for shape in shapes:
-            if time.monotonic() > deadline:
-                suite.left_out.append(f"{name}, {'x'.join(map(str, shape))}")
-            else:
-                _measure(variant, settings_of(variant, shape, one.dtype, device), implementations, suite, repeats)
-        keep(suite)
-    return suite
+
+    title: str
+    make: Callable[[], Subject]
+    is_model: bool = False
 
 
-def calls_ahead(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[Callable[[], bool]]:
-    """Calls for `compile_ahead`, which make everything that `measure_suite` will call."""
-    return [partial(_run_once, variant, one, device) for variant, one in _in_order(chosen, rounds, device)]
+def run_suite(arguments: argparse.Namespace, console: Console, *, report: Report, device: torch.device) -> int:
+    """Measure, and write the folder after each measurement, so that a stopped run keeps what it has.
+
+    Returns:
+        The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
+
+    Raises:
+        ValueError: a wrong argument; the text lists the possible ones.
+    """
+    if not arguments.minutes > 0:
+        raise ValueError(f"--minutes must be above 0, got {arguments.minutes:g}")
+    jobs = jobs_of(arguments.ops, arguments.dtypes, quick=arguments.quick, device=device)
+    folder = Path(arguments.out)
+    # Before the work: a folder that cannot be written is an error at once.
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").open("ab").close()
+    say(console, report.machine)
+    run_jobs(
+        jobs,
+        report,
+        folder=folder,
+        deadline=time.monotonic() + 60 * arguments.minutes,
+        device=device,
+        say=partial(say, console),
+    )
+    lines = [f"not timed: {name}: {reason}" for name, reason in report.failed.items()]
+    if report.left_out:
+        lines.append(f"left out after {arguments.minutes:g} minutes: {len(report.left_out)}; see results.md")
+    say(console, *lines, *map(str, write_folder(folder, report, pictures=True)))
+    return int(any(not name.startswith(COMPILE) for name in report.failed))
 
 
-def _in_order(chosen: Sequence[Variant], rounds: Sequence[Round], device: torch.device) -> list[tuple[Variant, Round]]:
-    return [(variant, one) for one in rounds for variant in chosen if _affordable(variant, one.shapes, device)]
+def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.device) -> list[Job]:
+    """Return the measurements, the most important first: of all ops in one shape, of models, of ops in others.
+
+    Args:
+        ops: comma-separated; None for all, and models.
+        dtypes: comma-separated; None for all, and float32 on a CPU.
+        quick: one small shape, no models.
+    """
+    names = chosen_names("op of bench suite", ops, dict.fromkeys(variant.op for variant in variants()))
+    chosen = [variant for variant in variants() if variant.op in names]
+    on_cpu = device.type == "cpu"
+    first, *others = (
+        _DTYPES[name]
+        for name in chosen_names("dtype of bench suite", dtypes or ("float32" if on_cpu else None), _DTYPES)
+    )
+    shape, *more = _QUICK if quick else _SHAPES_ON_A_CPU if on_cpu else _SHAPES
+
+    def of_ops(shape: tuple[int, ...], dtype: torch.dtype) -> list[Job]:
+        return [
+            _op_job(variant, Settings(shape, dtype, device, **variant.options))
+            for variant in chosen
+            if not (on_cpu and "linear" in variant.op and torch.Size(shape).numel() > _CPU_MATMUL)
+        ]
+
+    models = [] if quick or ops is not None else _model_jobs(first, device)
+    later = [job for dtype in others for job in of_ops(shape, dtype)]
+    return [*of_ops(shape, first), *models, *later, *(job for other in more for job in of_ops(other, first))]
 
 
-def _run_once(variant: Variant, one: Round, device: torch.device) -> bool:
-    """Call all that the suite checks and times of a variant, and so compile it."""
-    suite = Suite(bandwidth=1.0)
-    implementations = _right_implementations(variant, one, device, suite)
-    for shape in _affordable(variant, one.shapes, device):
-        _candidates(variant, settings_of(variant, shape, one.dtype, device), implementations, suite)
-    free_memory(device)
-    return True
+def _op_job(variant: Variant, settings: Settings) -> Job:
+    name = f"{variant.op}, {variant.label}" if variant.label else variant.op
+    title = f"{name}, {dtype_name(settings.dtype)}, {'x'.join(map(str, settings.shape))}"
+    return Job(title, lambda: replace(op_subject(variant.op, settings, backends=()), title=name))
 
 
-def free_memory(device: torch.device) -> None:
-    """Free what a worker's last call used; the other processes need the memory of the GPU."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:
+    on_cpu = device.type == "cpu"
+    # In eager mode the library's kernels run on a GPU alone.
+    backends = (_FUSED,) if on_cpu else (EAGER, _FUSED)
+
+    def job(name: str, dropout: float) -> Job:
+        shape, overrides = (MODELS if on_cpu else MODELS_ON_A_GPU)[name]
+        title = f"{name}, dropout {dropout:g}"
+        call = ModelCall(name, overrides, shape, dropout, dtype, device)
+        return Job(title, lambda: replace(model_subject(call, backends=backends), title=title), is_model=True)
+
+    return [job(name, dropout) for dropout in _DROPOUTS for name in MODELS]
 
 
-def _right_implementations(
-    variant: Variant, one: Round, device: torch.device, suite: Suite
-) -> dict[str, Implementation]:
-    """The implementations with right numbers in every width of a round; the others are added to `suite.failed`."""
-    implementations = _implementations(variant, one, device)
-    others = {key: implementations[key] for key in implementations.keys() - {EAGER}}
-    right = {EAGER, *_check(variant, others, one.shapes, one.dtype, device, suite)}
-    # The code compiled for the checks is not the code that a user with these shapes would get.
-    return {key: made for key, made in _implementations(variant, one, device).items() if key in right}
-
-
-def settings_of(variant: Variant, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Settings:
-    """The settings of a variant's call."""
-    options = {"dropout": 0.0, "activation": "gelu", **variant.options}
-    return Settings(shape=shape, **options, dtype=dtype, device=device)
-
-
-def _affordable(variant: Variant, shapes: Sequence[tuple[int, ...]], device: torch.device) -> list[tuple[int, ...]]:
-    if device.type != "cpu" or "linear" not in variant.op:
-        return list(shapes)
-    return [shape for shape in shapes if torch.Size(shape).numel() <= _CPU_MATMUL]
-
-
-def _implementations(variant: Variant, one: Round, device: torch.device) -> dict[str, Implementation]:
-    """The implementation of each candidate."""
-    # Dynamo compiles a function for at most eight kinds of call, and then silently runs it in eager mode.
-    torch.compiler.reset()
-    small = op_case(variant.op, settings_of(variant, (*_CHECKED_ROWS, 64), one.dtype, device))
-    compiled = torch.compile(small.plain, dynamic=True if one.any_size else None, fullgraph=True)
-    implementations: dict[str, Implementation] = {
-        EAGER: lambda case: case.plain,
-        COMPILE: lambda case: compiled,
-        OURS: lambda case: case.op,
-    }
-    liger = liger_function(variant.op, small.options) if device.type == "cuda" else None
-    if liger is not None:
-        implementations[LIGER] = lambda case: liger
-    return implementations
-
-
-def _candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> Candidate:
-    if name != LIGER:
-        return op_candidate(name, case, function)
-    # Some of Liger's backwards, and the forward of its cross entropy, overwrite their inputs.
-    own = {key: one.detach().clone().requires_grad_(one.requires_grad) for key, one in case.tensors.items()}
-
-    def restore() -> None:
-        for key, one in own.items():
-            one.detach().copy_(case.tensors[key].detach())
-
-    options = {key: value for key, value in case.options.items() if key == "activation"}
-    return replace(op_candidate(name, replace(case, tensors=own, options=options), function), restore=restore)
-
-
-def _check(
-    variant: Variant,
-    implementations: Mapping[str, Implementation],
-    shapes: Sequence[tuple[int, ...]],
-    dtype: torch.dtype,
+def run_jobs(
+    jobs: Sequence[Job],
+    report: Report,
+    *,
+    folder: Path,
+    deadline: float,
     device: torch.device,
-    suite: Suite,
-) -> set[str]:
-    """Return the names of the implementations that are right in every width; add the others to `suite.failed`."""
-    right = set(implementations)
-    widths = sorted({shape[-1] for shape in _affordable(variant, shapes, device)})
-    if "linear" in variant.op:
-        widths = [min(width, _CHECKED_MATMUL) for width in widths[:1]]
-    for width in widths:
-        settings = settings_of(variant, (*_CHECKED_ROWS, width), dtype, device)
-        for name in sorted(right):
-            try:
-                reason = op_fault(
-                    name, implementations[name], settings, variant.op, candidate=_candidate, same_masks=name == OURS
-                )
-            except Exception as error:
-                reason = one_line(error)
-            if reason is not None:
-                right.remove(name)
-                suite.failed[f"{name}: {variant.title}, {dtype_name(dtype)}, width {width}"] = reason
-    return right
-
-
-def _candidates(
-    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite
-) -> tuple[OpCase, list[Candidate]]:
-    """Return the case, and the candidates that run; the errors of the others are added to `suite.failed`."""
-    case, candidates = op_case(variant.op, settings), []
-    for name, implementation in implementations.items():
-        candidate = _candidate(name, case, implementation(case))
-        try:
-            results(candidate)
-        except Exception as error:
-            shape = "x".join(map(str, settings.shape))
-            suite.failed[f"{name}: {variant.title}, {dtype_name(settings.dtype)}, {shape}"] = one_line(error)
-        else:
-            candidates.append(candidate)
-    return case, candidates
-
-
-def _measure(
-    variant: Variant, settings: Settings, implementations: Mapping[str, Implementation], suite: Suite, repeats: int
+    say: Callable[[str], None],
 ) -> None:
-    case, candidates = _candidates(variant, settings, implementations, suite)
-    dtype = dtype_name(settings.dtype)
-    timings = time_interleaved(candidates, repeats=repeats, device=settings.device)
-    floor = {}
-    if case.floor is not None:
-        size, (forward, backward) = next(iter(case.tensors.values())).nbytes, case.floor
-        floor = {"forward": int(forward * size), "forward_backward": int((forward + backward) * size)}
-    for candidate, timing in zip(candidates, timings, strict=True):
-        suite.rows.append(
-            Measured(
-                title=variant.title,
-                shape=settings.shape,
-                dtype=dtype,
-                candidate=candidate.name,
-                seconds={"forward": timing.forward, "forward_backward": timing.both},
-                peak=peak_bytes(candidate, device=settings.device),
-                kept=saved_bytes(candidate.call, parameters=[*case.tensors.values(), *candidate.leaves]),
-                floor=floor,
-            )
-        )
+    """Add the measurements to a report, and write it after each; name those that would begin after the deadline.
 
-
-def one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its text. Used by the suite's models too."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+    Args:
+        deadline: of `time.monotonic`.
+        say: gets the title of each job.
+    """
+    for job in jobs:
+        if time.monotonic() > deadline:
+            report.left_out.append(job.title)
+            continue
+        say(job.title)
+        try:
+            subject = job.make()
+            report.failed |= {f"{candidate}: {job.title}": reason for candidate, reason in subject.wrong.items()}
+            rows = report.models if job.is_model else report.rows
+            rows += measure(subject, repeats=report.repeats, device=device)
+        except Exception as error:  # as lack of memory; the others are measured
+            report.failed[job.title] = one_line(error)
+        write_folder(folder, report, pictures=False)

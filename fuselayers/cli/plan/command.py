@@ -3,20 +3,19 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from rich.console import Console
 
 from ...configs import compose
 from ...configs.sources import split_source
-from ...hardware import GPUS
+from ...hardware import GPUS, Machine
 from ...names import no_such, shown
 from ..parser import add_imports, add_overrides
 from ..text import say
-from .model import planned_model
-from .report import as_dict, print_model, print_plan
-from .step import gpu_layout, plan_of
+from .model import PlannedModel, planned_model
+from .step import USABLE, StepPlan, gpu_layout, plan_of
 
 DESCRIPTION = """\
 Says what a training step will cost on GPUs that need not be here: its memory, FLOPs, what the GPUs send, and its time.
@@ -40,7 +39,6 @@ class Asked:
     """A command line, parsed.
 
     Attributes:
-        overrides: of the config.
         gpus: how many.
         gpu: the name in `hardware.GPUS`.
         batch: examples; None where nobody said.
@@ -84,11 +82,46 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)
     plan = plan_of(model, gpu, layout, batch=asked.batch, efficiency=asked.efficiency or efficiency_of(asked.gpu))
     if arguments.json:
-        say(console, json.dumps(as_dict(model, gpu, plan), indent=2))
+        figures = asdict(plan) | {"seconds": plan.seconds}
+        figures["memory"]["total"] = plan.memory.total
+        say(console, json.dumps({"model": asdict(model), "gpu": asdict(gpu), "plan": figures}, indent=2))
         return 0
-    print_model(console, model)
-    print_plan(console, gpu, plan, gpus=asked.gpus)
+    say(console, *page(model, gpu, plan, gpus=asked.gpus))
     return 0
+
+
+def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> list[str]:
+    """Return the lines of a plan."""
+    usable = amount(USABLE * gpu.memory, "B")
+    memory = ", ".join(f"{part} {amount(size, 'B')}" for part, size in vars(plan.memory).items())
+    sent = ", ".join(f"{message.kind} {amount(message.moved, 'B')}" for message in plan.collectives) or "nothing"
+    return [
+        f"{model.name}: {model.parameters:,} parameters, {model.blocks} blocks, "
+        f"{'bfloat16' if model.itemsize == 2 else 'float32'}",
+        f"an example has {model.tokens:,} tokens; its step takes {amount(model.flops, 'FLOP')}, "
+        f"{amount(model.flops / model.tokens, 'FLOP')} a token",
+        f"blocks keep {amount(model.kept.saved, 'B')} of an example; backward repeats "
+        f"{model.kept.repeated_flops / model.flops:.1%} of the FLOPs",
+        "",
+        f"{gpus} x {gpu.name}: {plan.layout}, batch {plan.batch}",
+        f"memory of a GPU: {amount(plan.memory.total, 'B')} of {usable} to use: {memory}",
+        f"sent by a GPU: {sent}",
+        f"time of a step, at {plan.efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
+        f"{1e3 * plan.exposed_seconds:,.1f} ms of it waiting for links",
+        f"{plan.tokens_per_second:,.0f} tokens/s on each GPU, {plan.utilisation:.0%} model FLOPs utilisation",
+    ]
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with a unit of thousands.
+
+    >>> amount(1.5e9, "B"), amount(12.0, "FLOP")
+    ('1.5 GB', '12.0 FLOP')
+    """
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:,.1f} {prefix}{unit}"
+    return f"{value:.1f} {unit}"
 
 
 def efficiency_of(gpu: str) -> float:

@@ -8,19 +8,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy
 
-from ..._torch.dispatch import TorchDispatchMode, pytree
 from ...configs import Config, build, model_costs
 from ...configs.build import blocks_of
 from ...configs.create import check_described
 from ...partition import MemoryReport, Partitioner, explain, partitioner
-from ..train.engine.checkpointing import checkpoint_blocks, selective_policy
+from ..train.engine.checkpointing import checkpoint_blocks
 
 
 @dataclass(frozen=True)
@@ -45,7 +42,6 @@ class PlannedModel:
     """A model's numbers.
 
     Attributes:
-        name: of its config.
         parameters: their number, tied ones once.
         largest_unit: parameters that FSDP gathers at a time, at most: of a block, or of all that is in no block.
         blocks: how many there are.
@@ -81,7 +77,6 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     """Return the numbers of a config's model.
 
     Args:
-        config: of the run.
         checkpointing: what a block keeps, as `parallel.checkpointing`.
         precision: of products: "bfloat16" or "float32".
         name: of the model; None for that of its class.
@@ -109,16 +104,12 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     if checkpointing == "block":
         kept = Activations(stream, 0.0, run.largest, forward_flops)
     elif checkpointing == "selective":
-        # The partitioner leaves out what backward does not read; without it torch's checkpoint keeps all that it marks.
-        marked = None if fused else _kept_by_checkpoints(calls)
         checkpoint_blocks(model, checkpointing)
         kept, _ = _activations(calls, partition, fused=fused)
-        if marked:
-            kept = replace(kept, saved=stream + marked[0], inside=marked[1])
     elif checkpointing != "none":
         kept, _ = _activations(calls, partitioner(checkpointing, compress=compress), fused=fused)
     costs = model_costs(config)
-    of_blocks = [sum(one.numel() for one in block.parameters()) for block in calls]
+    of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in calls]
     heads = attention.get("num_heads")
     return PlannedModel(
         name=name or config.model.name,
@@ -161,7 +152,8 @@ def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
         calls[block] = (args, kwargs)
 
     hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
-    model(*(one.to(dtype) if one.is_floating_point() else one for one in model.example_inputs(1, device="meta")))
+    inputs = model.example_inputs(1, device="meta")
+    model(*(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs))
     for hook in hooks:
         hook.remove()
     return calls
@@ -172,7 +164,7 @@ def _activations(calls: dict[nn.Module, _Call], partition: Partitioner, *, fused
     reports: dict[str, MemoryReport] = {}
     saved, inside, repeated_flops, forward_flops = [], 0, 0.0, 0.0
     for block, (args, kwargs) in calls.items():
-        kind = f"{block} {[one.shape for one in args if isinstance(one, Tensor)]}"
+        kind = f"{block} {[tensor.shape for tensor in args if isinstance(tensor, Tensor)]}"
         if kind not in reports:
             with _torch_is_quiet():
                 backend = "inductor" if fused else "eager"
@@ -183,32 +175,6 @@ def _activations(calls: dict[nn.Module, _Call], partition: Partitioner, *, fused
         repeated_flops += report.totals["this"].recomputed_flops
         forward_flops += report.forward_flops
     return Activations(float(sum(saved)), float(inside), float(max(saved)), repeated_flops), forward_flops
-
-
-class _Kept(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The results of a block's forward that a selective checkpoint keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.results: list[Tensor] = []
-        self._policy = selective_policy()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        results = func(*args, **(kwargs or {}))
-        if self._policy(SimpleNamespace(is_recompute=False), func) == CheckpointPolicy.MUST_SAVE:
-            self.results += [result for result in pytree.tree_leaves(results) if isinstance(result, Tensor)]
-        return results
-
-
-def _kept_by_checkpoints(calls: dict[nn.Module, _Call]) -> tuple[float, float]:
-    """Return the bytes of what selective checkpoints keep beside the blocks' inputs, and those inside of a block."""
-    saved = inside = 0
-    for block, (args, kwargs) in calls.items():
-        with _Kept() as kept:
-            block.forward(*args, **kwargs)
-        saved += sum(result.nbytes for result in kept.results)
-        inside += sum(result.nbytes for result in kept.results if result.shape[-1:] != args[0].shape[-1:])
-    return float(saved), float(inside)
 
 
 @contextmanager

@@ -192,7 +192,6 @@ def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
     of its node, and a group uses those between its members.
 
     Args:
-        gpu: each GPU.
         size: GPUs of the group.
         stride: the distance of neighbours in it: for data-parallel groups the size of a tensor-parallel one.
     """
@@ -206,7 +205,6 @@ class StepPlan:
     """A layout and its costs.
 
     Attributes:
-        layout: of the GPUs.
         batch: examples of a micro-batch of one data-parallel group.
         efficiency: the share of the GPU's rates that the step keeps.
         memory: of one GPU.
@@ -239,9 +237,6 @@ def plan_of(
     """Return the plan of a layout.
 
     Args:
-        model: its numbers.
-        gpu: each GPU.
-        layout: of the GPUs.
         batch: examples of a micro-batch of a data-parallel group; None for the largest power of two that fits, up
             to 32.
         efficiency: the share of the GPU's rates that the step keeps.
@@ -272,8 +267,10 @@ def plan_of(
     flops = batch * (model.flops + model.kept.repeated_flops) / tp
     moved = 2 * batch * model.run.saved / tp + _PASSES_OF_UPDATE * memory.weights
     compute = (flops / peak + moved / gpu.bandwidth) / efficiency
-    waits = sum(one.moved for one in collectives if one.within) / link_bandwidth(gpu, tp)
-    beside = sum(one.moved for one in collectives if not one.within) / link_bandwidth(gpu, layout.dp, stride=tp)
+    waits = sum(message.moved for message in collectives if message.within) / link_bandwidth(gpu, tp)
+    beside = sum(message.moved for message in collectives if not message.within) / link_bandwidth(
+        gpu, layout.dp, stride=tp
+    )
     exposed = waits + max(beside - compute, 0.0)
     per_second = batch / tp / (compute + exposed)
     return StepPlan(

@@ -68,11 +68,9 @@ def checkpoints_of(run: Path) -> Path:
 
 def run_of(resume: str) -> Path | None:
     """The run that `train.resume=` names, itself or by one of its checkpoints; None for a copied checkpoint."""
-    path = Path(resume).expanduser()
-    # The path as it was written, so that messages name it so.
-    for spelling in (path, Path(os.path.abspath(path))):
-        if spelling.parent.name == FOLDER_NAME:
-            return spelling.parent.parent
+    path = Path(os.path.abspath(Path(resume).expanduser()))
+    if path.parent.name == FOLDER_NAME:
+        return path.parent.parent
     return path if checkpoints_of(path).is_dir() else None
 
 
@@ -92,15 +90,14 @@ def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, C
         ValueError: it is damaged, or all of the run are.
     """
     path = Path(resume).expanduser()
-    candidates = processes.from_main([candidate for _, candidate in listed(checkpoints_of(path))])
+    candidates = processes.from_main([candidate for _, candidate in listed(checkpoints_of(path))]) or [path]
     for candidate in reversed(candidates[1:]):
         try:
             return candidate, read_checkpoint(candidate, processes)
         except (ValueError, FileNotFoundError) as error:
             if processes.is_main:
                 complain(f"{error}; trying the one before")
-    path = candidates[0] if candidates else path
-    return path, read_checkpoint(path, processes)
+    return candidates[0], read_checkpoint(candidates[0], processes)
 
 
 def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
@@ -126,12 +123,9 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
         raise ValueError(problem.format(MANIFEST))
     if form != _FORMAT:
         raise ValueError(f"{path} is of format {shown(form)}, not {_FORMAT}; use the fuselayers that wrote it")
-    if type(content.step) is not int or not all(isinstance(text, str) for text in list(vars(content).values())[1:]):
-        raise ValueError(f"{path} is not a checkpoint of fuselayers: its {MANIFEST} has a value of another type")
     digests = _digests(path, processes)
     if files != digests:
-        differing = sorted(name for name in {*files, *digests} if files.get(name) != digests.get(name))
-        raise ValueError(problem.format(differing[0]))
+        raise ValueError(problem.format(min(name for name, _ in files.items() ^ digests.items())))
     return content
 
 
@@ -144,11 +138,9 @@ def save(
     any moment leaves the checkpoints before it whole.
 
     Args:
-        folder: of the run's checkpoints; it is made if it is missing.
         tensors: by name, as `state_of` returns them.
         content: what else it holds; that of rank 0 counts.
         keep: how many checkpoints stay, at least 1.
-        processes: of the run.
 
     Raises:
         OSError: it could not be written; the checkpoints before it are whole.

@@ -19,8 +19,9 @@ from .engine import Processes, joined_processes
 from .finish import finish
 from .interrupt import exit_code
 from .loop import Outcome, reproducible, train_steps
+from .metrics import Metrics
 from .plot import FILE_NAME, plot_loss
-from .progress import TrainingProgress
+from .progress import show_progress
 from .start import Run, start_run
 from .state import state_of
 from .tensorboard import event_files
@@ -81,7 +82,6 @@ def train(
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
-        console: where progress and results are printed.
         imports: modules of `--import`, which the hint for resuming repeats.
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 
@@ -127,5 +127,9 @@ def _train(run: Run, console: Console) -> Outcome:
 
     logs = config.log and processes.is_main
     with event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log:
-        progress = TrainingProgress(console, steps=config.steps, done=run.done)
-        return train_steps(trainer, done=run.done, metrics=run.metrics, progress=progress, save=write, log=log)
+
+        def show(row: Metrics, durations: Sequence[float]) -> None:
+            log(row)
+            show_progress(console, row, steps=config.steps, durations=durations)
+
+        return train_steps(trainer, done=run.done, metrics=run.metrics, save=write, show=show)

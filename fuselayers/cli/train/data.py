@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -29,8 +29,6 @@ class Text:
     """Tokens for training and held-out tokens for the validation loss, and their source.
 
     Args:
-        train_N: uint8.
-        held_out_N: uint8.
         source: where they are from.
         num_files: the number of files of text.
     """
@@ -58,15 +56,15 @@ def standard_library() -> Path:
 
 
 def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
-    """Read a text file, or the files of a folder, and hold out a share.
+    """Read a text file, or the files of a folder, and hold out the end.
 
-    Whole files are held out, by a hash of their path relative to the folder, so the choice is the same in every run and
-    on every machine, and other files do not change it. If there is one file, its end is held out. A zero byte ends
-    every file of a folder, so that the model can learn where a file begins.
+    The files of a folder come in an order that their paths relative to it decide, by a hash, so that the end is of all
+    kinds of files, and the same on every machine. A zero byte ends each, so that the model can learn where a file
+    begins.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
-        held_out: the share of files (of bytes, for a single file), above 0 and below 1.
+        held_out: the share of the bytes, above 0 and below 1.
         suffixes: of the files of a folder; none takes all without a zero byte, and of Python's library its source.
 
     Raises:
@@ -81,26 +79,12 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
         hint = "set data.path= to a text file or a folder" if path else "this Python ships no source; set data.path="
         raise FileNotFoundError(f"cannot read the text: there is no {root}; {hint}")
     endings = tuple(suffixes) if path else tuple(suffixes) or (".py",)
-    contents = _contents(root, endings) if root.is_dir() else {root.name: _content(root)}
-    contents = {name: content for name, content in contents.items() if content}
-    if not contents:
-        wanted = f" that ends in {' or '.join(endings)}" if endings else ", without a zero byte"
-        raise ValueError(
-            f"no text in {root}: no file{wanted} that is not empty; set data.path= or data.suffixes="
-            if root.is_dir()
-            else f"no text in {root}: the file is empty; set data.path= to a text file or a folder"
-        )
-    if len(contents) == 1:
-        (whole,) = contents.values()
-        end = len(whole) - max(1, round(len(whole) * held_out))
-        train, held = whole[:end], whole[end:]
-    else:
-        names = _held_out_names(list(contents), held_out=held_out)
-        train, held = (
-            b"".join(content + _END_OF_FILE for name, content in contents.items() if (name in names) is wanted)
-            for wanted in (False, True)
-        )
-    return Text(train_N=_tensor(train), held_out_N=_tensor(held), source=str(root), num_files=len(contents))
+    files = _files(root, endings) if root.is_dir() else [root.read_bytes()]
+    text = b"".join(content + _END_OF_FILE for content in files) if root.is_dir() else files[0]
+    if not text:
+        raise ValueError(f"no text in {root}; set data.path= to a text file or a folder of some, or data.suffixes=")
+    end = len(text) - max(1, round(len(text) * held_out))
+    return Text(_tensor(text[:end]), _tensor(text[end:]), source=str(root), num_files=len(files))
 
 
 def training_batch(
@@ -176,43 +160,22 @@ def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tup
     return tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
 
 
-def _contents(root: Path, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """The files of text below a folder, by sorted names relative to it, with forward slashes."""
-    paths = []
-    for folder, subfolders, names in os.walk(root, onerror=_refuse):
+def _files(root: Path, suffixes: tuple[str, ...]) -> list[bytes]:
+    """The files of text below a folder, in the order of the hashes of their paths."""
+    contents = {}
+    for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
-        # Hidden files belong to tools.
-        visible = [Path(folder, name) for name in names if not name.startswith(".")]
-        paths += [path for path in visible if path.is_file() and path.name.endswith(suffixes or ("",))]
-    contents = {path.relative_to(root).as_posix(): _content(path) for path in paths}
-    # A file with a zero byte at its start is no text, as for Git.
-    return {name: contents[name] for name in sorted(contents) if suffixes or b"\0" not in contents[name][:_START]}
+        for path in (Path(folder, name) for name in names):
+            # Hidden files belong to tools; a file with a zero byte at its start is no text, as for Git.
+            if path.is_file() and path.name.endswith(suffixes or ("",)) and not path.name.startswith("."):
+                content = path.read_bytes()
+                if content and (suffixes or b"\0" not in content[:_START]):
+                    contents[path.relative_to(root).as_posix()] = content
+    return [contents[name] for name in sorted(contents, key=lambda name: (_hash(name), name))]
 
 
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        _refuse(error)
-
-
-def _refuse(error: OSError) -> NoReturn:
-    raise OSError(
-        f"cannot read the text {error.filename}: {error.strerror}; set data.path= to something readable"
-    ) from error
-
-
-def _held_out_names(names: Sequence[str], *, held_out: float) -> set[str]:
-    """The names whose hash is below the share; at least one, and never all."""
-    ranked = sorted(names, key=_hash)
-    held = [name for name in ranked if _hash(name) < held_out]
-    return set((held or ranked[:1])[: len(ranked) - 1])
-
-
-def _hash(name: str) -> float:
-    """A number in [0, 1)."""
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=6).digest()
-    return int.from_bytes(digest, "big") / 2**48
+def _hash(name: str) -> bytes:
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest()
 
 
 def _tensor(content: bytes) -> Tensor:

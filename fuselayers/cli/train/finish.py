@@ -10,10 +10,11 @@ from rich.console import Console
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from ...configs import Config
+from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
-from .compare import EAGER, FUSED, compare, comparison_notes, comparison_rows, unfused_models
+from .compare import EAGER, FUSED, compare, comparison_notes, unfused_models
 from .loop import Trainer
 
 _COMPARED_BATCHES: Final = 8
@@ -27,10 +28,6 @@ def finish(
     """Print the end of a run, and write sample.txt and comparison.json; every process calls it.
 
     Args:
-        trainer: of the trained model.
-        config: of the run.
-        folder: of the run.
-        console: where to print.
         compile_seconds: what compiling took, if known.
     """
     device, processes = trainer.device, trainer.engine.processes
@@ -49,31 +46,32 @@ def finish(
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
         return
-    if processes.launched:
-        say(console, "no comparison of eager with fused: it is of one process, and torchrun started this run")
-        return
-    if plain_config(config) == config:
-        say(console, "no comparison of eager with fused: nothing in this model is fused")
+    reason = "torchrun started this run" if processes.launched else ""
+    reason = reason or ("nothing in this model is fused" if plain_config(config) == config else "")
+    if reason:
+        say(console, f"no comparison of eager with fused: {reason}")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
     models = {**unfused, FUSED: trainer.model}
-    result = compare(models, batches, precision=config.train.precision, device=device, compile_seconds=compile_seconds)
-    write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
-    say(console, _title(config, batches[0][0]))
-    print_table(console, comparison_rows(result))
-    say(console, *comparison_notes(result))
+    result = compare(models, batches, precision=config.train.precision, device=device)
+    content = asdict(result) | {"compile_seconds": compile_seconds}
+    write_text(folder / "comparison.json", json.dumps(content, indent=2))
+    sequences, length = batches[0][0].shape
+    fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
+    say(
+        console,
+        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
+        f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
+        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})",
+    )
+    print_table(console, table(result.rows))
+    say(console, *comparison_notes(result, compile_seconds=compile_seconds))
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:
     """Text that a decoder writes after a line break, safe to print, drawn by a generator of its own.
 
     A model's vocabulary may be larger than a byte; the other tokens are replaced.
-
-    Args:
-        model: a decoder.
-        num_bytes: length of the text.
-        seed: of the generator.
-        device: of the model.
     """
     prompt_BT = torch.tensor([list(_PROMPT)], device=device)
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -83,14 +81,3 @@ def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) 
     text = bytes(token if token < 256 else 0 for token in tokens).decode("utf-8", errors="replace")
     # An escape sequence could change the terminal.
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "·" for letter in text)
-
-
-def _title(config: Config, tokens_BT: torch.Tensor) -> str:
-    sequences, length = tokens_BT.shape
-    scope, backend = config.fusion.scope, config.fusion.backend
-    fusion = f"fusion {backend} of scope {scope}" if scope != "none" else "without the fusion core"
-    return (
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
-        f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
-        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
-    )

@@ -10,7 +10,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,7 +23,6 @@ from .engine import Engine
 from .interrupt import noted_signals
 from .metrics import Metrics, MetricsFile, peak_memory
 from .optimizer import build_optimizer, learning_rate
-from .progress import TrainingProgress
 from .state import not_finite
 
 
@@ -33,7 +32,6 @@ class Update:
 
     Attributes:
         step: 1 for the first.
-        learning_rate: of the step.
         tokens: of the step, of all processes.
     """
 
@@ -68,11 +66,6 @@ class Trainer:
 
     Args:
         model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
-        text: to learn from.
-        config: the section `train` of the config.
-        sequence_length: T.
-        device: where the model is.
-        engine: that made the model what it is; None for one process.
     """
 
     def __init__(
@@ -131,7 +124,7 @@ class Trainer:
         config, engine = self.config, self.engine
         losses = []
         for micro_batch in range(config.accumulate):
-            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.layout.data_rank)
+            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.grid.data_rank)
             with engine.micro_batch(last=micro_batch == config.accumulate - 1):
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
@@ -148,7 +141,7 @@ class Trainer:
         return self._own_rows(tokens_BT), self._own_rows(targets_BT)
 
     def _own_rows(self, batch_BT: Tensor) -> Tensor:
-        rows_BT = batch_BT[self.engine.layout.rows(len(batch_BT))]
+        rows_BT = batch_BT[self.engine.grid.rows(len(batch_BT))]
         if self.device.type == "cuda":
             rows_BT = rows_BT.pin_memory()  # any other memory is copied while the host waits
         return rows_BT.to(self.device, non_blocking=True)
@@ -227,21 +220,18 @@ def train_steps(
     *,
     done: int,
     metrics: MetricsFile | None,
-    progress: TrainingProgress,
     save: Callable[[int], object],
-    log: Callable[[Metrics], None],
+    show: Callable[[Metrics, Sequence[float]], object],
 ) -> Outcome:
     """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
 
     The numbers of a step on a GPU are read when the next one is on its way, so that the GPU never waits for the host.
 
     Args:
-        trainer: of the model.
         done: the step of the checkpoint; 0 for a new run.
         metrics: of the run; None in the processes that write no files.
-        progress: of the run.
         save: writes the checkpoint of a step; every process calls it.
-        log: takes every row.
+        show: gets every row, and the seconds of this session's steps so far.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
@@ -251,7 +241,7 @@ def train_steps(
     seconds_before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
     curve = _Curve(trainer, metrics, seconds_before)
     unread: deque[Update] = deque()
-    with noted_signals(second_stops=not processes.launched) as interrupt, progress:
+    with noted_signals(second_stops=not processes.launched) as interrupt:
         for step in range(done + 1, config.steps + 1):
             unread.append(trainer.step(step))
             # A signal reaches one process only, or each at another time; all stop after the same step.
@@ -272,8 +262,7 @@ def train_steps(
                 curve.last_end = time.perf_counter()
             # What is shown last is not lost with a closed terminal.
             for row in rows:
-                log(row)
-                progress.step(row, curve.durations)
+                show(row, curve.durations)
             if last:
                 return Outcome(step, signal_number, curve.compile_seconds)
     return Outcome(done, None, None)
@@ -288,9 +277,9 @@ def _check_weights(trainer: Trainer, step: int) -> None:
 def check_finite(step: int, numbers: dict[str, float]) -> None:
     """Raise ValueError if a number of a step, by its name, is not finite."""
     if not all(map(math.isfinite, numbers.values())):
-        found = " and ".join(f"{name} is {number}" for name, number in numbers.items())
+        said = " and ".join(f"{name} is {number}" for name, number in numbers.items())
         raise ValueError(
-            f"training diverged at step {step}: {found}; a checkpoint, if there is one, is from before; try a lower "
+            f"training diverged at step {step}: {said}; a checkpoint, if there is one, is from before; try a lower "
             "train.learning_rate or a longer train.warmup_steps"
         )
 

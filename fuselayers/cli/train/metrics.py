@@ -3,9 +3,10 @@
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
+from typing import Any, Final
 
 import torch
 
@@ -22,7 +23,6 @@ class Metrics:
         step: 1 for the first.
         loss: nats per byte, the mean over the step's batch.
         validation_loss: nats per byte on the held-out text after the step; None when it was not measured.
-        learning_rate: of the step.
         gradient_norm: before clipping.
         tokens_per_second: of this step.
         seconds: of training up to the end of this step, all sessions, with evaluation and checkpoints.
@@ -103,19 +103,21 @@ def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
     for line in lines:
         try:
             if line.endswith("\n"):
-                rows.append(_row(*line.strip().split(",")))
-        except (ValueError, TypeError) as error:
+                cells = zip(_READERS, line.strip().split(","), strict=True)
+                rows.append(Metrics(*(read(cell) for read, cell in cells)))
+        except ValueError as error:
             raise ValueError(f"{source} is not the curve of a run: cannot read the row {line.strip():.80}") from error
     return rows
 
 
-def _row(
-    step: str, loss: str, validation_loss: str, rate: str, norm: str, speed: str, seconds: str, memory: str
-) -> Metrics:
-    validation = float(validation_loss) if validation_loss else None
-    return Metrics(
-        int(step), float(loss), validation, float(rate), float(norm), float(speed), float(seconds), int(memory)
-    )
+# Of the cells, in their order.
+_READERS: Final[tuple[Callable[[str], Any], ...]] = (
+    int,
+    float,
+    lambda cell: float(cell) if cell else None,
+    *([float] * 4),
+    int,
+)
 
 
 def _line(row: Metrics) -> str:

@@ -19,8 +19,7 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     figure = new_figure(figsize=(8, 4.5))
     axes = figure.add_subplot()
     steps = [row.step for row in rows]
-    axes.plot(steps, [row.loss for row in rows], color="tab:blue", alpha=0.3, linewidth=0.8, label="training")
-    axes.plot(steps, _smooth([row.loss for row in rows]), color="tab:blue", linewidth=1.5, label="training, smoothed")
+    axes.plot(steps, [row.loss for row in rows], color="tab:blue", alpha=0.6, linewidth=0.8, label="training")
     measured = [(row.step, row.validation_loss) for row in rows if row.validation_loss is not None]
     if measured:
         axes.plot(*zip(*measured, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
@@ -28,12 +27,3 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     axes.grid(alpha=0.3)
     axes.legend()
     write_whole(path, lambda file: figure.savefig(file, format="png"))
-
-
-def _smooth(values: Sequence[float], *, weight: float = 0.95) -> list[float]:
-    """Exponential mean, corrected for its start as Adam's is (Kingma and Ba 2015, section 3)."""
-    smooth, mean = [], 0.0
-    for count, value in enumerate(values, start=1):
-        mean = weight * mean + (1 - weight) * value
-        smooth.append(mean / (1 - weight**count))
-    return smooth

@@ -1,71 +1,41 @@
-"""Progress of a training: some twenty lines, and in a terminal a bar below them."""
+"""Progress of a training: a line of numbers, some twenty times, and after every validation."""
 
 import statistics
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..text import say
 from .metrics import Metrics
 
-_LINES = 20
-_SPEED_WINDOW = 50
+_LINES: Final = 20
+_SPEED_WINDOW: Final = 50
 
 
-class TrainingProgress:
-    """Shows loss, tokens per second, the time left, and what is looked at less often.
+def show_progress(console: Console, row: Metrics, *, steps: int, durations: Sequence[float]) -> None:
+    """Print a finished step, if it is its turn.
 
     Args:
-        console: where to.
         steps: of the whole run.
-        done: steps of earlier sessions.
+        durations: seconds of the steps of this session.
     """
-
-    def __init__(self, console: Console, *, steps: int, done: int = 0) -> None:
-        self.console = console
-        self._steps = steps
-        columns = (BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        in_a_terminal = console.is_terminal and not console.is_dumb_terminal
-        self._bar = Progress(*columns, console=console, disable=not in_a_terminal)
-        self._task = self._bar.add_task("the first step", total=steps, completed=done)
-
-    def __enter__(self) -> "TrainingProgress":
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def step(self, row: Metrics, durations: Sequence[float]) -> None:
-        """Show a finished step, given the seconds of those of this session."""
-        # The first step compiles; the median of the last ones ignores it.
-        left = statistics.median(durations[-_SPEED_WINDOW:]) * (self._steps - row.step)
-        self._bar.update(self._task, completed=row.step, description=f"loss {row.loss:.3f}  {_minutes(left)} left")
-        if row.validation_loss is not None or row.step % max(1, self._steps // _LINES) == 0:
-            first, second = describe(row, seconds_left=left)
-            say(self.console, f"step {row.step}/{self._steps}  {first}", f"    {second}")
+    if row.validation_loss is None and row.step % max(1, steps // _LINES):
+        return
+    # The first step compiles; the median of the last ones ignores it.
+    seconds_left = statistics.median(durations[-_SPEED_WINDOW:]) * (steps - row.step)
+    say(console, f"step {row.step}/{steps}  {described(row, seconds_left=seconds_left)}")
 
 
-def describe(row: Metrics, *, seconds_left: float) -> tuple[str, str]:
-    """A step in two lines of at most 80 columns, the first behind `step 10000/10000`.
+def described(row: Metrics, *, seconds_left: float) -> str:
+    """A step in a line.
 
-    >>> row = Metrics(10, 2.5, 2.75, 0.001, 1.0, 12345.6, 3.0, 1_234_567_890)
-    >>> print(*describe(row, seconds_left=75), sep="\\n")
-    loss 2.500  validation 2.750  12,346 tokens/s  1:15 left
-    peak memory 1.23 GB  gradient norm 1  learning rate 1.0e-03
+    >>> described(Metrics(10, 2.5, 2.75, 0.001, 1.0, 12345.6, 3.0, 1_234_567_890), seconds_left=75)
+    'loss 2.500  validation 2.750  12,346 tokens/s  1.23 GB  1:15 left'
     """
     validation = "" if row.validation_loss is None else f"  validation {row.validation_loss:.3f}"
+    minutes, seconds = divmod(round(seconds_left), 60)
     return (
-        f"loss {row.loss:.3f}{validation}  {row.tokens_per_second:,.0f} tokens/s  {_minutes(seconds_left)} left",
-        f"peak memory {row.peak_memory_bytes / 1e9:.2f} GB  gradient norm {row.gradient_norm:.3g}  "
-        f"learning rate {row.learning_rate:.1e}",
+        f"loss {row.loss:.3f}{validation}  {row.tokens_per_second:,.0f} tokens/s  {row.peak_memory_bytes / 1e9:.2f} GB"
+        f"  {minutes}:{seconds:02d} left"
     )
-
-
-def _minutes(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"

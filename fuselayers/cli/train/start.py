@@ -17,7 +17,7 @@ from ..machine import describe_machine
 from ..text import say
 from .checkpoint import FOLDER_NAME, Content, checkpoints_of, find_checkpoint, listed, run_of
 from .data import VOCAB_SIZE, Text, check_length, read_text
-from .engine import Processes, device_of, fusion_for, layout_of, start_engine
+from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
 from .loop import Trainer
 from .metrics import FILE_NAME, HEADER, MetricsFile, parse_metrics
@@ -32,10 +32,8 @@ class Run:
     Attributes:
         config: of the run, with the overrides of this session.
         trainer: of its model, at the weights of its checkpoint.
-        folder: of its files.
         metrics: the curve so far; None in the processes that write no files.
         config_yaml: what its config.yaml says.
-        done: finished steps.
     """
 
     config: Config
@@ -51,9 +49,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
 
     Args:
         overrides: of the config; a file, a model's name or an override comes first.
-        console: where to print.
         stack: holds the lock.
-        processes: of the run, which all call this.
 
     Raises:
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.
@@ -64,17 +60,17 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     session = compose(overrides=[text for text in overrides if text.startswith(("train", "hydra"))]).train
     if source and session.resume:
         raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
-    folder, found = None, None
+    checkpoint, folder = None, None
     if session.resume:
         folder = _folder_to_continue(session.resume, session.output)
         if folder is not None:
             _lock(folder, stack=stack, processes=processes)
-        found = find_checkpoint(session.resume, processes)
-    config = compose(source or "gpt_nano", overrides) if found is None else _resumed_config(*found, overrides)
+        checkpoint = find_checkpoint(session.resume, processes)
+    config = compose(source or "gpt_nano", overrides) if checkpoint is None else _resumed(*checkpoint, overrides)
     trainer = _trainer(config, processes)
     done, rows = 0, []
-    if found is not None:
-        path, content = found
+    if checkpoint is not None:
+        path, content = checkpoint
         rows = parse_metrics(content.curve, source=f"the curve in the checkpoint {path}")
         load_state(trainer.model, trainer.optimizer, path, processes)
         done = content.step
@@ -88,7 +84,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
         metrics = MetricsFile(folder / FILE_NAME, rows=rows)
         write_text(folder / "config.yaml", config_yaml)
     run = Run(config, trainer, folder, metrics, config_yaml, done)
-    _describe(run, console, found[1] if found is not None else None)
+    _describe(run, console, None if checkpoint is None else checkpoint[1])
     return run
 
 
@@ -121,7 +117,7 @@ def sequence_length(config: Config, text: Text) -> int:
     return length
 
 
-def _resumed_config(path: Path, content: Content, overrides: Sequence[str]) -> Config:
+def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
     """The config of a checkpoint, with the overrides of this session."""
     try:
         saved_yaml = parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml")
@@ -146,8 +142,7 @@ def _resumed_config(path: Path, content: Content, overrides: Sequence[str]) -> C
 
 def _trainer(config: Config, processes: Processes) -> Trainer:
     device = device_of(config, processes)
-    layout = layout_of(config, processes)
-    fusion, _ = fusion_for(config)
+    grid, fusion = grid_of(config, processes), fusion_of(config)
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     length = sequence_length(config, text)
     if len(set(processes.gathered(text.fingerprint))) > 1:
@@ -158,7 +153,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     # The engine fuses blocks and models, after it has split them.
     unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
-    engine = start_engine(module, config, processes=processes, layout=layout, device=device)
+    engine = start_engine(module, config, processes=processes, grid=grid, device=device)
     return Trainer(engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine)
 
 
@@ -167,8 +162,7 @@ def _folder_to_continue(resume: str, output: str) -> Path | None:
     run = run_of(resume)
     if run is None or not run.is_dir():
         return None
-    folder = Path(output).expanduser() if output else run
-    return run if folder.exists() and folder.samefile(run) else None
+    return run if not output or Path(output).expanduser().resolve() == run.resolve() else None
 
 
 def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
@@ -179,14 +173,7 @@ def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
 def _new_folder(output: str) -> Path:
     """Make the folder of a run; a new one below runs/ where none is named."""
     folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    number = 2
-    while not output and folder.exists():
-        folder = folder.with_name(f"{folder.name.partition('+')[0]}+{number}")
-        number += 1
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(f"cannot make the folder of the run, {folder}: {error.strerror}; set train.output=") from error
+    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
@@ -208,7 +195,7 @@ def _check_unused(folder: Path) -> None:
 def _describe(run: Run, console: Console, resumed: Content | None) -> None:
     config, trainer = run.config, run.trainer
     engine, text = trainer.engine, trainer.text
-    fusion, lowered = fusion_for(config)
+    fusion = fusion_of(config)
     say(
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in engine.module.parameters()):,} parameters, "
@@ -218,14 +205,10 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         describe_machine(trainer.device),
         f"writing {run.folder}" + (f", continuing after step {run.done}" if resumed else ""),
     )
-    shard, processes, layout = config.parallel.shard, engine.processes, engine.layout
+    processes, grid = engine.processes, engine.grid
     if processes.launched:
-        say(console, f"{processes.world_size} processes, dp {layout.dp} x tp {layout.tp}, shard {shard}")
-    elif shard != "none":
-        launch = "torchrun --nproc-per-node 2 -m fuselayers train"
-        say(console, f"one process: parallel.shard={shard} splits nothing; for two, {launch}")
-    if lowered is not None:
-        say(console, lowered)
+        shard = config.parallel.shard
+        say(console, f"{processes.world_size} processes, dp {grid.dp} x tp {grid.tp}, shard {shard}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:

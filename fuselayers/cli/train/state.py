@@ -43,22 +43,24 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
 
     Args:
         model: split or wrapped in any way, also in another one than the saved model.
-        optimizer: of the model's parameters.
         path: of the checkpoint, of which `read_checkpoint` has compared the checksums.
-        processes: of the run.
 
     Raises:
-        ValueError: the model has another architecture: the first different tensors are named, and no weight changes.
+        ValueError: the model has another architecture.
     """
     model_state = _model_state(model)
     # For a new optimizer torch makes the state, by a step with a gradient and a learning rate of 0.
     optimizer_state = get_optimizer_state_dict(model, optimizer)
-    sizes = {name: entry.size for name, entry in saved_tensors(path).items()}
-    _check_model(model_state, sizes, path=path)
-    saved = {name: tensor for name, tensor in _flat(optimizer_state).items() if name in sizes}
-    read_tensors(path, model_state | saved, processes)
-    set_model_state_dict(model, {name.removeprefix(MODEL): tensor for name, tensor in model_state.items()})
+    there = saved_tensors(path)
     # A parameter that the model never uses has no state.
+    saved = {name: tensor for name, tensor in _flat(optimizer_state).items() if name in there}
+    try:
+        read_tensors(path, model_state | saved, processes)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"the checkpoint {path} is of another architecture: {error}; resume with the model it was trained with"
+        ) from error
+    set_model_state_dict(model, {name.removeprefix(MODEL): tensor for name, tensor in model_state.items()})
     entries = cast(dict[str, Any], optimizer_state["state"])
     entries = {name: entry for name, entry in entries.items() if f"{_OPTIMIZER}{name}.step" in saved}
     set_optimizer_state_dict(
@@ -85,23 +87,3 @@ def _flat(optimizer_state: Mapping[str, Any]) -> dict[str, Tensor]:
         for name, entry in optimizer_state["state"].items()
         for key, tensor in entry.items()
     }
-
-
-def _check_model(wanted: Mapping[str, Tensor], sizes: Mapping[str, torch.Size], *, path: Path) -> None:
-    differences = [
-        f"{name.removeprefix(MODEL)} is {_size(sizes.get(name))} there and {_size(wanted.get(name))} in the model"
-        for name in [*wanted, *(name for name in sizes if name.startswith(MODEL) and name not in wanted)]
-        if name not in wanted or sizes.get(name) != wanted[name].shape
-    ]
-    if differences:
-        more = f" (and {len(differences) - 3} more)" if len(differences) > 3 else ""
-        raise ValueError(
-            f"the checkpoint {path} is of another architecture: {'; '.join(differences[:3])}{more}; "
-            "resume with the model it was trained with"
-        )
-
-
-def _size(tensor: Tensor | torch.Size | None) -> str:
-    if tensor is None:
-        return "absent"
-    return str(list(tensor.shape if isinstance(tensor, Tensor) else tensor))

@@ -13,7 +13,6 @@ def event_files(folder: Path, *, done: int) -> Iterator[Callable[[Metrics], None
     """A function that writes each row of the curve; open it in one process of a run only.
 
     Args:
-        folder: of the events.
         done: steps of earlier sessions; later ones that are there already are hidden, since this session repeats them.
 
     Raises:

@@ -32,8 +32,8 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
     rows = [
         {"": label}
         | {
-            heading: f"{getattr(one, name) / scale:,.1f} {unit}"
-            for heading, one in (("measured", machine), ("until now", before))
+            heading: f"{getattr(figures, name) / scale:,.1f} {unit}"
+            for heading, figures in (("measured", machine), ("until now", before))
         }
         for label, name, scale, unit in (
             ("memory", "bandwidth", 1e9, "GB/s"),
@@ -56,7 +56,6 @@ def measure(device: torch.device, *, size: int | None = None, width: int | None 
     On a GPU the times are its own, between two events, and every run but that of the smallest kernel fills the chip.
 
     Args:
-        device: what to measure.
         size: elements of the float32 vector that is streamed; it should not fit into a cache. None is 2^25, and 2^28 on
             a GPU.
         width: of the square matrices that are multiplied; None is 1536, and 8192 on a GPU.

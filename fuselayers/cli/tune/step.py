@@ -1,5 +1,6 @@
 """How long a training step of a model takes on each backend that works here."""
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ...configs import build, compose
 from ...partition import backends
-from ...partition.timer import Step, median_seconds, time_in_turns
+from ..bench.measure import Candidate, time_interleaved
 from ..example import example_batch
 
 _ROUNDS: Final = 31
@@ -22,9 +23,7 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
     The steps take turns, so that other load falls on each; all models are in memory at once.
 
     Args:
-        overrides: of the config.
         batch_size: examples at once; None is the config's `train.batch_size`.
-        device: where the model is.
 
     Raises:
         ValueError: an override that does not fit, a model in which nothing is fused, or one that does not say what it
@@ -40,17 +39,17 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
     }
     plain = build(replace(config, fusion=fusions["fusion=off"]))
     inputs = example_batch(plain, config, (batch_size or config.train.batch_size,), device=device)
-    steps = {}
+    candidates = []
     for override, fusion in fusions.items():
         model = build(replace(config, fusion=fusion)).to(device).train()
-        steps[override] = Step(partial(_step, model, inputs))
+        candidates.append(Candidate(override, partial(_outputs, model, inputs), tuple(model.parameters())))
     # The warm-up compiles.
-    return median_seconds(time_in_turns(steps, device=device, rounds=_ROUNDS, warm_up=3))
+    times = time_interleaved(candidates, repeats=_ROUNDS, device=device)
+    medians = [statistics.median(seconds["forward_backward"]) for seconds in times]
+    return dict(zip(fusions, medians, strict=True))
 
 
-def _step(model: Any, inputs: Sequence[Tensor], _: object) -> None:
+def _outputs(model: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     outputs = model(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    reached = [tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.requires_grad]
-    weights = [torch.ones_like(tensor) for tensor in reached]
-    torch.autograd.grad(reached, tuple(model.parameters()), weights, allow_unused=True)
+    return tuple(tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.requires_grad)

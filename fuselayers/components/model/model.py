@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...names import no_such
+from ...partition import FusedModule
 from ..layout import WHOLE, Layout
 
 _Arguments = ParamSpec("_Arguments")
@@ -63,6 +64,13 @@ class Model(nn.Module):
 
     layout: Layout = WHOLE
 
+    def __init_subclass__(cls) -> None:
+        """A forward of its own may take other arguments than the parent's, whose check is not called then."""
+        super().__init_subclass__()
+        own = vars(cls)
+        if "forward" in own and "check_arguments" not in own and not issubclass(cls, FusedModule):
+            cls.check_arguments = Model.check_arguments  # type: ignore[method-assign]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments, then call the module as torch does.
 
@@ -74,7 +82,7 @@ class Model(nn.Module):
         return super().__call__(*args, **kwargs)
 
     def check_arguments(self, *args: Any, **kwargs: Any) -> None:
-        """Raise the errors of `forward`, whose arguments it takes. A subclass with other arguments has its own."""
+        """Raise the errors of `forward`, whose arguments it takes. A class with a forward of its own has its own."""
 
     def num_parameters(self) -> int:
         """Return the number of parameters, also of frozen ones; a tied parameter counts once."""

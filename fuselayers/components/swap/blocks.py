@@ -1,8 +1,9 @@
 """Repeated blocks as one fused function per class."""
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -15,14 +16,14 @@ from .layer import subclass
 from .parts import is_linear
 from .seeded_attention import SeededDropout
 
-__all__ = ["block_class", "repeated_blocks"]
+__all__ = ["block_class", "repeated_blocks", "share_graphs"]
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks of a model by qualified name: two or more modules of one class in a list, with linear layers
-    inside.
+    """Yield the blocks of a model by qualified name: two or more modules of one class and size in a list, with linear
+    layers inside.
 
-    Of lists within lists only the outer ones count.
+    Of lists within lists only the outer ones count. Stages of different widths are no blocks, what they repeat is.
     """
     inside: list[str] = []
     for name, module in model.named_modules():
@@ -30,25 +31,52 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
-        kinds = {type(block) for block in module}
         _, *parts = module[0].modules()
-        if len(kinds) == 1 and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts):
+        if _are_alike(*module) and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts):
             inside.append(name)
             for key, block in module.named_children():
                 yield f"{name}.{key}" if name else key, block
 
 
-@functools.cache
-def block_class(cls: Any, backend: str, compress: str | None) -> type:
-    """Return a subclass whose forward is `cls.forward`, fused, in training and wherever a gradient can be asked for.
+def share_graphs(blocks: Sequence[nn.Module]) -> bool:
+    """Return whether there are blocks, and one or two graphs serve all blocks of a class."""
+    classes: dict[type, list[nn.Module]] = {}
+    for block in blocks:
+        classes.setdefault(type(block), []).append(block)
+    return bool(blocks) and all(_are_alike(*alike) for alike in classes.values())
 
-    One fused function serves all blocks of a class: their parameters are inputs of its graphs. Sizes are dynamic from
-    the start. In evaluation without gradients there is nothing to save, and a cache of keys and values may be filled:
+
+def _are_alike(first: nn.Module, *others: nn.Module) -> bool:
+    """Whether modules are of one class, and parameters of the same name of the same size."""
+    sizes = {name: parameter.shape for name, parameter in first.named_parameters()}
+    return all(
+        type(other) is type(first)
+        # The first block of a T5 has one more, its relative positions.
+        and all(sizes.get(name, parameter.shape) == parameter.shape for name, parameter in other.named_parameters())
+        for other in others
+    )
+
+
+def block_class(block: nn.Module, backend: str, compress: str | None) -> type:
+    """Return a subclass whose forward is that of the block's class, fused, in training and wherever a gradient can be
+    asked for.
+
+    One fused function serves all blocks of a class with parameters of the same sizes, which are inputs of its graphs. A
+    size of an input becomes symbolic when it first changes: from the start it would take minutes to trace a window of
+    an image. In evaluation without gradients there is nothing to save, and a cache of keys and values may be filled:
     then the block's own forward runs. In training the fused one runs without gradients too, as reentrant checkpointing
     calls it: backward must drop the same elements.
     """
+    sizes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
+    return _block_class(type(block), backend, compress, sizes)  # type: ignore[arg-type]
+
+
+@functools.cache
+def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> type:
     forward = cls.forward
-    fused = fuse(_with_seeded_attention(forward), backend=backend, compress=compress, dynamic=True)
+    fused = fuse(
+        _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
+    )
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -60,24 +88,28 @@ def block_class(cls: Any, backend: str, compress: str | None) -> type:
         return fused(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress}
-    return subclass(cls, {"forward": fused_forward, "rule": "block", "__reduce_ex__": _reduce, **options})
+    members = {"forward": fused_forward, "rule": "block", "__reduce_ex__": _reduce, **options}
+    return subclass(cls, {**members, "_block": (cls, backend, compress, sizes)})
 
 
-def _with_seeded_attention(forward: Callable[..., Any]) -> Callable[..., Any]:
+_numbers: Final = itertools.count()
+
+
+def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
     # functools.wraps would let Dynamo trace the function inside.
     def call(*args: Any, **kwargs: Any) -> Any:
         with SeededDropout():
             return forward(*args, **kwargs)
 
+    call.__name__ = name  # by which Dynamo remembers the sizes that have changed
     return call
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
-    options = kind.swapped_from, kind.block_backend, kind.block_compress
-    return _loaded, options, module.__getstate__()  # type: ignore[no-untyped-call]
+    return _loaded, kind._block, module.__getstate__()  # type: ignore[no-untyped-call]
 
 
-def _loaded(cls: type, backend: str, compress: str | None = None) -> nn.Module:
-    module: nn.Module = object.__new__(block_class(cls, backend, compress))
+def _loaded(*key: Any) -> nn.Module:
+    module: nn.Module = object.__new__(_block_class(*key))
     return module

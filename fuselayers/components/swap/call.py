@@ -12,14 +12,13 @@ from torch import nn
 from ...names import no_such
 from ...partition import backends
 from .batch import made_batch
-from .blocks import block_class, repeated_blocks
+from .blocks import block_class, repeated_blocks, share_graphs
 from .cache import with_cache, without_cache
 from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
-from .rules import RULES
+from .rules import RULES, loss
 from .saved import tensors_of
-from .sharded import as_in_forward
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
 __all__ = ["swap", "unswap"]
@@ -37,7 +36,6 @@ def swap(
     compress: str | None = None,
     verify: bool = True,
     batch: Any = None,
-    timed: bool = False,
 ) -> SwapReport:
     """Put fused layers into a model, in place, wherever its modules compute what can be fused.
 
@@ -49,7 +47,7 @@ def swap(
     adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
 
     A model of transformers is called with `use_cache=False` in training from then on, unless its caller passes
-    `use_cache` or a cache.
+    `use_cache` or a cache. In training with labels the loss of a causal one makes no logits: the output's are None.
 
     Args:
         model: any module.
@@ -57,8 +55,9 @@ def swap(
         rules: what to look for; None for all that are shipped, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" sends each repeated block of the model (a
             decoder layer) through `fuse`, all blocks of a class as one function, and swaps layers outside of them.
-            "auto" measures what both save on the batch, and takes the better; without a batch it takes blocks where
-            Inductor can compile and there are blocks.
+            "auto" measures what both save on the batch, and takes the better; without a batch it takes blocks. It takes
+            layers where Inductor cannot compile, and where blocks have several widths, as in Swin: each of those would
+            be compiled by itself.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, for level "blocks" alone: "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
@@ -67,7 +66,6 @@ def swap(
         batch: arguments of the model, which runs on it in evaluation mode; its buffers are put back then. A mapping by
             name, a tuple by position, or one tensor. None makes one from the config of a model of transformers. Sites
             that no inputs reach are not verified.
-        timed: whether each module that is verified is timed too, before and after, five times each.
 
     Warns:
         UserWarning: nothing was swapped; the text says why.
@@ -96,13 +94,13 @@ def swap(
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
-        plan, report = _better(model, plans, batch, timed)
+        plan, report = _better(model, plans, batch)
     else:
         plan = plans[0]
-        report = SwapReport(plan.level, plan.sites, tuple(plan.skipped))
+        report = plan.report()
     plan.put_into(model)
     if report.sites:
-        return replace(report, without_cache=without_cache(model))
+        return replace(report, notes=(*_changes(model, report.sites), *report.notes))
     report = replace(report, skipped=(*report.skipped, *search.why_nothing()))
     reasons = "\n".join(str(report).splitlines()[1:])
     warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
@@ -127,10 +125,22 @@ class _Plan:
     def sites(self) -> tuple[Site, ...]:
         return tuple(_site(name, kind) for name, kind in self.kinds.items())
 
+    def report(self, *notes: str) -> SwapReport:
+        """What the plan will do, not verified."""
+        return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
+
     def put_into(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
         for name, kind in self.kinds.items():
             modules[name].__class__ = kind
+
+
+def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
+    """How the model is called from now on, and what it returns."""
+    if without_cache(model):
+        yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
+    if any(site.rule == loss.NAME for site in sites):
+        yield "in training with labels the logits of the output are None"
 
 
 def _site(name: str, kind: Any) -> Site:
@@ -151,16 +161,17 @@ class _Search:
         """The levels to try, the one to take without a comparison first."""
         if level != "auto":
             return (level,)
-        return ("blocks", "layers") if any(self._blocks()) and _inductor_compiles(self.model) else ("layers",)
+        # Stages of several widths share no graph, and compiling each takes longer than a user waits for a default.
+        tries_blocks = share_graphs([block for _, block in self._blocks()]) and _inductor_compiles(self.model)
+        return ("blocks", "layers") if tries_blocks else ("layers",)
 
     def plan(self, level: str) -> _Plan:
         blocks = dict(self._blocks()) if level == "blocks" else {}
         kinds: dict[str, Any] = {
-            name: block_class(type(block), self.backend, self.compress)  # type: ignore[arg-type]
-            for name, block in blocks.items()
+            name: block_class(block, self.backend, self.compress) for name, block in blocks.items()
         }
         skipped: list[Skipped] = []
-        for name, module in self._modules(as_in_forward(self.model)):
+        for name, module in self._modules():
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
                 continue  # a compiler decides about the inside of a block
             for rule in self.rules:
@@ -177,7 +188,7 @@ class _Search:
     def why_nothing(self) -> list[Skipped]:
         """Why no rule fits the modules that compute something, one of each class."""
         reasons: dict[type, Skipped] = {}
-        for name, module in self._modules(self.model):
+        for name, module in self._modules():
             computes = any(isinstance(child, nn.Linear) for child in module.children())
             own = any(True for _ in module.parameters(recurse=False)) and not _is_of_torch(module)
             if (computes or own) and not isinstance(module, (nn.Sequential, nn.ModuleList)):
@@ -189,10 +200,10 @@ class _Search:
             if self._matches(name) and cannot_swap(block) is None:
                 yield name, block
 
-    def _modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
         return (
             (name, module)
-            for name, module in model.named_modules()
+            for name, module in self.model.named_modules()
             if self._matches(name) and not isinstance(module, torch.jit.ScriptModule)
         )
 
@@ -209,26 +220,25 @@ def _inductor_compiles(model: nn.Module) -> bool:
     return any(status.available for status in backends(device=device) if status.name == "inductor")
 
 
-def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -> tuple[_Plan, SwapReport]:
+def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
     """What is left of the plan that saves most, verified."""
     own = batch is None
     batch = made_batch(model) if own else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
-        note = f"not verified: {why}; give {'it values' if on_meta else 'batch='}"
-        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+        return plans[0], plans[0].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
     names = {name for plan in plans for name in plan.kinds}
     try:
         calls = inputs_of_sites(model, names, batch)
     except Exception as problem:
         if not own:
             raise
-        note = f"not verified: the model does not run on a batch made from its config ({problem!s:.100}); give batch="
-        return plans[0], SwapReport(plans[0].level, plans[0].sites, tuple(plans[0].skipped), notes=(note,))
+        why = f"the model does not run on a batch made from its config ({problem!s:.100})"
+        return plans[0], plans[0].report(f"not verified: {why}; give batch=")
     before = saved_by_model(model, batch)
     saved_before = None if before is None else before.total
-    results = [_verified(model, plan, calls, batch, timed) for plan in plans]
+    results = [_verified(model, plan, calls, batch) for plan in plans]
     results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
     # Of two that save as much the layers, which compile nothing; the blocks where it is not known what a call saves.
     best = min(
@@ -245,9 +255,7 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any, timed: bool) -
     return best[0], replace(best[1], notes=notes)
 
 
-def _verified(
-    model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any, timed: bool
-) -> tuple[_Plan, SwapReport]:
+def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any) -> tuple[_Plan, SwapReport]:
     """The plan without the modules that fail, and what was measured. The model stays as it is."""
     modules = dict(model.named_modules())
     sites: list[Site] = []
@@ -264,7 +272,7 @@ def _verified(
         if name in calls:
             if kind.rule != "block" or kind not in seen:
                 call = with_gradients(calls[name]) if kind.rule == "block" and kind in trained else calls[name]
-                seen[kind] = check(_site(name, kind), modules[name], kind, call, timed=timed)
+                seen[kind] = check(_site(name, kind), modules[name], kind, call)
             result = replace(seen[kind], name=name)
         if isinstance(result, Skipped):
             skipped.append(result)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,11 +75,11 @@ def _loaded(cls: type, rule: Rule, place: Place) -> nn.Module:
     return module
 
 
-def own_forward(module: nn.Module) -> Callable[..., Any]:
-    """Return the forward that a swapped module had before."""
-    kind: Any = type(module)
-    method: Callable[..., Any] = types.MethodType(kind.swapped_from.forward, module)
-    return method
+def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward that a swapped module had before."""
+    # After `unswap` another wrapper, such as one of Accelerate, may still call the forward of the swapped class.
+    kind: Any = getattr(type(module), "swapped_from", type(module))
+    return kind.forward(module, *args, **kwargs)
 
 
 def is_swapped(module: nn.Module) -> bool:
@@ -94,6 +95,8 @@ def cannot_swap(module: nn.Module) -> str | None:
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return "its class pickles itself"
     # Making a subclass may have an effect, such as an entry in a registry; that of transformers has none.
+    if type(kind) not in (type, ABCMeta):
+        return f"its class is a {type(kind).__name__}"
     owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
     if any(base.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for base in owners):
         return "its class looks at its subclasses"

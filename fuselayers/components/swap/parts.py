@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..._torch.dispatch import FakeTensor
 from ..._torch.hooks import hooks_of_all_modules
 from ..hooks import has_hooks
 
@@ -59,9 +60,10 @@ def is_linear(value: Any) -> bool:
 def is_parameter(value: Any) -> bool:
     """A parameter in one piece: no shard of one, and no quantised one.
 
-    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there.
+    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there. That
+    of a model without memory may be a fake one.
     """
-    return type(value) in (nn.Parameter, Tensor) and value.is_floating_point()
+    return type(value) in (nn.Parameter, Tensor, FakeTensor) and value.is_floating_point()
 
 
 def is_dropout(value: Any) -> bool:

@@ -1,6 +1,5 @@
 """What `swap` did, by site."""
 
-import html
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -27,8 +26,6 @@ class Site:
         error_before: the same of the original module.
         saved_before: bytes that it kept for backward, on the inputs of the verification; None as above.
         saved_after: bytes that it keeps now.
-        seconds_before: median time of its forward and backward in training mode; None unless `timed`.
-        seconds_after: the same now.
     """
 
     name: str
@@ -39,8 +36,6 @@ class Site:
     error_before: float | None = None
     saved_before: int | None = None
     saved_after: int | None = None
-    seconds_before: float | None = None
-    seconds_after: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +47,9 @@ class Skipped:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SwapReport:
-    """What `swap` did.
+    """What `swap` did. Its text, also at a prompt and in a notebook, is a table.
 
     Attributes:
         level: "layers" or "blocks".
@@ -64,8 +59,8 @@ class SwapReport:
             was not verified, or does not run so on the batch.
         saved_after: bytes that it keeps now.
         held_after: those of them that hooks on saved tensors cannot free, as gradient checkpointing and offloading do.
-        without_cache: whether the model is called with `use_cache=False` in training from now on.
-        notes: what else to know: why nothing was verified, what the other level saves.
+        notes: what else to know: how the model is called from now on, why nothing was verified, what the other level
+            saves.
     """
 
     level: str
@@ -74,7 +69,6 @@ class SwapReport:
     saved_before: int | None = None
     saved_after: int | None = None
     held_after: int | None = None
-    without_cache: bool = False
     notes: tuple[str, ...] = ()
 
     def require(self, rule: str, *, at_least: int = 1) -> None:
@@ -110,7 +104,6 @@ class SwapReport:
                 str(len(sites)),
                 f"{max(errors):.0e}" if errors else "-",
                 _ratio([site.saved_before for site in sites], [site.saved_after for site in sites]),
-                _times([site.seconds_before for site in sites], [site.seconds_after for site in sites]),
                 backend,
             )
             rows.append(row)
@@ -127,7 +120,7 @@ class SwapReport:
             lines += _wrapped(f"not swapped: {names[0] or 'the model'} ({kind}){more}: {reason}")
         return lines
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
         rows = self._rows()
         used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
@@ -149,14 +142,9 @@ class SwapReport:
                 lines += _wrapped(
                     f"{_bytes(self.held_after)} of them would stay under gradient checkpointing and offloading"
                 )
-        if self.without_cache:
-            lines += _wrapped("in training the model runs with use_cache=False, unless its caller passes use_cache")
         for note in self.notes:
             lines += _wrapped(note)
         return "\n".join([*lines, *self._skipped_lines()])
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -165,7 +153,6 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "modules": "",
     "error": "largest error of results and gradients, in units of the largest value; - not verified",
     "kept": "bytes kept for backward, as a share of the original module's",
-    "time": "of forward and backward, original and now",
     "backend": "what ran; auto: not verified",
 }
 
@@ -175,19 +162,6 @@ def _ratio(before: list[Any], after: list[Any]) -> str:
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
     total = sum(old for old, _ in pairs)
     return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
-
-
-def _times(before: list[Any], after: list[Any]) -> str:
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
-    return f"{_seconds(sum(old for old, _ in pairs))} -> {_seconds(sum(new for _, new in pairs))}" if pairs else ""
-
-
-def _seconds(seconds: float) -> str:
-    """Three digits: 2.35 s, 120 ms, 45.6 us."""
-    scale, unit = (1.0, "s") if seconds >= 1.0 else (1e-3, "ms") if seconds >= 1e-3 else (1e-6, "us")
-    value = seconds / scale
-    digits = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:.{digits}f} {unit}"
 
 
 def _bytes(number: int) -> str:

@@ -18,7 +18,7 @@ class Saved:
     """Bytes that one call keeps for backward.
 
     Attributes:
-        total: of all storages that backward reads, but for parameters.
+        total: of all storages that backward reads, but for those of parameters and buffers.
         held: of those of them that hooks on saved tensors cannot free, as checkpoints and offloading do.
     """
 
@@ -34,7 +34,7 @@ def saved_by(call: Callable[[], Any], model: nn.Module) -> Saved:
     """
     call()  # compiles, and fills caches of its own
     gc.collect()
-    parameters = {_key(parameter) for parameter in model.parameters()}
+    own = {_key(tensor) for tensor in (*model.parameters(), *model.buffers())}
     before = _alive()
     packed: dict[int, int] = {}
     kept: list[StorageWeakRef] = []  # so that no address stands for two storages
@@ -47,7 +47,7 @@ def saved_by(call: Callable[[], Any], model: nn.Module) -> Saved:
         result = call()
     results = {_key(tensor) for tensor in tensors_of(result)}
     held = {key: size for key, size in _alive().items() if key not in before and key not in results}
-    total = {key: size for key, size in {**packed, **held}.items() if key not in parameters}
+    total = {key: size for key, size in {**packed, **held}.items() if key not in own}
     return Saved(sum(total.values()), sum(held.values()))
 
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..._torch.dispatch import SeeOps
-from ...partition.timer import Step, median_seconds, time_in_turns
+from ...partition.saved_bytes import saved_by_call
 from .batch import Call, as_call
 from .cache import is_cache
 from .layer import unswap_class
@@ -58,7 +57,8 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
     try:
         # With gradients: an input is a leaf of a comparison if backward comes to it in the model.
         with torch.enable_grad(), _as_it_was(model):
-            model.eval()
+            for module in model.modules():  # an exported one has no eval()
+                module.training = False
             args, kwargs = as_call(batch)
             model(*args, **kwargs)
     finally:
@@ -100,12 +100,12 @@ def _copied(value: Any) -> Any:
     return None if is_cache(value) else copy.deepcopy(value)
 
 
-def check(site: Site, module: nn.Module, kind: Any, call: Call, *, timed: bool = False) -> Site | Skipped:
+def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skipped:
     """Compare the module with what it will be as a `kind`: results and gradients, and run a training step of it.
 
     The comparison is in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where
-    that cannot run, the original does. The module stays as it is. `timed` times both in training mode. Returns the site
-    with what was measured, or why it must not be swapped.
+    that cannot run, the original does. The module stays as it is. Returns the site with what was measured, or why it
+    must not be swapped.
     """
     is_loss = kind.rule == loss.NAME  # of the whole model, which has no room for a copy in float64
     try:
@@ -151,12 +151,9 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call, *, timed: bool =
             _run(swapped.train(), call)
     except Exception as problem:
         return Skipped(site.name, site.kind, f"in training it raises {_text(problem)}")
-    if timed:
-        before_seconds, after_seconds = _seconds(original, swapped, call)
-        site = replace(site, seconds_before=before_seconds, seconds_after=after_seconds)
-    saved = [_saved(copied, call) for copied in (original, swapped)]
+    saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
     backend = site.backend if is_block else _backend(see.seen)
-    return replace(site, saved_before=saved[0].total, saved_after=saved[1].total, backend=backend)
+    return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
 
 
 def _sharing_parameters(module: nn.Module) -> nn.Module:
@@ -241,17 +238,6 @@ def _from_leaves(leaves: Any) -> Any:
     return tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, leaves)
 
 
-def _seconds(original: nn.Module, swapped: nn.Module, call: Call) -> tuple[float, float]:
-    """The median time of a forward and backward of each."""
-    device = next((one.device for one in original.parameters()), torch.device("cpu"))
-    steps = {
-        name: Step(functools.partial(_run, module.train()), lambda: call)
-        for name, module in (("before", original), ("after", swapped))
-    }
-    times = median_seconds(time_in_turns(steps, device=device, rounds=5))
-    return times["before"], times["after"]
-
-
 def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
     """Return what a call of the model saves in training mode; None if it does not run so on this batch.
 
@@ -266,7 +252,8 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
             return None
 
 
-def _saved(module: nn.Module, call: Call) -> Saved:
+def _saved(module: nn.Module, call: Call) -> int:
+    """What the hooks of autograd see. To look for what else is alive takes a second, which the whole model gets."""
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), torch.random.fork_rng():
-        return saved_by(lambda: module(*args, **kwargs), module)
+        return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

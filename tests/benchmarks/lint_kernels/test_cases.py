@@ -19,7 +19,7 @@ def _kernels() -> set[str]:
 
 
 def _launched(cases: Iterable[Case]) -> set[str]:
-    return {f"{one.function.module}.{one.function.__name__}" for case in cases for one in launches_of(case)}
+    return {f"{launch.function.module}.{launch.function.__name__}" for case in cases for launch in launches_of(case)}
 
 
 @compiles
@@ -35,7 +35,7 @@ def test_a_case_launches_what_a_call_on_a_gpu_would() -> None:
     forward, *_ = launches_of(case)
     assert forward.grid == (4096, 2, 1)  # 8192 rows in tiles of 2 x 2048
     assert forward.constants == ("gelu", False, 8, 2, 2048)
-    assert [None if one is None else tuple(one.shape) for one in forward.arguments[:5]] == [
+    assert [None if tensor is None else tuple(tensor.shape) for tensor in forward.arguments[:5]] == [
         (8192, 4096),
         None,
         (4096,),

@@ -8,9 +8,8 @@ from benchmarks.lint_kernels import command, figures
 from benchmarks.lint_kernels import compile as compile_module
 from benchmarks.lint_kernels.cases import CASES, Case, launches_of
 from benchmarks.lint_kernels.command import lint, main
-from benchmarks.lint_kernels.compile import compiler, resident
-from benchmarks.lint_kernels.figures import Figures, expected_of, faults, read_figures
-from benchmarks.lint_kernels.roofline import CHIPS
+from benchmarks.lint_kernels.compile import CHIPS, compiler, resident
+from benchmarks.lint_kernels.figures import Figures, faults, read_figures
 from tests.benchmarks.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
 
 
@@ -19,8 +18,7 @@ def test_kernels_have_no_faults() -> None:
     daily = [case for case in CASES if case.daily]
     rows = list(lint(daily, archs=["sm_90"]))
     assert len(rows) >= 9
-    expected = [expected_of(case, "sm_90") for case in daily]
-    assert faults(rows, read_figures(), compiler=compiler(), expected=expected) == []
+    assert faults(rows, read_figures(), compiler=compiler()) == []
 
 
 # In this file, since it needs the kernels that the test above has compiled.
@@ -29,12 +27,13 @@ def test_kernels_have_no_faults() -> None:
 def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
     persistent = 0
     for case in (case for case in CASES if case.daily or arch != "sm_90"):
-        for one in launches_of(case, arch):
+        for launch in launches_of(case, arch):
             # These loop over tiles, with a stride of the number of programs; without sums each has a program.
-            given = dict(zip(one.function.arg_names, one.arguments, strict=False))
-            if "num_programs" in one.function.src and given.get("partial_ptr", True) is not None:
+            arguments = dict(zip(launch.function.arg_names, launch.arguments, strict=False))
+            if "num_programs" in launch.function.src and arguments.get("partial_ptr", True) is not None:
                 persistent += 1
-                assert math.prod(one.grid) <= CHIPS[arch].processors * resident(one, arch), (case.title, one.function)
+                limit = CHIPS[arch].processors * resident(launch, arch)
+                assert math.prod(launch.grid) <= limit, (case.title, launch.function)
     assert persistent >= 5
 
 
@@ -42,8 +41,7 @@ def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_kernel_of_any_case_has_a_fault() -> None:
-    expected = (expected_of(case, arch) for case in CASES for arch in CHIPS)
-    assert faults(lint(CASES, archs=tuple(CHIPS)), read_figures(), compiler=compiler(), expected=expected) == []
+    assert faults(lint(CASES, archs=tuple(CHIPS)), read_figures(), compiler=compiler()) == []
 
 
 @compiles
@@ -60,40 +58,39 @@ def test_no_kernel_of_any_case_has_a_fault() -> None:
     ids=lambda value: value.op if isinstance(value, Case) else None,
 )
 def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
-    found = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    lines = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
     if fault is None:
-        assert found == []
+        assert lines == []
     else:
-        assert len(found) == 1
-        assert fault in found[0]
+        assert len(lines) == 1
+        assert fault in lines[0]
 
 
 @pytest.fixture
 def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The command knows two cases and two architectures, and has a file of figures for them."""
     path = tmp_path / "figures.json"
-    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}, "expected": {}}')
+    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}}')
     monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
     monkeypatch.setattr(command, "CHIPS", {arch: CHIPS[arch] for arch in ("sm_90", "gfx942")})
     monkeypatch.setattr(command, "FIGURES", path)
     read, write = figures.read_figures, figures.write_figures
     monkeypatch.setattr(command, "read_figures", lambda: read(path))
-    monkeypatch.setattr(command, "write_figures", lambda *given, compiler: write(*given, compiler=compiler, path=path))
+    monkeypatch.setattr(
+        command, "write_figures", lambda *figures, compiler: write(*figures, compiler=compiler, path=path)
+    )
     return path
 
 
 @compiles
 @pytest.mark.usefixtures("two_cases")
-def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["--arch", "sm_90", "--op", "good", "--json", str(tmp_path / "all.json")]) == 0
+def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--arch", "sm_90", "--op", "good"]) == 0
     out = capsys.readouterr().out
-    (row,) = json.loads((tmp_path / "all.json").read_text())["kernels"]
-    words = out.replace(",", " ").split()
-    assert {"sm_90", "27.6", f"{row['share']:.0%}"} <= {*words}
-    (expected,) = json.loads((tmp_path / "all.json").read_text())["expected"]
-    assert (expected["kernels"], expected["shares"]) == ([1, 0], None)
-    assert {str(row["registers"]), str(row["instructions"])} <= {*words}
-    assert (row["spills"], row["narrow"], row["loads"], row["moved"]) == (0, 0, "2x128", 4.0)
+    row = next(line.split() for line in out.splitlines() if "sm_90" in line)
+    # Registers, spills and shared memory; 128 bits at a time; instructions and their budget.
+    assert row[3:7] == ["0", "0", "2x128", "2x128"]
+    assert row[8] == "27.6"
     assert "1 compiled, no faults" in out
     assert main(["--arch", "sm_90"]) == 1
     out = capsys.readouterr().out

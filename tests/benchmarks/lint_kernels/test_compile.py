@@ -7,8 +7,7 @@ import pytest
 
 from benchmarks.lint_kernels import compile as module
 from benchmarks.lint_kernels.cases import launches_of
-from benchmarks.lint_kernels.compile import check_compilers, compile_for, threads_of
-from benchmarks.lint_kernels.roofline import CHIPS
+from benchmarks.lint_kernels.compile import CHIPS, check_compilers, compile_for, threads_of
 from fuselayers.ops.implementations.launch import Launch
 from fuselayers.partition import BackendUnavailableError
 from tests.benchmarks.lint_kernels.kernels import GOOD, SPILLING, compiles

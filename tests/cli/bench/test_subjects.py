@@ -1,19 +1,29 @@
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from fuselayers import ops
 from fuselayers.cli.bench import subjects
 from fuselayers.cli.bench.cases import Settings
-from fuselayers.cli.bench.subjects import ModelCall, Subject, model_subject, op_subject
+from fuselayers.cli.bench.measure import Subject
+from fuselayers.cli.bench.subjects import ModelCall, model_subject, op_subject
 from fuselayers.configs import build
 
 CPU = torch.device("cpu")
 TINY = ["model.hidden_dim=16", "model.num_layers=1", "model.context_length=16", "attention.num_heads=2"]
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+
+
 def op_of(name: str, dropout: float) -> Subject:
-    return op_subject(name, Settings((2, 7, 64), dropout, "gelu", torch.float32, CPU), backends=["eager"])
+    return op_subject(name, Settings((2, 7, 64), torch.float32, CPU, dropout=dropout), backends=["eager"])
 
 
 def model_of(name: str, overrides: list[str], **options: Any) -> Subject:
@@ -25,28 +35,49 @@ def model_of(name: str, overrides: list[str], **options: Any) -> Subject:
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_dropout_is_timed(dropout: float) -> None:
     subject = op_of("dropout", dropout)
-    assert [one.name for one in subject.candidates] == ["plain", "eager"]
+    assert [candidate.name for candidate in subject.candidates] == ["plain", "torch.compile", "fuselayers", "eager"]
     for candidate in subject.candidates:
         (output,) = candidate.call()
         assert (output == 0).double().mean().item() == pytest.approx(dropout, abs=0.06)
 
 
+@pytest.mark.parametrize("wrong_at", [0.0, 0.3])
+def test_wrong_numbers_are_not_timed(wrong_at: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout an op is held against plain torch, with it against the library's formula."""
+    right = ops.bias_dropout_residual
+
+    def wrong(x: Tensor, residual: Tensor, *, p: float, backend: str = "auto", **others: Tensor) -> Tensor:
+        y = right(x, residual, p=p, backend=backend, **others)
+        return y * 1.01 if p == wrong_at and backend == "auto" else y
+
+    monkeypatch.setattr(ops, "bias_dropout_residual", wrong)
+    subject = op_of("bias_dropout_residual", 0.3)
+    assert list(subject.wrong) == ["fuselayers", "eager"]
+    assert all(reason.startswith("output 0 is off by") for reason in subject.wrong.values())
+    assert [candidate.name for candidate in subject.candidates] == ["plain", "torch.compile"]
+
+
+def test_a_candidate_that_raises_is_named_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> Tensor:
+        raise RuntimeError("no kernel for this\nand more")
+
+    monkeypatch.setattr(ops, "rms_norm", fails)
+    assert op_of("rms_norm", 0.0).wrong["fuselayers"] == "RuntimeError: no kernel for this"
+
+
 def test_a_model_is_compared_with_the_same_weights() -> None:
     subject = model_of("gpt_nano", TINY, dropout=0.0)
-    plain, eager = subject.candidates
+    plain, compiled, eager = subject.candidates
+    assert (plain.name, compiled.name, eager.name) == ("plain", "torch.compile", "eager")
     assert plain.leaves[0] is not eager.leaves[0]
     torch.testing.assert_close(plain.call(), eager.call())
-    assert "fused_mlp, 4 x 16 tokens, float32" in subject.title
+    assert (subject.title, subject.shape) == ("gpt_nano, 7,664 parameters, fused_mlp", (4, 16))
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "said"),
-    [("vit_tiny", (3,), "3 examples"), ("t5_tiny", (3, 5), "3 x 5 tokens"), ("bert_tiny", (3, 5), "3 x 5 tokens")],
-)
-def test_every_kind_of_model_has_a_subject(name: str, shape: tuple[int, ...], said: str) -> None:
+@pytest.mark.parametrize(("name", "shape"), [("vit_tiny", (3,)), ("t5_tiny", (3, 5)), ("bert_tiny", (3, 5))])
+def test_every_kind_of_model_has_a_subject(name: str, shape: tuple[int, ...]) -> None:
     subject = model_of(name, [], shape=shape, dropout=0.0)
-    assert f", {said}, float32" in subject.title
-    assert subject.wrong == {}
+    assert (subject.shape, subject.wrong) == (shape, {})
     (loss,) = subject.candidates[0].call()
     assert 0.5 < loss.item() < 10
 

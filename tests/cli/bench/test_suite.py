@@ -1,241 +1,140 @@
+import json
 import math
-import os
-import shutil
-import subprocess
-import sys
-import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from fuselayers import ops
-from fuselayers.cli.bench import suite as module
-from fuselayers.cli.bench.ahead import compile_ahead
-from fuselayers.cli.bench.cases import OPS, OpCase, Settings, dtype_name
-from fuselayers.cli.bench.measure import EAGER, OURS
-from fuselayers.cli.bench.suite import Round, Suite, Variant, measure_suite
+from fuselayers.cli.bench.cases import Settings
+from fuselayers.cli.bench.report import Report
+from fuselayers.cli.bench.subjects import op_subject
+from fuselayers.cli.bench.suite import MODELS, MODELS_ON_A_GPU, Job, jobs_of, run_jobs
+from fuselayers.cli.main import main
+from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.configs import build
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SMALL = Settings((2, 3, 64), torch.float32, CPU)
 
 
 @pytest.fixture
-def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
+def report() -> Report:
+    return Report("a machine", "a day", repeats=2, bandwidth=1e9)
+
+
+def fails() -> None:
+    raise RuntimeError("out of memory\nmore")
+
+
+def test_the_important_measurements_come_first() -> None:
+    titles = [job.title for job in jobs_of(None, "bfloat16,float32", quick=False, device=GPU)]
+    places = [
+        titles.index(title)
+        for title in (
+            "dropout, bfloat16, 2x4096x4096",
+            "gpt_nano, dropout 0.1",
+            "vit_tiny, dropout 0",
+            "dropout, float32, 2x4096x4096",
+            "dropout, bfloat16, 1x2048x12288",
+        )
+    ]
+    assert places == sorted(places)
+
+
+def test_a_cpu_gets_smaller_work() -> None:
+    titles = [job.title for job in jobs_of(None, None, quick=False, device=CPU)]
+    assert all("float32" in title or "dropout" in title for title in titles)
+    assert [title for title in titles if title.startswith("linear_cross")] == [
+        "linear_cross_entropy, float32, 8x256x512"
+    ]
+    assert [job.title for job in jobs_of("rms_norm", None, quick=True, device=CPU)] == ["rms_norm, float32, 8x256x512"]
+
+
+def test_a_report_names_what_is_wrong_and_what_had_no_time(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-
-
-def measure(variant: Variant, *, minutes: float = 5.0, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> Suite:
     said: list[str] = []
-    kept: list[int] = []
-    suite = measure_suite(
-        [variant],
-        rounds=[Round(dtype, ((4, 6, 64), (2, 3, 64)), any_size=False) for dtype in dtypes],
-        device=CPU,
-        repeats=2,
-        deadline=time.monotonic() + 60 * minutes,
-        say=said.append,
-        keep=lambda suite: kept.append(len(suite.rows)),
-    )
-    assert len(said) == len(kept) == (len(dtypes) if minutes > 0 else 0)
-    return suite
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_a_row_for_every_candidate_and_shape() -> None:
-    suite = measure(Variant("dropout", "", {"dropout": 0.1}))
-    assert suite.failed == {}
-    assert suite.left_out == []
-    assert suite.bandwidth > 1e8
-    assert [(row.shape, row.candidate) for row in suite.rows] == [
-        (shape, name) for shape in ((4, 6, 64), (2, 3, 64)) for name in (EAGER, "torch.compile", OURS)
-    ]
-    for row in suite.rows:
-        size = 4 * torch.Size(row.shape).numel()
-        assert row.dtype == "float32"
-        assert row.peak is None
-        assert all(len(seconds) == 2 for seconds in row.seconds.values())
+    jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
+    run_jobs(jobs, report, folder=tmp_path, deadline=math.inf, device=CPU, say=said.append)
+    run_jobs([Job("late", fails)], report, folder=tmp_path, deadline=-math.inf, device=CPU, say=said.append)
+    assert said == ["fails", "rms_norm"]
+    assert (report.failed, report.left_out) == ({"fails": "RuntimeError: out of memory"}, ["late"])
+    assert [row.candidate for row in report.rows] == ["plain", "torch.compile", "fuselayers"]
+    # A stopped run keeps what it has.
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [row["candidate"] for row in content["rows"]] == ["plain", "torch.compile", "fuselayers"]
+    for row in report.rows:
+        assert len(row.seconds["forward"]) == 2
         assert 0 < row.median("forward") < row.median("forward_backward")
-        assert row.floor == {"forward": 2 * size, "forward_backward": 4 * size}
-        assert row.kept == (8 if row.candidate == OURS else size if row.candidate == EAGER else row.kept)
-
-
-def test_what_there_is_no_time_for_is_named() -> None:
-    suite = measure(Variant("dropout", "", {"dropout": 0.1}), minutes=-1, dtypes=(torch.float32, torch.bfloat16))
-    assert suite.rows == []
-    shapes = ("4x6x64", "2x3x64")
-    assert suite.left_out == [f"dropout, {dtype}, {shape}" for dtype in ("float32", "bfloat16") for shape in shapes]
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-def test_each_variant_is_checked_just_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is stopped keeps what it has measured, so nothing may come first for all variants."""
-    log: list[str] = []
-    check, measure_one = module._check, module._measure
-    monkeypatch.setattr(module, "_check", lambda variant, *rest: log.append("check") or check(variant, *rest))
-    monkeypatch.setattr(module, "_measure", lambda *rest: log.append("time") or measure_one(*rest))
-    measure_suite(
-        [Variant("layer_norm"), Variant("rms_norm")],
-        rounds=[Round(torch.float32, ((2, 3, 8),), any_size=False)],
-        device=CPU,
-        repeats=1,
-        deadline=math.inf,
-        say=lambda text: None,
-        keep=lambda suite: log.append(f"keep {len(suite.rows)}"),
-    )
-    assert log == ["check", "time", "keep 3", "check", "time", "keep 6"]
-
-
-def test_the_workers_run_what_will_be_measured() -> None:
-    chosen = [Variant("layer_norm"), Variant("linear_cross_entropy")]
-    rounds = [Round(dtype, ((2, 300, 8000),), any_size=True) for dtype in (torch.float32, torch.bfloat16)]
-    # Such a matmul is not measured on a CPU.
-    assert [(one.func, one.args) for one in module.calls_ahead(chosen, rounds, CPU)] == [
-        (module._run_once, (chosen[0], one, CPU)) for one in rounds
-    ]
-
-
-# Not in pytest's process, where other modules come before torch: see `compile_ahead`.
-COMPILED_AHEAD = """
-from functools import partial
-
-from fuselayers.cli.bench import suite
-from fuselayers.cli.bench.ahead import compile_ahead
-
-
-def main():
-    import torch
-    from torch._dynamo.utils import counters
-
-    variant, device = suite.Variant("rms_norm"), torch.device("cpu")
-    one = suite.Round(torch.float32, ((2, 3, 8),), any_size=False)
-    calls = [partial(suite._run_once, given, one, device) for given in (variant, None)]
-    done = compile_ahead(calls, workers=1, seconds=200.0, say=lambda line: None)
-    suite._run_once(variant, one, device)
-    print("done", done, "hits", counters["inductor"]["fxgraph_cache_hit"], dict(counters["inductor"]))
-
-
-if __name__ == "__main__":
-    main()
-"""
+        assert row.kept > 0
+        size = 4 * 2 * 3 * 64
+        assert row.floor == {"forward": 2 * size, "forward_backward": 5 * size}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="nothing is compiled for a CPU")
-def test_what_the_workers_compile_is_not_compiled_again(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(COMPILED_AHEAD)
-    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout == "done 1 hits 4 {'fxgraph_cache_hit': 4}\n"
+def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    arguments = ["--ops", "layer_norm,dropout", "--dtypes", "bfloat16", "--quick", "--repeats", "2"]
+    assert main(["bench", "suite", "--out", str(folder), *arguments]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    names = ("results.json", "results.md", "results_forward_backward_bfloat16.svg")
+    assert lines[1:] == [
+        "dropout, bfloat16, 8x256x512",
+        "layer_norm, bfloat16, 8x256x512",
+        *(str(folder / name) for name in names),
+    ]
 
 
-def test_workers_that_take_too_long_are_stopped_and_the_number_of_the_others_is_said() -> None:
-    started, said = time.monotonic(), list[str]()
-    compile_ahead([partial(time.sleep, 600)] * 2, workers=1, seconds=0.2, say=said.append)
-    assert time.monotonic() - started < 60
-    assert said == ["compiling, on 1 processes", "compiled 0 of 2"]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: --out; see fuselayers bench suite --help"),
+        (
+            ["--out", "x", "--shape", "4"],
+            "no option of fuselayers bench suite '--shape'; there are: --device, --dtypes, ",
+        ),
+        (["--out", "x", "--minutes", "0"], "--minutes must be above 0, got 0"),
+        (
+            ["--out", "x", "--ops", "dropuot"],
+            "no op of bench suite 'dropuot'; did you mean 'dropout'? there are: bias_",
+        ),
+        (["--out", "x", "--dtypes", "float64"], "no dtype of bench suite 'float64'; did you mean 'float16'"),
+    ],
+)
+def test_errors(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "suite", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
-def test_torch_compile_is_compiled_for_the_tenth_variant_too() -> None:
-    """Dynamo compiles a function for eight kinds of call and is eager after that, which would be timed as compiled."""
-    chosen = [Variant("bias_activation_dropout", name, {"activation": name}) for name in ops.ACTIVATIONS] * 2
-    graphs: list[int] = []
-
-    def count(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        graphs[-1] += 1
-        return graph.forward
-
-    rounds = [Round(torch.float32, ((2, 3, 8),), any_size=False)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "compile", partial(torch.compile, backend=count))
-        suite = measure_suite(
-            chosen, rounds=rounds, device=CPU, repeats=1, deadline=math.inf, say=lambda name: graphs.append(0)
-        )
-    assert suite.failed == {}
-    assert len(graphs) == len(chosen) > 8
-    assert min(graphs) >= 1
+def test_a_folder_that_cannot_be_written_is_found_out_first(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert main(["bench", "suite", "--out", str(tmp_path / "file")]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "File exists" in captured.err
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_an_error_of_one_candidate_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(x: Tensor, **options: Any) -> Tensor:
-        if x.shape == (2, 3, 64):
-            raise RuntimeError("out of memory\nand more")
-        return ops.dropout(x, **options)
-
-    found = OPS["dropout"]
-    monkeypatch.setitem(OPS, "dropout", lambda settings: replace(found(settings), op=broken))
-    suite = measure(Variant("dropout", "", {"dropout": 0.1}))
-    assert suite.failed == {"fuselayers: dropout, float32, 2x3x64": "RuntimeError: out of memory"}
-    assert [row.candidate for row in suite.rows] == [EAGER, "torch.compile", OURS, EAGER, "torch.compile"]
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_twin_of_one_size(name: str) -> None:
+    model = build(name, list(MODELS[name][1]))
+    assert sum(parameter.numel() for parameter in plain_twin(model).parameters()) == pytest.approx(650_000, rel=0.1)
 
 
-@pytest.mark.usefixtures("nothing_compiled")
-def test_every_width_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel for long rows may be wrong where the one for short rows is right."""
-
-    def wrong_where_wide(x: Tensor, **options: Any) -> Tensor:
-        return ops.dropout(x, **options) * (1 if x.shape[-1] == 64 else 0.9)
-
-    found = OPS["dropout"]
-    monkeypatch.setitem(OPS, "dropout", lambda settings: replace(found(settings), op=wrong_where_wide))
-    for dtype in (torch.float32, torch.bfloat16):
-        suite = measure_suite(
-            [Variant("dropout")],
-            rounds=[Round(dtype, ((2, 3, 64), (2, 3, 128)), any_size=True)],
-            device=CPU,
-            repeats=1,
-            deadline=math.inf,
-            say=lambda text: None,
-        )
-        ((what, why),) = suite.failed.items()
-        assert what == f"fuselayers: dropout, {dtype_name(dtype)}, width 128"
-        assert why.startswith("output 0 is off by")
-
-
-@pytest.mark.usefixtures("nothing_compiled")
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_wrong_numbers_are_not_timed(dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without dropout it is held against plain torch, with it against the library's formula."""
-    right = ops.bias_dropout_residual
-
-    def wrong(x: Tensor, residual: Tensor, *, p: float, backend: str = "auto", **others: Tensor) -> Tensor:
-        y = right(x, residual, p=p, backend=backend, **others)
-        return y * 1.01 if p == dropout and backend == "auto" else y
-
-    def case(settings: Settings) -> OpCase:
-        return replace(found(settings), op=wrong)
-
-    found = OPS["bias_dropout_residual"]
-    monkeypatch.setitem(OPS, "bias_dropout_residual", case)
-    suite = measure(Variant("bias_dropout_residual", "bias", {"dropout": 0.3}))
-    ((what, why),) = suite.failed.items()
-    assert what == "fuselayers: bias_dropout_residual, bias, float32, width 64"
-    assert why.startswith("output 0 is off by")
-    assert {row.candidate for row in suite.rows} == {EAGER, "torch.compile"}
-
-
-def test_another_library_has_inputs_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = OPS["rms_norm"](Settings((2, 8), dropout=0.0, activation="gelu", dtype=torch.float32, device=CPU))
-
-    def overwrites(x: Tensor, weight: Tensor) -> Tensor:
-        y = x * weight
-        x.data.zero_()
-        return y
-
-    before = case.tensors["x"].detach().clone()
-    candidate = module._candidate("Liger", case, overwrites)
-    (first,) = candidate.call()
-    assert candidate.restore is not None
-    candidate.restore()
-    (second,) = candidate.call()
-    assert torch.equal(first, second)
-    assert first.count_nonzero()
-    assert torch.equal(case.tensors["x"], before)
-    assert [leaf.shape for leaf in candidate.leaves] == [(2, 8), (8,)]
-    assert all(leaf.requires_grad for leaf in candidate.leaves)
+@pytest.mark.parametrize("name", MODELS_ON_A_GPU)
+def test_every_model_fills_a_gpu(name: str) -> None:
+    """Four layers of GPT-2 small's size; gated ones have fewer weights in attention and more in the feed-forward."""
+    with torch.device("meta"):
+        twin = plain_twin(build(name, list(MODELS_ON_A_GPU[name][1])))
+    assert sum(parameter.numel() for parameter in twin.parameters()) == pytest.approx(29e6, rel=0.15)

@@ -19,7 +19,7 @@ TOY = PlannedModel("toy", 4200, 1000, 4, 10, 4, 8, False, (8, 4), 2, 6e6, 160.0,
 
 
 def _moved(layout: GpuLayout, model: PlannedModel = TOY) -> dict[str, float]:
-    return {one.kind: one.moved for one in collectives_of(model, layout, batch=2)}
+    return {sent.kind: sent.moved for sent in collectives_of(model, layout, batch=2)}
 
 
 def test_weights_gradients_and_optimizer_are_what_pytorch_allocates() -> None:
@@ -29,10 +29,12 @@ def test_weights_gradients_and_optimizer_are_what_pytorch_allocates() -> None:
     optimizer.step()
     parameters = list(model.parameters())
     moments = [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
-    memory = memory_of(replace(TOY, parameters=sum(one.numel() for one in parameters)), GpuLayout(), batch=1)
-    assert memory.weights == sum(one.nbytes for one in parameters)
-    assert memory.gradients == sum(one.grad.nbytes for one in parameters if one.grad is not None)
-    assert memory.optimizer == sum(one.nbytes for one in moments)
+    memory = memory_of(
+        replace(TOY, parameters=sum(parameter.numel() for parameter in parameters)), GpuLayout(), batch=1
+    )
+    assert memory.weights == sum(parameter.nbytes for parameter in parameters)
+    assert memory.gradients == sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None)
+    assert memory.optimizer == sum(moment.nbytes for moment in moments)
 
 
 def test_fsdp_divides_states_and_gathers_two_blocks() -> None:

@@ -176,8 +176,6 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
         ),
         (lambda manifest: manifest.pop("curve"), None),
         (lambda manifest: manifest.update(more=1), "or a damaged one: the checksum of manifest.json is wrong"),
-        (lambda manifest: manifest.update(step="5"), "its manifest.json has a value of another type"),
-        (lambda manifest: manifest.update(curve=[1]), "its manifest.json has a value of another type"),
         (lambda manifest: manifest.update(files={"../x": "1"}), "the checksum of ../x is wrong"),
     ],
 )

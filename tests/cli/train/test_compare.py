@@ -2,15 +2,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuselayers.cli.bench.measure import Measured
 from fuselayers.cli.train.compare import (
     EAGER,
     FUSED,
     PLAIN,
     Comparison,
-    Side,
     compare,
     comparison_notes,
-    comparison_rows,
     unfused_models,
 )
 from fuselayers.configs import build, compose
@@ -40,16 +39,17 @@ def test_same_weights_same_masks_same_losses_and_nothing_changes(dropout: float)
 
     result = compare(models, batches, repeats=2, device=_CPU)
 
-    assert list(result.sides) == [PLAIN, EAGER, FUSED]
+    assert [row.candidate for row in result.rows] == [PLAIN, EAGER, FUSED]
+    kept = {row.candidate: row.kept for row in result.rows}
     assert type(models[EAGER].blocks[0].feedforward).__name__ == "MLP"  # type: ignore[index,union-attr]
     assert result.loss_difference < 1e-6
     assert result.plain_difference is not None
     assert result.plain_difference < 1e-6
-    assert (result.num_batches, result.tokens) == (3, 64)
-    assert [len(side.seconds) for side in result.sides.values()] == [2, 2, 2]
-    assert 0 < result.sides[FUSED].saved_bytes <= result.sides[EAGER].saved_bytes
+    assert result.num_batches == 3
+    assert [len(row.seconds["forward_backward"]) for row in result.rows] == [2, 2, 2]
+    assert 0 < kept[FUSED] <= kept[EAGER]
     if dropout:
-        assert result.sides[EAGER].saved_bytes < result.sides[PLAIN].saved_bytes
+        assert kept[EAGER] < kept[PLAIN]
     assert torch.equal(torch.get_rng_state(), state)
     assert not fused.training
     assert all(parameter.grad is None for parameter in fused.parameters())
@@ -75,34 +75,23 @@ def test_a_model_without_a_twin_is_compared_with_its_eager_layers() -> None:
     fused = build(config)
     models = {**unfused_models(config, fused, weights=fused.state_dict(), device=_CPU), FUSED: fused}
     result = compare(models, _batches(1), repeats=1, device=_CPU)
-    assert list(result.sides) == [EAGER, FUSED]
+    assert [row.candidate for row in result.rows] == [EAGER, FUSED]
     assert result.plain_difference is None
     assert len(comparison_notes(result)) == 3
 
 
-def test_the_table_shows_medians_and_ratios() -> None:
-    comparison = Comparison(
-        sides={PLAIN: Side((0.1, 9.0, 0.2), 4_000_000), FUSED: Side((0.1, 0.05, 0.1), 1_000_000)},
-        tokens=1000,
-        loss_difference=1.25e-7,
-        plain_difference=2.5e-7,
-        num_batches=8,
-        conditions="a machine, 2 threads",
-        compile_seconds=21.0,
-    )
-    assert [list(row.values()) for row in comparison_rows(comparison)] == [
-        ["tokens/s", "5,000", "10,000"],
-        ["", "1.00 x", "2.00 x"],
-        ["saved for backward, MB per step", "4.0", "1.0"],
-        ["", "1.00 x", "0.25 x"],
-        ["compiling, seconds", "", "21.0"],
-        ["steps until fusion has earned that back", "210", ""],
+def test_the_notes_say_what_compiling_costs() -> None:
+    times = {PLAIN: [0.3, 9.0, 0.2], FUSED: [0.1, 0.05, 0.2]}
+    rows = [
+        Measured("a model", (4, 16), "float32", name, {"forward": [0.1] * 3, "forward_backward": both}, None, 8, {})
+        for name, both in times.items()
     ]
-    assert list(comparison_rows(comparison)[0]) == ["", PLAIN, FUSED]
-    assert comparison_notes(comparison) == [
+    comparison = Comparison(rows, 1.25e-7, 2.5e-7, num_batches=8, conditions="a machine, 2 threads")
+    assert comparison_notes(comparison, compile_seconds=21.0) == [
         "losses of eager layers and fused, with the same dropout masks, differ by at most 1.2e-07 nats per byte on 8 "
         "batches",
         "plain PyTorch draws other masks; without dropout its losses differ by at most 2.5e-07",
-        "forward + backward in training mode, medians of 3 each, in turns",
+        "compiling took 21.0 s, earned back after 105 steps",
+        "f: forward; fb: forward and backward, in training mode, medians of 3 in turns; kept: for backward",
         "a machine, 2 threads",
     ]

@@ -31,7 +31,7 @@ def test_the_standard_library_is_text_without_its_tests_and_without_site_package
     assert 0.8 * len(files) < text.num_files <= len(files)
     assert b"def popen" in _bytes(text.train_N) + _bytes(text.held_out_N)
     share = text.held_out_N.numel() / (text.train_N.numel() + text.held_out_N.numel())
-    assert 0.03 < share < 0.25
+    assert share == pytest.approx(0.1, abs=1e-6)
 
 
 def test_every_byte_of_a_folder_is_in_exactly_one_part(tmp_path: Path) -> None:
@@ -40,16 +40,16 @@ def test_every_byte_of_a_folder_is_in_exactly_one_part(tmp_path: Path) -> None:
     parts = (_bytes(text.train_N) + _bytes(text.held_out_N)).split(b"\0")
     assert sorted(parts[:-1]) == sorted(path.read_bytes() for path in folder.rglob("*.py"))
     assert parts[-1] == b""
-    assert 2 <= _bytes(text.held_out_N).count(b"\0") <= 20
+    assert text.held_out_N.numel() == pytest.approx(0.25 * (text.train_N.numel() + text.held_out_N.numel()), abs=1)
 
 
-def test_the_held_out_files_are_the_same_wherever_the_folder_lies_and_whatever_is_added(tmp_path: Path) -> None:
+def test_the_held_out_text_is_the_same_wherever_the_folder_lies_and_of_all_its_parts(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first = set(_bytes(read_text(str(_folder(tmp_path / "a", 30))).held_out_N).split(b"\0"))
-    second = set(_bytes(read_text(str(_folder(tmp_path / "b", 60))).held_out_N).split(b"\0"))
-    assert len(first) > 1
-    assert first <= second
+    first, second = (read_text(str(_folder(tmp_path / name, 60))).held_out_N for name in ("a", "b"))
+    assert torch.equal(first, second)
+    parts = {int(line.split()[-1]) % 3 for line in _bytes(first).decode().split("\0")[1:] if line}
+    assert len(parts) > 1
 
 
 def test_a_folder_of_any_text_needs_no_suffixes(tmp_path: Path) -> None:
@@ -79,26 +79,10 @@ def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
     (empty_folder / "a.txt").write_text("not python")
     with pytest.raises(FileNotFoundError, match=r"there is no .*/missing; set data\.path= to a text file or a folder"):
         read_text(str(tmp_path / "missing"))
-    with pytest.raises(ValueError, match=rf"no text in {empty_file}: the file is empty; set data\.path="):
+    with pytest.raises(ValueError, match=rf"no text in {empty_file}; set data\.path= to"):
         read_text(str(empty_file))
-    with pytest.raises(ValueError, match=rf"no text in {empty_folder}: no file that ends in \.py or \.rst that is not"):
+    with pytest.raises(ValueError, match=rf"no text in {empty_folder}; set data\.path= to"):
         read_text(str(empty_folder), suffixes=(".py", ".rst"))
-    (empty_folder / "a.txt").write_bytes(b"\x89PNG\0")
-    with pytest.raises(ValueError, match=rf"no text in {empty_folder}: no file, without a zero byte that is not empty"):
-        read_text(str(empty_folder))
-
-
-def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The tests may run as root, for whom every file is readable.
-    path = tmp_path / "a.py"
-    path.write_text("x")
-
-    def denied(path: Path) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", denied)
-    with pytest.raises(OSError, match=rf"cannot read the text {path}: Permission denied; set data\.path="):
-        read_text(str(path))
 
 
 def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_a_new_model_goes_on_as_the_saved_one(tmp_path: Path) -> None:
     assert loaded.state_dict()["state"].keys() == {1, 2}
     assert [loaded.param_groups[0][key] for key in ("lr", "weight_decay")] == [0.5, 0.25]
     losses = []
-    for one, its in ((model, optimizer), (other, loaded)):
+    for form, its in ((model, optimizer), (other, loaded)):
         its.param_groups[0].update(lr=0.1, weight_decay=0.01)
         for _ in range(2):
-            loss = one(torch.tensor([3]))
+            loss = form(torch.tensor([3]))
             loss.backward()
             its.step()
             losses.append(loss.item())
@@ -66,7 +66,7 @@ def test_the_names_are_those_of_the_plain_model_however_it_is_wrapped() -> None:
     assert state_of(compiled, _trained(compiled)).keys() == names
     small = ["model.num_layers=1", "model.hidden_dim=8", "attention.num_heads=2"]
     plain, fused = build("gpt_nano", [*small, "fusion=off"]), build("gpt_nano", small)
-    of_plain, of_fused = (state_of(one, torch.optim.AdamW(one.parameters())).keys() for one in (plain, fused))
+    of_plain, of_fused = (state_of(form, torch.optim.AdamW(form.parameters())).keys() for form in (plain, fused))
     assert of_plain == of_fused == {f"model.{name}" for name in plain.state_dict()}
 
 
@@ -77,10 +77,7 @@ def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path
     del model.unused
     model.other = nn.Parameter(torch.zeros(1))
     before = model.embedding.weight.clone()
-    text = (
-        rf"^the checkpoint {path} is of another architecture: other is absent there and \[1\] in the model; "
-        r"embedding\.weight is \[5, 3\] there and \[5, 4\] in the model; .* \(and 1 more\); resume with the model it "
-    )
+    text = rf"^the checkpoint {path} is of another architecture: .*; resume with the model it was trained with$"
     with pytest.raises(ValueError, match=text):
         load_state(model, torch.optim.AdamW(model.parameters()), path, Processes())
     assert torch.equal(model.embedding.weight, before)

@@ -9,12 +9,15 @@ from fuselayers.partition import backends
 from tests.cli.conftest import TINY_MODEL
 
 
-def test_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("names", [["eager"], pytest.param(["eager", "inductor"], marks=pytest.mark.slow)])
+def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses = [status for status in backends() if status.name in names]
     monkeypatch.setattr(step, "_ROUNDS", 3)
+    monkeypatch.setattr(step, "backends", lambda device: statuses)
     assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
-    working = [status.name for status in backends() if status.available and status.name != "auto"]
+    working = [status.name for status in statuses if status.available]
     assert [override for override, _ in rows] == ["fusion=off", *(f"fusion.backend={name}" for name in working)]
     fastest = min(rows, key=lambda row: float(row[1]))[0]
     assert f"to pin the fastest: {fastest}\n" in printed

@@ -67,8 +67,8 @@ def test_on_a_gpu_each_run_fills_the_chip(monkeypatch: pytest.MonkeyPatch) -> No
             seconds = stated.bytes_of_flops(counter.get_total_flops(), itemsize=result.itemsize) / stated.bandwidth
         elif isinstance(result, torch.Tensor):
             seconds = 2 * result.nbytes / stated.bandwidth
-        for one in launches:
-            seconds = 2 * one.constants[0] * one.arguments[0].numel() / stated.vector_flop_rate
+        for launch in launches:
+            seconds = 2 * launch.constants[0] * launch.arguments[0].numel() / stated.vector_flop_rate
         floors.append(seconds)
         return {"run": [seconds or 32 * stated.kernel_seconds]}
 

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from torch import Tensor
 
 from fuselayers.components import Choice, Decoder, Encoder
+from fuselayers.partition import fuse
 
 GPT2_SMALL = {
     "vocab_size": 50257,
@@ -22,3 +24,19 @@ def test_num_parameters_are_the_published_ones_and_a_tie_counts_once(tied: bool)
     assert bert.num_parameters() == 109_514_298 + (0 if tied else 30522 * 768)
     gpt2.requires_grad_(False)
     assert gpt2.num_parameters() == 124_439_808 + (0 if tied else 50257 * 768)
+
+
+class WithFlag(Decoder):
+    """A model with arguments of its own."""
+
+    def forward(self, tokens_BT: Tensor, flag: bool = False) -> Tensor:  # type: ignore[override]
+        return super().forward(tokens_BT) * (2 if flag else 1)
+
+
+def test_a_subclass_takes_arguments_of_its_own() -> None:
+    sizes = {"vocab_size": 8, "hidden_dim": 8, "num_layers": 1, "context_length": 4}
+    model = WithFlag(**sizes, attention=Choice("multi_head", {"num_heads": 2})).eval()
+    tokens_BT = torch.zeros(2, 4, dtype=torch.int64)
+    once = model(tokens_BT)
+    assert torch.equal(model(tokens_BT, flag=True), 2 * once)
+    assert torch.equal(fuse(model, backend="eager")(tokens_BT, flag=True), 2 * once)

@@ -11,6 +11,15 @@ ROWS: Final = 6
 WIDTH: Final = 8
 
 
+class Feedforward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(WIDTH, 16), nn.GELU(), nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
 class Gated(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -90,6 +99,17 @@ class Output(nn.Module):
         return self.LayerNorm(hidden_states + input_tensor)
 
 
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.transform_act_fn, self.LayerNorm = nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = self.dense(hidden_states)
+        hidden_states = self.transform_act_fn(hidden_states)
+        return self.LayerNorm(hidden_states)
+
+
 class Tangent(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         return 0.5 * input * (1.0 + torch.tanh(input * 0.7978845608 * (1.0 + 0.044715 * input * input)))
@@ -119,6 +139,7 @@ LAYERS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
     "gemma": (Gemmas, "rms_norm_from_one"),
     "t5": (T5s, "wide_rms_norm"),
     "bert": (Output, "dense_dropout_residual_norm"),
+    "head": (Head, "dense_activation_norm"),
     "dropout": (lambda: nn.Dropout(0.5), "dropout"),
     "gelu": (Tangent, "gelu_tanh"),
     "attention": (Attention, "attention_dropout"),

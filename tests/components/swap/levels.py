@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fuselayers.components.swap import SwapReport, swap
-from tests.components.swap.models import FAMILIES, batch_for, loss_of
+from tests.components.swap.models import FAMILIES, loss_of
 
 LEVELS: Final = {
     "layers": {"level": "layers"},
@@ -71,19 +71,3 @@ def classes(model: nn.Module) -> list[type]:
 def bytes_of(model: nn.Module) -> dict[str, bytes]:
     """The bytes of the state_dict, by key."""
     return {name: value.detach().numpy().tobytes() for name, value in model.state_dict().items()}
-
-
-__all__ = [
-    "FAMILIES",
-    "LEVELS",
-    "assert_same",
-    "batch_for",
-    "both_levels",
-    "bytes_of",
-    "classes",
-    "gradients",
-    "loss_of",
-    "pair",
-    "swap_at",
-    "without_dropout",
-]

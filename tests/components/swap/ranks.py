@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor
 
 from fuselayers.components.swap import fallbacks, unswap
 from fuselayers.components.swap.blocks import repeated_blocks
-from tests.components.swap.levels import pair, swap_at
+from tests.components.swap.levels import pair
 
 __all__ = ["CASES", "run_case", "run_rank"]
 
 STEPS: Final = 4
 
 
-def sharded(model: nn.Module, _: str | None) -> nn.Module:
+def sharded(model: nn.Module) -> nn.Module:
     """FSDP2: each block, then the rest."""
     for _, block in repeated_blocks(model):
         fully_shard(block)
@@ -31,19 +31,11 @@ def sharded(model: nn.Module, _: str | None) -> nn.Module:
     return wrapped
 
 
-def sharded_then_swapped(model: nn.Module, level: str | None) -> nn.Module:
-    unswap(model)
-    wrapped = sharded(model, level)
-    if level is not None:
-        assert swap_at(level, wrapped).sites
-    return wrapped
-
-
-def data_parallel(model: nn.Module, _: str | None) -> nn.Module:
+def data_parallel(model: nn.Module) -> nn.Module:
     return nn.parallel.DistributedDataParallel(model)
 
 
-def wrapped_by_class(model: nn.Module, _: str | None) -> nn.Module:
+def wrapped_by_class(model: nn.Module) -> nn.Module:
     """FSDP of the first version, which wraps the modules of a class that the user names."""
     kinds = {getattr(type(block), "swapped_from", type(block)) for _, block in repeated_blocks(model)}
 
@@ -57,7 +49,7 @@ def wrapped_by_class(model: nn.Module, _: str | None) -> nn.Module:
     return wrapped
 
 
-def accelerated(model: nn.Module, _: str | None) -> nn.Module:
+def accelerated(model: nn.Module) -> nn.Module:
     import accelerate
 
     accelerator = accelerate.Accelerator(cpu=True)
@@ -66,9 +58,8 @@ def accelerated(model: nn.Module, _: str | None) -> nn.Module:
     return prepared
 
 
-CASES: Final[dict[str, Callable[[nn.Module, str | None], nn.Module]]] = {
-    "FSDP2 after swap": sharded,
-    "FSDP2 before swap": sharded_then_swapped,
+CASES: Final[dict[str, Callable[[nn.Module], nn.Module]]] = {
+    "FSDP2": sharded,
     "DDP": data_parallel,
     "FSDP by class": wrapped_by_class,
     "Accelerate": accelerated,
@@ -89,7 +80,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
     """Train for some steps, the last one unswapped; return losses, norms of gradients, and the last parameters."""
     plain, swapped = pair(name, level or "layers")
-    model = CASES[case](plain if level is None else swapped, level)
+    model = CASES[case](plain if level is None else swapped)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, norms = [], []
     for number, batch in enumerate(batches()):

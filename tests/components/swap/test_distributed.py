@@ -35,7 +35,7 @@ def assert_alike(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 @both_levels
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, marks=() if one in ("DDP", "FSDP2 after swap") else pytest.mark.slow) for one in CASES],
+    [pytest.param(one, marks=() if one in ("DDP", "FSDP2") else pytest.mark.slow) for one in CASES],
 )
 def test_one_process(case: str, level: str) -> None:
     assert_alike(run_case("llama", case, level), run_case("llama", case, None))

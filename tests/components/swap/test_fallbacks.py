@@ -8,19 +8,11 @@ from torch import nn
 
 from fuselayers.components.swap import fallbacks, swap, unswap
 from fuselayers.partition import FallbackWarning
+from tests.components.swap.layers import Feedforward
 
 
 class Adapter(nn.Linear):
     """Another class than that of the layer in whose place it comes."""
-
-
-class Feedforward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
 
 
 def replaced(module: Any) -> None:
@@ -77,24 +69,6 @@ def test_the_reason_is_given_once_and_kept(change: Any) -> None:
     unswap(model)
     assert fallbacks(model) == ()
     assert torch.equal(model[0](x), swapped)
-
-
-class Helped(Feedforward):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x)
-
-    def inner(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
-
-
-def test_a_method_of_the_instance() -> None:
-    model, x = Helped(), torch.randn(3, 8)
-    assert swap(model, level="layers", verify=False).sites
-    model.inner = lambda x: x  # type: ignore[method-assign]
-    with pytest.warns(
-        FallbackWarning, match="Helped runs its original forward, .*: one of its methods is replaced; see"
-    ):
-        assert torch.equal(model(x), x)
 
 
 def test_a_hook_of_all_modules() -> None:

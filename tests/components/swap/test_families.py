@@ -1,6 +1,5 @@
 """The families of transformers. These tests need nothing but one of the supported versions: `make test-versions`."""
 
-import warnings
 from collections import Counter
 
 import pytest
@@ -11,23 +10,26 @@ from fuselayers.partition import saved_bytes
 from tests.components.swap.levels import assert_same, gradients, without_dropout
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
-QUICK = ("gpt2", "llama", "gemma2", "phi3", "bert", "t5", "vit", "opt", "whisper")
-"""One of each kind; the others are much like them."""
+QUICK = ("gpt2", "llama")
+
+
+# All of them every day and with the oldest and the newest transformers: a rule that no longer matches shows here alone.
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.filterwarnings("ignore:swap found nothing")
+def test_rules(name: str) -> None:
+    make, rules = FAMILIES[name]
+    assert Counter(site.rule for site in swap(make(), level="layers", verify=False).sites) == rules
 
 
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
-def test_rules_losses_and_gradients(name: str) -> None:
-    make, rules = FAMILIES[name]
-    model, batch = make().eval(), batch_for(name)
+@pytest.mark.filterwarnings("ignore:swap found nothing")
+def test_losses_and_gradients(name: str) -> None:
+    model, batch = FAMILIES[name][0]().eval(), batch_for(name)
     wanted = gradients(model, batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some families have nothing for this level
-        report = swap(model, level="layers", batch=batch)
-    assert Counter(site.rule for site in report.sites) == rules
-    if rules:
-        assert report.skipped == ()
+    report = swap(model, level="layers", batch=batch)
+    assert report.skipped == () or report.sites == ()
     # Some dropouts are never called, and attention that drops nothing is torch's.
     compared = [site for site in report.sites if site.kind != "Dropout" and site.rule != "attention_dropout"]
     assert all(site.error is not None for site in compared)
@@ -46,7 +48,7 @@ def share(name: str, level: str) -> float:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        *(("gpt2", 0.40), ("bert", 0.73), ("llama", 0.70), ("mistral", 0.70), ("qwen3", 0.67), ("gemma2", 0.71)),
+        *(("gpt2", 0.40), ("bert", 0.70), ("llama", 0.70), ("mistral", 0.70), ("qwen3", 0.67), ("gemma2", 0.71)),
         *(("phi", 0.62), ("stablelm", 0.81), ("vit", 0.77), ("t5", 0.44), ("phi3", 0.77)),
     ],
 )
@@ -58,7 +60,7 @@ def test_layers_save_fewer_bytes(name: str, most: float) -> None:
 @pytest.mark.parametrize(
     ("name", "most"),
     [
-        *(("gpt2", 0.40), ("bert", 0.60), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
+        *(("gpt2", 0.40), ("bert", 0.55), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
         *(("opt", 0.75), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
     ],
 )
@@ -66,18 +68,18 @@ def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
     assert share(name, "blocks") <= most
 
 
-# Each of the slow ones traces blocks of several sizes, for a minute and more.
+# The slow ones trace blocks of several kinds; each input of its own (pixels, sound, two texts) is there once.
 @pytest.mark.parametrize(
     "name",
     [
-        *("bert", "gpt2"),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("deit", "swin", "whisper", "t5", "wav2vec2")),
+        "gpt2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "deit", "swin", "whisper", "t5", "wav2vec2")),
     ],
 )
 def test_a_batch_is_made_from_the_config(name: str) -> None:
     model = FAMILIES[name][0]()
     report = swap(model, level="blocks", backend="eager")
-    assert report.notes == ()
+    assert not any(note.startswith("not verified") for note in report.notes)
     assert report.skipped == ()
     assert any(site.error is not None for site in report.sites)
     assert report.saved_after is not None
@@ -85,11 +87,16 @@ def test_a_batch_is_made_from_the_config(name: str) -> None:
     assert torch.isfinite(loss_of(without_dropout(model).train(), batch))
 
 
+def test_the_default_takes_layers_where_blocks_have_several_widths() -> None:
+    report = swap(FAMILIES["swin"][0]())
+    assert report.level == "layers"
+    assert all(site.error is not None for site in report.sites)
+
+
 def test_the_default_takes_the_level_that_saves_more() -> None:
     # The eager backend recomputes little, so that layers save more here.
     model, batch = FAMILIES["gpt2"][0](), batch_for("gpt2")
     report = swap(model, backend="eager", batch=batch)
     assert report.level == "layers"
-    (note,) = report.notes
-    assert note.startswith("level blocks would keep ")
+    assert any(note.startswith("level blocks would keep ") for note in report.notes)
     report.require("mlp", at_least=2)

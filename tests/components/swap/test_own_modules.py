@@ -3,34 +3,24 @@
 import copy
 import pickle
 import threading
-import warnings
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
+from tests.components.swap.layers import Feedforward
 
 
-class OwnMLP(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.act, self.down = nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
-
-
-class InPlace(OwnMLP):
+class InPlace(Feedforward):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
         doubled = h.mul_(2)  # noqa: F841
-        return self.down(self.act(h))  # type: ignore[no-any-return]
+        return self.down(self.act(h))
 
 
-class Unread(OwnMLP):
+class Unread(Feedforward):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
@@ -38,10 +28,10 @@ class Unread(OwnMLP):
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x)
         kept = self.seen.append(h)  # noqa: F841
-        return self.down(self.act(h))  # type: ignore[no-any-return]
+        return self.down(self.act(h))
 
 
-class WithLock(OwnMLP):
+class WithLock(Feedforward):
     def __init__(self) -> None:
         super().__init__()
         self.lock: Any = threading.Lock()
@@ -50,20 +40,10 @@ class WithLock(OwnMLP):
         return {name: value for name, value in vars(self).items() if name != "lock"}
 
 
-class OwnAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dropout = 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        p = self.dropout if self.training else 0.0
-        return F.scaled_dot_product_attention(query=x, key=x, value=x, dropout_p=p)
-
-
 class Doubled(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.mlp = OwnMLP()
+        self.mlp = Feedforward()
 
     def forward(self, x: Tensor, use_cache: bool = True) -> Tensor:
         y: Tensor = self.mlp(x)
@@ -75,12 +55,12 @@ class Counting(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.mlp = OwnMLP()
+        self.mlp = Feedforward()
         self.register_buffer("calls", torch.tensor(0))
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls = self.calls + 1
-        return self.mlp(x)  # type: ignore[no-any-return]
+        return self.mlp(x)
 
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -93,7 +73,7 @@ def test_a_penalty_on_a_gradient() -> None:
         parameters = [value for name, value in module.named_parameters() if name != "down.bias"]
         return list(torch.autograd.grad(first.square().sum(), (x, *parameters), allow_unused=True))
 
-    plain = OwnMLP()
+    plain = Feedforward()
     swapped = copy.deepcopy(plain)
     assert swap(swapped, level="layers", batch=X).sites
     for got, wanted in zip(gradients(swapped), gradients(plain), strict=True):
@@ -104,7 +84,7 @@ def test_a_penalty_on_a_gradient() -> None:
     ("kind", "why"),
     [(InPlace, "calls mul_, which writes into a tensor"), (Unread, "computes kept and does not use it")],
 )
-def test_a_forward_with_effects_is_left_alone(kind: type[OwnMLP], why: str) -> None:
+def test_a_forward_with_effects_is_left_alone(kind: type[Feedforward], why: str) -> None:
     module = kind()
     wanted = module(X)
     with pytest.warns(UserWarning, match="found nothing"):
@@ -135,32 +115,17 @@ def test_a_class_says_what_is_pickled() -> None:
         assert not hasattr(copied, "lock")
 
 
-def test_attention_by_the_names_of_its_arguments() -> None:
-    x = torch.randn(1, 2, 5, 4)
-    module = OwnAttention()
-    wanted = module.eval()(x)
-    assert swap(module, level="layers", verify=False).sites
-    torch.testing.assert_close(module(x), wanted)
-    assert module.train()(x).isfinite().all()
-
-
 def test_a_model_on_the_meta_device_is_not_verified() -> None:
     with torch.device("meta"):
-        module = OwnMLP()
+        module = Feedforward()
     report = swap(module, level="layers", batch=X.to("meta"))
     assert [site.rule for site in report.sites] == ["mlp"]
     assert report.notes == ("not verified: its parameters are on the meta device; give it values",)
 
 
-def test_linear_layers_in_a_list_are_no_blocks() -> None:
-    heads = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        assert swap(heads, level="blocks", batch=X).sites == ()
-
-
-def test_a_scripted_child_is_left_alone() -> None:
-    module = nn.Sequential(OwnMLP(), torch.jit.script(nn.Linear(8, 8)))
+@pytest.mark.parametrize("made", [torch.jit.script, lambda layer: torch.export.export(layer, (X,)).module()])
+def test_a_compiled_child_is_left_alone(made: Any) -> None:
+    module = nn.Sequential(Feedforward(), made(nn.Linear(8, 8)))
     wanted = module(X)
-    assert [site.name for site in swap(module, level="layers", batch=X).sites] == ["0"]
+    assert [site.name for site in swap(module, batch=X).sites] == ["0"]
     torch.testing.assert_close(module(X), wanted)

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.components.swap.levels import LEVELS, batch_for, loss_of, pair
+from tests.components.swap.levels import LEVELS, pair
+from tests.components.swap.models import batch_for, loss_of
 
 STEPS = 30
 LONG = ("gpt2", "bert", "llama", "qwen3", "gemma", "phi3", "vit", "t5")

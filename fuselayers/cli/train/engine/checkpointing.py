@@ -1,7 +1,6 @@
 """Activation checkpointing: what forward does not keep, backward computes again."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of
 
 _PRODUCTS = frozenset(
@@ -20,29 +18,6 @@ _PRODUCTS = frozenset(
         torch.ops.aten.baddbmm.default,
     }
 )
-
-
-def fusion_of(config: Config) -> FusionConfig:
-    """The fusion of a run: `parallel.checkpointing=budget:...` sets its partition.
-
-    Raises:
-        ValueError: a budget without a fusion core to keep to it, or a checkpoint that torch cannot trace.
-    """
-    budget, way = config.parallel.budget, config.parallel.checkpointing
-    if config.parallel.tp > 1 and way in ("block", "selective") and config.fusion.scope in ("block", "model"):
-        # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
-        raise ValueError(
-            f"parallel.checkpointing={way} is inside of the blocks that fusion.scope={config.fusion.scope} compiles, "
-            "which torch cannot trace with parallel.tp above 1; set parallel.checkpointing=budget:0.5 or fusion=off"
-        )
-    if budget is None:
-        return config.fusion
-    if config.fusion.scope not in ("block", "model"):
-        raise ValueError(
-            f"parallel.checkpointing={budget} lets the fusion core choose what is kept, and fusion.scope is "
-            f"{config.fusion.scope}; set fusion.scope=block or model, or parallel.checkpointing=block"
-        )
-    return replace(config.fusion, partition=budget)
 
 
 def checkpoint_blocks(model: nn.Module, way: str) -> None:

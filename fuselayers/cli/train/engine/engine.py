@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ....configs import Config
 from ...machine import choose_device
-from .layout import Layout
+from .grid import Grid
 from .processes import Processes
 from .sharding import prepared
 
@@ -24,8 +24,6 @@ class Engine:
     Args:
         module: the model, with its parameters under their own names.
         model: what forward calls where it is not the module: a wrapper around it.
-        processes: of the run.
-        layout: which of them computes what.
 
     >>> engine = Engine(nn.Linear(2, 1))
     >>> with engine.micro_batch(last=True):
@@ -40,12 +38,12 @@ class Engine:
         *,
         model: nn.Module | None = None,
         processes: Processes | None = None,
-        layout: Layout | None = None,
+        grid: Grid | None = None,
     ) -> None:
         self.module = module
         self.model = module if model is None else model
         self.processes = processes or Processes()
-        self.layout = layout or Layout()
+        self.grid = grid or Grid()
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
@@ -110,27 +108,23 @@ def device_of(config: Config, processes: Processes) -> torch.device:
 
 
 def start_engine(
-    module: nn.Module, config: Config, *, processes: Processes, layout: Layout, device: torch.device
+    module: nn.Module, config: Config, *, processes: Processes, grid: Grid, device: torch.device
 ) -> Engine:
     """The engine of a run, around its model.
 
     Args:
         module: of `build`, without fusion of blocks, with the same weights on every process.
-        config: of the run.
-        processes: of the run.
-        layout: of `layout_of`.
-        device: of this process.
 
     Raises:
         ValueError: the model cannot be split or checkpointed so.
     """
     if not processes.launched:
         return Engine(prepared(module.to(device), config))
-    if config.parallel.shard != "fsdp" or layout.tp > 1:
+    if config.parallel.shard != "fsdp" or grid.tp > 1:
         # FSDP2 alone takes the weights to the device in parts.
         module.to(device)
-    mesh = layout.mesh(device)
+    mesh = grid.mesh(device)
     model = module = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"])
     if config.parallel.shard == "ddp":
         model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
-    return Engine(module, model=model, processes=processes, layout=layout)
+    return Engine(module, model=model, processes=processes, grid=grid)

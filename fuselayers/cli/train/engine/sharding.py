@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from ....components import Model, parallelize
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of, fuse_as
-from .checkpointing import checkpoint_blocks, fusion_of
+from .checkpointing import checkpoint_blocks
 
 
 def prepared(
@@ -21,7 +21,6 @@ def prepared(
 
     Args:
         model: of `build`; its weights are the same on every process.
-        config: of the run.
         data: the data-parallel mesh, for fsdp.
         tensor: the mesh of the tensor-parallel group.
 
@@ -33,20 +32,37 @@ def prepared(
         model = parallelize(cast(Model, model), tensor, sequence=parallel.sequence)
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(model, parallel.checkpointing)
-    fusion, _ = fusion_for(config)
-    fuse_as(model, fusion)
+    fuse_as(model, fusion_of(config))
     if parallel.shard == "fsdp" and data is not None:
         _shard(model, data, config)
     return model
 
 
-def fusion_for(config: Config) -> tuple[FusionConfig, str | None]:
-    """The fusion of a run, and a line about what differs from the config's, or None."""
-    fusion = fusion_of(config)
-    if config.parallel.shard == "fsdp" and fusion.scope == "model":
+def fusion_of(config: Config) -> FusionConfig:
+    """The fusion of a run: a budget is its partition, and with fsdp it is of blocks.
+
+    Raises:
+        ValueError: a budget without a fusion core to keep to it, or a checkpoint that torch cannot trace.
+    """
+    fusion, parallel = config.fusion, config.parallel
+    if fusion.scope == "model" and parallel.shard == "fsdp":
         # One graph of the whole model would need all of its weights gathered at once.
-        return replace(fusion, scope="block"), "fsdp gathers the weights of one block at a time: fusion.scope is block"
-    return fusion, None
+        fusion = replace(fusion, scope="block")
+    if parallel.tp > 1 and parallel.checkpointing in ("block", "selective") and fusion.scope != "none":
+        # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
+        raise ValueError(
+            f"parallel.checkpointing={parallel.checkpointing} is inside of the blocks that fusion.scope={fusion.scope} "
+            "compiles, which torch cannot trace with parallel.tp above 1; set parallel.checkpointing=budget:0.5 or "
+            "fusion=off"
+        )
+    if parallel.budget is None:
+        return fusion
+    if fusion.scope == "none":
+        raise ValueError(
+            f"parallel.checkpointing={parallel.budget} lets the fusion core choose what is kept, and fusion.scope is "
+            "none; set fusion.scope=block or model, or parallel.checkpointing=block"
+        )
+    return replace(fusion, partition=parallel.budget)
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, config: Config) -> None:

@@ -9,7 +9,7 @@ from ..parts import is_number
 from ..rule import Rule
 from ..seeded_attention import SeededDropout
 
-__all__ = ["NAME", "RULES", "drops"]
+__all__ = ["NAME", "RULES"]
 
 NAME: Final = "attention_dropout"
 
@@ -18,10 +18,10 @@ def attention_dropout(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, in which `F.scaled_dot_product_attention` saves q, k, v and a seed."""
     # Without gradients too: reentrant checkpointing runs forward so, and backward must drop the same weights.
     with SeededDropout():
-        return own_forward(self)(*args, **kwargs)
+        return own_forward(self, *args, **kwargs)
 
 
-def drops(module: nn.Module) -> bool:
+def _drops(module: nn.Module) -> bool:
     """Whether a module has a dropout of its own that drops something, as a layer or as a number."""
     own = {**vars(module), **dict(module.named_children())}
     values = [getattr(value, "p", value) for name, value in own.items() if "drop" in name]
@@ -31,7 +31,7 @@ def drops(module: nn.Module) -> bool:
 def _is_attention(module: nn.Module) -> bool:
     """Whether a module is called an attention, and has none inside."""
     inside = [child for child in module.modules() if "Attention" in type(child).__name__]
-    return inside == [module] and drops(module) and not type(module).__module__.startswith("torch.")
+    return inside == [module] and _drops(module) and not type(module).__module__.startswith("torch.")
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=attention_dropout, fits=_is_attention),)

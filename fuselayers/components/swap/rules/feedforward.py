@@ -2,6 +2,7 @@
 
 x -> up -> activation -> dropout -> down          saved: x, up(x), and the seed of the dropout
 x -> gate, up -> activation(gate) * up -> down    saved: x, gate(x), up(x)
+x -> dense -> activation -> norm                  saved: x, dense(x)
 """
 
 import functools
@@ -14,8 +15,17 @@ from torch import Tensor, nn
 
 from .... import ops
 from ...._torch.dispatch import is_compiling
-from ..again import linear_again
-from ..parts import is_activation, is_dropout, is_flag, is_identity, is_linear, is_number, original_type
+from ..again import linear_again, made_again
+from ..parts import (
+    is_activation,
+    is_dropout,
+    is_flag,
+    is_identity,
+    is_layer_norm,
+    is_linear,
+    is_number,
+    original_type,
+)
 from ..rule import Rule, Test
 from .dropout import probability
 from .linear import linear, weight_of
@@ -115,6 +125,20 @@ def t5_gated_mlp(self: nn.Module, **parts: Any) -> Tensor:
     return gated_mlp(self, **parts, cast=True)
 
 
+def dense_activation_norm(
+    self: nn.Module, *, x: Tensor, dense: nn.Module, activation: _Activation, norm: nn.LayerNorm
+) -> Tensor:
+    """norm(activation(dense(x))), as the head of BERT has it."""
+    make = functools.partial(_activated_norm, activation, norm.eps)
+    return made_again(make, linear(x, dense), norm.weight, *(() if norm.bias is None else (norm.bias,)))
+
+
+def _activated_norm(
+    activation: _Activation, eps: float, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    return F.layer_norm(activation(x), weight.shape, weight, bias, eps)
+
+
 _PARTS: Final[Mapping[str, Test]] = {
     **{"up": is_linear, "gate": is_linear, "gate_up": is_linear, "down": is_linear, "activation": is_activation},
     **{"inner": is_dropout, "outer": is_dropout, "middle": is_identity},
@@ -185,5 +209,11 @@ RULES: Final[tuple[Rule, ...]] = (
         parts=_PARTS,
     ),
     Rule("mlp", of=(_T5.format(hidden="self.activation(self.up(x))"),), forward=t5_mlp, parts=_PARTS),
+    Rule(
+        "dense_activation_norm",
+        of=("def forward(self, x): return self.norm(self.activation(self.dense(x)))",),
+        forward=dense_activation_norm,
+        parts={"dense": is_linear, "activation": is_activation, "norm": is_layer_norm},
+    ),
 )
 """Gated ones first. Of two forms alike, as with dropout inside or behind, the tests of the parts decide."""

@@ -63,7 +63,7 @@ class _Reading:
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The output with the loss, and without logits, in training with labels."""
-    cls: Any = type(self).swapped_from  # FSDP derives classes from that of swap
+    cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP derives classes from that of swap
     reading = _readings.get(cls)
     if reading is None:  # a copy in another process
         reading = _readings[cls] = _read(cls)
@@ -75,7 +75,7 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
     if not (wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)):
-        return own_forward(self)(*args, **kwargs)
+        return own_forward(self, *args, **kwargs)
     inner = self
     for name in reading.model.split("."):
         inner = getattr(inner, name)

@@ -38,7 +38,7 @@ def _run(overrides: list[str], event: str | None, group: Processes) -> dict[str,
         parameters = list(trainer.engine.module.parameters())
         fused = [part for part in trainer.engine.module.modules() if isinstance(part, FusedModule)]
         trained["wrapper"] = type(trainer.engine.model).__name__
-        trained["placements"] = sorted({str(getattr(one, "placements", "whole")) for one in parameters})
+        trained["placements"] = sorted({str(getattr(weight, "placements", "whole")) for weight in parameters})
         trained["fused"] = sorted({graph.served_by for part in fused for graph in part.report().graphs})
         return _step(trainer, number)
 

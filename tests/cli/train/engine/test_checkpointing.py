@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.cli.train.engine.checkpointing import checkpoint_blocks, fusion_of
+from fuselayers.cli.train.engine import fusion_of
+from fuselayers.cli.train.engine.checkpointing import checkpoint_blocks
 from fuselayers.configs import build, compose
 from fuselayers.configs.build import fuse_as
 from fuselayers.partition import saved_bytes
@@ -38,11 +39,12 @@ def test_less_is_saved_and_the_masks_are_the_same(way: str, share: float | None,
     plain, model = _model(layers), _model(layers)
     checkpoint_blocks(model, way)
     if fused:
-        plain, model = fuse_as(plain, fusion), fuse_as(model, fusion)
+        fuse_as(plain, fusion)
+        fuse_as(model, fusion)
     for gradient, expected in zip(_gradients(model), _gradients(plain), strict=True):
         torch.testing.assert_close(gradient, expected, rtol=1e-5, atol=1e-7)
     if share is not None or fused:
-        kept, before = (saved_bytes(one, *_tokens(), parameters=list(one.parameters())) for one in (model, plain))
+        kept, before = (saved_bytes(form, *_tokens(), parameters=list(form.parameters())) for form in (model, plain))
         assert kept < (before if fused or share is None else share * before)
 
 

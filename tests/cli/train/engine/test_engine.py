@@ -11,10 +11,10 @@ from torch.distributed.tensor import DTensor
 
 from fuselayers.cli.train.engine import (
     Engine,
-    Layout,
+    Grid,
     Processes,
     device_of,
-    fusion_for,
+    fusion_of,
     start_engine,
 )
 from fuselayers.configs import Config, build, compose
@@ -51,7 +51,7 @@ def _config(*overrides: str) -> Config:
 
 def _engine(config: Config) -> Engine:
     torch.manual_seed(0)
-    return start_engine(build(config), config, processes=Processes(launched=True), layout=Layout(), device=_CPU)
+    return start_engine(build(config), config, processes=Processes(launched=True), grid=Grid(), device=_CPU)
 
 
 def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:
@@ -63,10 +63,10 @@ def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[st
     optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
     for number in range(micro_batches):
         with engine.micro_batch(last=number == micro_batches - 1):
-            (engine.model(*(one[number::micro_batches] for one in _tokens())) / micro_batches).backward()
+            (engine.model(*(tokens[number::micro_batches] for tokens in _tokens())) / micro_batches).backward()
     norm = engine.clip(0.5).item()
     optimizer.step()
-    return norm, {name: _whole(one) for name, one in engine.module.state_dict().items()}
+    return norm, {name: _whole(tensor) for name, tensor in engine.module.state_dict().items()}
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
@@ -86,10 +86,10 @@ def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_b
 def test_no_limit_leaves_the_gradient(gloo: None) -> None:
     engine = _engine(_config("parallel=fsdp"))
     engine.model(*_tokens()).backward()
-    before = [_local(one.grad).clone() for one in engine.module.parameters() if one.grad is not None]
+    before = [_local(weight.grad).clone() for weight in engine.module.parameters() if weight.grad is not None]
     assert engine.clip(math.inf) > 0
-    after = [_local(one.grad) for one in engine.module.parameters() if one.grad is not None]
-    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+    after = [_local(weight.grad) for weight in engine.module.parameters() if weight.grad is not None]
+    assert all(map(torch.equal, before, after))
 
 
 def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
@@ -99,7 +99,7 @@ def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
     first.attention.register_forward_pre_hook(lambda module, _: dtypes.append(module.out.weight.dtype))
     engine.model(*_tokens()).backward()
     assert dtypes == [torch.bfloat16]
-    assert {one.grad.dtype for one in engine.module.parameters() if one.grad is not None} == {torch.float32}
+    assert {weight.grad.dtype for weight in engine.module.parameters() if weight.grad is not None} == {torch.float32}
 
 
 def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,10 +115,6 @@ def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyP
         device_of(_config(), processes)
 
 
-def test_fsdp_fuses_blocks_and_says_so() -> None:
-    fusion, said = fusion_for(_config("parallel=fsdp", "fusion=auto", "fusion.scope=model"))
-    assert (fusion.scope, said) == (
-        "block",
-        "fsdp gathers the weights of one block at a time: fusion.scope is block",
-    )
-    assert fusion_for(_config("parallel=ddp", "fusion=auto")) == (_config("fusion=auto").fusion, None)
+def test_fsdp_fuses_blocks() -> None:
+    assert fusion_of(_config("parallel=fsdp", "fusion=auto", "fusion.scope=model")).scope == "block"
+    assert fusion_of(_config("parallel=ddp", "fusion=auto")) == _config("fusion=auto").fusion

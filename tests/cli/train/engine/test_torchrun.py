@@ -24,11 +24,11 @@ def _alone(asked: list[str], folder: Path) -> None:
 def _assert_same_curve(folder: Path, expected: Path, *, tolerance: float = 2e-6) -> None:
     rows, wanted = curve(folder), curve(expected)
     assert [row.step for row in rows] == [row.step for row in wanted] == [1, 2, 3, 4]
-    for row, one in zip(rows, wanted, strict=True):
-        assert row.loss == pytest.approx(one.loss, rel=tolerance), row.step
-        assert row.gradient_norm == pytest.approx(one.gradient_norm, rel=5 * tolerance), row.step
-        assert (row.validation_loss is None) == (one.validation_loss is None) == (row.step % 2 == 1)
-        assert (row.validation_loss or 0) == pytest.approx(one.validation_loss or 0, rel=tolerance), row.step
+    for row, other in zip(rows, wanted, strict=True):
+        assert row.loss == pytest.approx(other.loss, rel=tolerance), row.step
+        assert row.gradient_norm == pytest.approx(other.gradient_norm, rel=5 * tolerance), row.step
+        assert (row.validation_loss is None) == (other.validation_loss is None) == (row.step % 2 == 1)
+        assert (row.validation_loss or 0) == pytest.approx(other.validation_loss or 0, rel=tolerance), row.step
 
 
 @pytest.fixture(scope="session")
@@ -61,13 +61,13 @@ def ended(root: Path) -> Ended:
         "diverged": ["parallel=fsdp"],
         "stopped": ["parallel=fsdp"],
     }
-    given = {name: overrides(text, *more) for name, more in runs.items()}
+    asked = {name: overrides(text, *more) for name, more in runs.items()}
     for rank in range(2):
         (root / f"text-{rank}.py").write_text(f"{text.read_text()}# machine {rank}\n")
-    given["other_text"] = overrides(root / "text-{rank}.py", "parallel=ddp")
+    asked["other_text"] = overrides(root / "text-{rank}.py", "parallel=ddp")
     # Stopped by a signal, then continued in another layout.
-    given["continued"] = [f"train.resume={root / 'stopped'}", "parallel=default", "parallel.tp=2"]
-    return run_all(2, given, events={"stopped": "signal", "diverged": "weight"}, folder=root)
+    asked["continued"] = [f"train.resume={root / 'stopped'}", "parallel=default", "parallel.tp=2"]
+    return run_all(2, asked, events={"stopped": "signal", "diverged": "weight"}, folder=root)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_rank_0_prints_samples_and_writes_alone(ended: Ended, root: Path) -> Non
     output = ended["fsdp"]["output"]
     assert "2 processes, dp 2 x tp 1, shard fsdp" in output
     assert output.count("validation loss ") == 1
-    assert "no comparison of eager with fused: it is of one process, and torchrun started this run" in output
+    assert "no comparison of eager with fused: torchrun started this run" in output
     assert 10 <= len((root / "fsdp" / "sample.txt").read_text()) <= 20
     # Each process wrote its part of the checkpoint.
     assert len(list((root / "fsdp" / "checkpoints" / "step-000004").glob("shard-*"))) == 2
-    said = "fsdp gathers the weights of one block at a time: fusion.scope is block"
-    assert said in ended["llama_fused"]["output"]
+    # One graph of the whole model would need all of its weights at once.
+    assert "fusion scope block" in ended["llama_fused"]["output"]
 
 
 def test_checkpointing_replays_the_masks(ended: Ended, root: Path) -> None:
@@ -140,12 +140,6 @@ def test_a_world_that_does_not_fit_is_refused(ended: Ended, root: Path, name: st
     assert not (root / name).exists()
 
 
-def test_one_process_splits_nothing_and_says_so(tmp_path: Path) -> None:
-    asked = overrides(written_text(tmp_path), "parallel=fsdp", "train.steps=1", f"train.output={tmp_path / 'run'}")
-    launch = "torchrun --nproc-per-node 2 -m fuselayers train"
-    assert f"one process: parallel.shard=fsdp splits nothing; for two, {launch}" in run_train(asked)
-
-
 @pytest.mark.slow
 def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     text = written_text(tmp_path)
@@ -157,11 +151,11 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
         "fsdp_tp_sequence": [*fsdp, "parallel.sequence=true"],
         "fsdp_tp_fused": [*fsdp, "fusion.scope=block", "fusion.backend=inductor"],
     }
-    given = {name: overrides(text, *more) for name, more in runs.items()}
+    asked = {name: overrides(text, *more) for name, more in runs.items()}
     # The first half of a run by FSDP2 over four, the second with tensor parallelism too.
-    given["half"] = overrides(text, "parallel=fsdp")
-    given["other_half"] = [f"train.resume={tmp_path / 'half'}", *fsdp]
-    ended = run_all(4, given, events={"half": "signal"}, folder=tmp_path)
+    asked["half"] = overrides(text, "parallel=fsdp")
+    asked["other_half"] = [f"train.resume={tmp_path / 'half'}", *fsdp]
+    ended = run_all(4, asked, events={"half": "signal"}, folder=tmp_path)
     for name in (*runs, "half"):
         assert ended[name]["code"] == 0, ended[name]
         _assert_same_curve(tmp_path / name, tmp_path / "alone")

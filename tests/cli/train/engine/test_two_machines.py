@@ -15,9 +15,9 @@ pytestmark = [
 
 
 def _free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("localhost", 0))
-        return str(one.getsockname()[1])
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
 
 
 def _arguments(port: str) -> list[str]:
@@ -32,15 +32,15 @@ def _arguments(port: str) -> list[str]:
 def _variables(port: str, machine: int) -> dict[str, str]:
     """Of Kubeflow's operator. RANK is the pod's: torchrun gives each process its own."""
     main = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
-    given = {"NNODES": "2", "NPROC_PER_NODE": "1", "NODE_RANK": str(machine), **main}
-    return {**main, "RANK": str(machine), "WORLD_SIZE": "2", **{f"PET_{name}": value for name, value in given.items()}}
+    grid = {"NNODES": "2", "NPROC_PER_NODE": "1", "NODE_RANK": str(machine), **main}
+    return {**main, "RANK": str(machine), "WORLD_SIZE": "2", **{f"PET_{name}": value for name, value in grid.items()}}
 
 
 @pytest.mark.parametrize("way", ["arguments", "variables"])
 def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
     asked = [*overrides(written_text(tmp_path)), "parallel=fsdp", "train.steps=2"]
-    one = torchrun(2, "-m", "fuselayers", "train", *asked, f"train.output={tmp_path / 'one'}", folder=tmp_path)
-    assert one.returncode == 0, one.stderr
+    alone = torchrun(2, "-m", "fuselayers", "train", *asked, f"train.output={tmp_path / 'one'}", folder=tmp_path)
+    assert alone.returncode == 0, alone.stderr
     port, programs = _free_port(), []
     for machine in range(2):
         folder = tmp_path / f"machine-{machine}"
@@ -50,6 +50,6 @@ def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
         programs.append(launch(*arguments, *command, folder=folder, variables=variables))
     first, second = (ended(program) for program in programs)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
-    assert (first.stdout + second.stdout).count("2 processes, dp 2 x tp 1, FSDP2") == 1
+    assert (first.stdout + second.stdout).count("2 processes, dp 2 x tp 1, shard fsdp") == 1
     assert [row.loss for row in curve(tmp_path / "two")] == [row.loss for row in curve(tmp_path / "one")]
     assert not any(path for machine in range(2) for path in (tmp_path / f"machine-{machine}").iterdir())

@@ -69,14 +69,14 @@ def run_all(
         events: what happens to rank 1 before its third step, see runs.py.
         folder: of all runs.
     """
-    given = {
+    asked = {
         name: (
             [*overrides, *([] if "train.resume" in overrides[0] else [f"train.output={folder / name}"])],
             (events or {}).get(name),
         )
         for name, overrides in runs.items()
     }
-    (folder / "runs.json").write_text(json.dumps(given))
+    (folder / "runs.json").write_text(json.dumps(asked))
     program = torchrun(processes, str(_RUNS), str(folder), folder=folder)
     assert program.returncode == 0, program.stderr
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}

@@ -10,7 +10,7 @@ from .processes import Processes
 
 
 @dataclass(frozen=True)
-class Layout:
+class Grid:
     """The grid of the processes: rank = data_rank * tp + rank within the tensor-parallel group.
 
     Args:
@@ -26,7 +26,7 @@ class Layout:
     def rows(self, batch_size: int) -> slice:
         """The rows of a batch that this process computes.
 
-        >>> Layout(dp=2, tp=1, data_rank=1).rows(8)
+        >>> Grid(dp=2, tp=1, data_rank=1).rows(8)
         slice(4, 8, None)
         """
         size = batch_size // self.dp
@@ -37,8 +37,8 @@ class Layout:
         return init_device_mesh(device.type, (self.dp, self.tp), mesh_dim_names=("dp", "tp"))
 
 
-def layout_of(config: Config, processes: Processes) -> Layout:
-    """The layout that a config asks for.
+def grid_of(config: Config, processes: Processes) -> Grid:
+    """The grid that a config asks for.
 
     Raises:
         ValueError: it does not fit the number of processes, or batches cannot be split into its groups.
@@ -67,10 +67,6 @@ def layout_of(config: Config, processes: Processes) -> Layout:
     if config.train.batch_size % dp:
         raise ValueError(
             f"train.batch_size={config.train.batch_size} is split over parallel.dp={dp} groups and must be a multiple "
-            f"of {dp}; take {_next_multiple(config.train.batch_size, dp)}"
+            f"of {dp}; take {-(-config.train.batch_size // dp) * dp}"
         )
-    return Layout(dp=dp, tp=parallel.tp, data_rank=processes.rank // parallel.tp)
-
-
-def _next_multiple(number: int, factor: int) -> int:
-    return -(-number // factor) * factor
+    return Grid(dp=dp, tp=parallel.tp, data_rank=processes.rank // parallel.tp)

@@ -1,25 +1,25 @@
 import pytest
 
-from fuselayers.cli.train.engine import Layout, Processes, layout_of
+from fuselayers.cli.train.engine import Grid, Processes, grid_of
 from fuselayers.configs import compose
 
 
 @pytest.mark.parametrize(
-    ("size", "rank", "overrides", "layout"),
+    ("size", "rank", "overrides", "grid"),
     [
-        (1, 0, ["parallel=ddp"], Layout(1, 1, 0)),
-        (4, 3, ["parallel=fsdp"], Layout(4, 1, 3)),
-        (4, 2, ["parallel=fsdp", "parallel.tp=2"], Layout(2, 2, 1)),
-        (4, 3, ["parallel.tp=4"], Layout(1, 4, 0)),
-        (6, 5, ["parallel=fsdp", "parallel.dp=3", "parallel.tp=2", "train.batch_size=9"], Layout(3, 2, 2)),
+        (1, 0, ["parallel=ddp"], Grid(1, 1, 0)),
+        (4, 3, ["parallel=fsdp"], Grid(4, 1, 3)),
+        (4, 2, ["parallel=fsdp", "parallel.tp=2"], Grid(2, 2, 1)),
+        (4, 3, ["parallel.tp=4"], Grid(1, 4, 0)),
+        (6, 5, ["parallel=fsdp", "parallel.dp=3", "parallel.tp=2", "train.batch_size=9"], Grid(3, 2, 2)),
     ],
 )
-def test_the_grid_of_the_processes(size: int, rank: int, overrides: list[str], layout: Layout) -> None:
-    assert layout_of(compose(overrides=overrides), Processes(rank, size, launched=True)) == layout
+def test_the_grid_of_the_processes(size: int, rank: int, overrides: list[str], grid: Grid) -> None:
+    assert grid_of(compose(overrides=overrides), Processes(rank, size, launched=True)) == grid
 
 
 def test_every_row_is_computed_by_one_data_parallel_group() -> None:
-    rows = [list(range(12))[Layout(3, 2, rank).rows(12)] for rank in range(3)]
+    rows = [list(range(12))[Grid(3, 2, rank).rows(12)] for rank in range(3)]
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
@@ -44,14 +44,14 @@ def test_every_row_is_computed_by_one_data_parallel_group() -> None:
 )
 def test_a_world_that_does_not_fit(size: int, overrides: list[str], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
-        layout_of(compose(overrides=overrides), Processes(world_size=size, launched=True))
+        grid_of(compose(overrides=overrides), Processes(world_size=size, launched=True))
     assert text in str(caught.value)
 
 
 def test_one_process_without_torchrun_says_so() -> None:
     text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
     with pytest.raises(ValueError, match=text):
-        layout_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
+        grid_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
 
 
 def test_the_command_of_several_machines() -> None:

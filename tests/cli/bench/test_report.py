@@ -1,0 +1,97 @@
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from fuselayers.cli.bench.measure import Measured
+from fuselayers.cli.bench.report import Report, table, write_folder
+
+
+def row(candidate: str, forward: float, both: float, *, peak: int | None, kept: int, title: str = "op, a") -> Measured:
+    return Measured(
+        title=title,
+        shape=(2, 4, 8),
+        dtype="float16",
+        candidate=candidate,
+        seconds={"forward": [forward, forward, 9.0], "forward_backward": [both, both, both]},
+        peak=peak,
+        kept=kept,
+        floor={"forward": 1_000_000, "forward_backward": 3_000_000},
+    )
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(
+        *("a machine", "a day"),
+        repeats=3,
+        bandwidth=2e9,
+        rows=[
+            row("plain", 0.002, 0.006, peak=4_000_000, kept=2_000_000),
+            row("torch.compile", 0.001, 0.004, peak=3_000_000, kept=1_000_000),
+            row("fuselayers", 0.0005, 0.002, peak=2_000_000, kept=8),
+            row("plain", 0.004, 0.008, peak=None, kept=0, title="another"),
+        ],
+        failed={"torch.compile: op, b": "output 0 is off by 1"},
+        left_out=["op, c, float16"],
+    )
+
+
+def test_the_table_has_times_bytes_and_what_they_are_relative_to_plain(report: Report) -> None:
+    lines = table(report.rows, bandwidth=report.bandwidth)
+    assert lines[2] == {
+        "": "fuselayers",
+        "f ms": "0.500",
+        "f x": "4.00 x",
+        "fb ms": "2.000",
+        "fb x": "3.00 x",
+        "+-": "0%",
+        "kept MB": "0.00",
+        "peak MB": "2.00",
+        "bandwidth f": "100%",
+        "bandwidth fb": "75%",
+    }
+    assert lines[3]["f x"] == "1.00 x"
+    assert "peak MB" not in lines[3]
+
+
+def test_a_folder_holds_data_table_and_a_picture(report: Report, tmp_path: Path) -> None:
+    files = write_folder(tmp_path, report, pictures=True)
+    names = ["results.json", "results.md", "results_forward_backward_float16.svg"]
+    assert [path.name for path in files] == names
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    content = json.loads(files[0].read_text())
+    assert (content["machine"], content["date"], content["repeats"]) == ("a machine", "a day", 3)
+    assert content["rows"][2]["seconds"]["forward"] == [0.0005, 0.0005, 9.0]
+    lines = files[1].read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+    assert rows[4][:4] == ["op, a, float16, 2x4x8", "fuselayers", "0.500", "4.00 x"]
+    assert len({len(cells) for cells in rows}) == 1
+    assert "- torch.compile: op, b: output 0 is off by 1" in lines
+    assert "- op, c, float16" in lines
+
+
+def test_without_matplotlib_the_data_is_written_all_the_same(
+    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = write_folder(tmp_path, report, pictures=True)
+    assert [path.name for path in files] == ["results.json", "results.md"]
+    assert "no pictures: a picture needs matplotlib; install it with: pip install" in capsys.readouterr().err
+
+
+def test_a_picture_has_the_ops_in_the_order_of_their_gain(report: Report, tmp_path: Path) -> None:
+    report.rows += [
+        row("plain", 0.003, 0.006, peak=None, kept=0, title="best"),
+        row("fuselayers", 0.0001, 0.001, peak=None, kept=0, title="best"),
+    ]
+    path = write_folder(tmp_path, report, pictures=True)[2]
+    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())]
+    # From the bottom up; an op that nobody is compared in has no bars.
+    assert [text for text in texts if text in ("op, a", "best", "another")] == ["op, a", "best"]
+    assert {"3.00", "6.00", "1.50", "eager", "fuselayers", "torch.compile"} <= set(texts)
+    assert "forward + backward, float16: times as fast as eager PyTorch" in texts
+    # Without a ground, it reads in a light and a dark page.
+    assert "#ffffff" not in path.read_text()
