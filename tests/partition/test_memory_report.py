@@ -50,7 +50,8 @@ def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryRepo
 
 
 def saved(name: str, module: str, *, reason: str = "it is an input") -> SavedValue:
-    return SavedValue(name, module, "aten.addmm.default", "", (8, 64), "float32", 2048, reason)
+    sizes = {"shape": (8, 64), "dtype": "float32", "num_bytes": 2048, "exact_bytes": 2048}
+    return SavedValue(name, module, "aten.addmm.default", "", **sizes, reason=reason, why_exact="", error=None)
 
 
 @pytest.fixture(scope="module")
