@@ -231,7 +231,8 @@ def test_transforms_and_second_gradients_are_as_without() -> None:
     x = torch.randn(64, 128, requires_grad=True)
     fused: Any = fuse(lambda x: x.sin().square(), backend="eager", compress="int8")
     (once,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
+    # torch 2.12 says the latter: nothing that is saved needs a gradient.
+    with pytest.raises(RuntimeError, match=r"does not currently support double backward|does not require grad"):
         once.sum().backward()
     exact = (2 * x).sin()
     (vjp,) = torch.func.vjp(lambda x: fused(x).sum(), x)[1](torch.ones(()))
