@@ -91,21 +91,12 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
     [
         (["opp", "dropout"], "no subject of bench 'opp'; did you mean 'op'? there are: model, op"),
         (["op", "dropuot"], "no op 'dropuot'; did you mean 'dropout'?"),
-        (["model", "gpt_namo"], "no model 'gpt_namo'; did you mean 'gpt_nano'?"),
         (
             ["op", "dropout", "--shape", "8xx2"],
             "--shape must be sizes above 0 with x between them, as 8x256x512, got '8xx2'",
         ),
-        (["op", "dropout", "--shape", "8x0"], "--shape must be sizes above 0"),
-        (["op", "dropout", "--dtype", "float31"], "no dtype 'float31'; did you mean 'float32'?"),
-        (["op", "dropout", "--backends", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
-        (["op", "dropout", "--repeats", "two"], "argument --repeats: invalid int value: 'two'"),
         (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),
-        (
-            ["op", "dropout", "--device", "toaster"],
-            "--device must be auto, cpu or a GPU that torch can use, got 'toaster'",
-        ),
         (
             ["op", "dropout", "model.dropout=1"],
             "unrecognized arguments: model.dropout=1; see fuselayers bench op",
@@ -115,7 +106,6 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
             "no option of fuselayers bench model '--activation'; there are: ",
         ),
         (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
-        (["op"], "the following arguments are required: OP; see fuselayers bench op --help"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
