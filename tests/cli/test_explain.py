@@ -62,7 +62,7 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     ("model", "batch", "shapes"),
     [
         ("t5_tiny", "3x5", [(3, 5), (3, 5)]),
-        ("vit_tiny", "3", [(3, 3, 12, 12), (3,)]),
+        pytest.param("vit_tiny", "3", [(3, 3, 12, 12), (3,)], marks=pytest.mark.slow),
         pytest.param("vit_tiny", None, [(1, 3, 12, 12), (1,)], marks=pytest.mark.slow),
     ],
 )

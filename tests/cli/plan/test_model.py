@@ -57,6 +57,7 @@ def test_a_model_that_cannot_be_counted_is_refused(overrides: list[str], error: 
         planned_model(compose("gpt_nano", overrides), checkpointing="none", precision="bfloat16")
 
 
+@pytest.mark.slow
 def test_a_shorter_sequence_is_counted() -> None:
     config = compose("gpt_nano", ["data.sequence_length=16"])
     assert planned_model(config, checkpointing="none", precision="bfloat16").tokens == 16
