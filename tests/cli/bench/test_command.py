@@ -66,7 +66,7 @@ def test_times_a_model_and_its_first_step(capsys: pytest.CaptureFixture[str], tm
     assert set(rows.values()) == {None}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_times_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr("fuselayers.cli.bench.command.first_steps", lambda call, name, imports: (9.0, 1.0))
     arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]

@@ -20,6 +20,7 @@ def test_the_numbers_are_those_of_the_whole_model() -> None:
     assert planned.run.saved == pytest.approx(in_blocks, rel=0.05)
 
 
+@pytest.mark.slow  # it traces the block once for each way
 def test_each_way_keeps_less_and_repeats_more() -> None:
     config = compose("gpt_nano", [*TINY, "fusion=off"])
     ways = ("none", "selective", "budget:0.3", "block")
