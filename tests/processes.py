@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Ended", "Program", "run"]
+__all__ = ["PROCESSES", "Ended", "Program", "run"]
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["fuselayers.configs", "torch._dynamo", "matplotlib.figure"])
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["fuselayers.configs", "torch._dynamo", "matplotlib.figure"])
 # Given to `exec`, which a new process finds without importing this file.
 _AS_A_SCRIPT = """
 import os, sys, types
@@ -69,7 +69,7 @@ class Program:
             "printed": str(self._printed),
             "errors": str(self._errors),
         }
-        self._process = _PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, given))
+        self._process = PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, given))
         self._process.start()
 
     @property

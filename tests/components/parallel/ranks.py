@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
+
+from tests.processes import PROCESSES
 
 __all__ = ["run"]
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any, folder: Path, seconds: float = 300) -> list[Any]:
     """Return what `function(*arguments)` returns in each of `size` processes, a gloo group on this machine."""
-    context = torch.multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=_work, args=(rank, size, function, arguments, str(folder)), daemon=True)
+        PROCESSES.Process(target=_work, args=(rank, size, function, arguments, str(folder)), daemon=True)
         for rank in range(size)
     ]
     for process in processes:
