@@ -38,7 +38,7 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
 @pytest.mark.parametrize(
     ("compiled", "grad"),
     [
-        (torch.compile, False),
+        pytest.param(torch.compile, False, marks=pytest.mark.slow),
         pytest.param(torch.compile, True, marks=pytest.mark.slow),
         pytest.param(fuse(backend="inductor"), False, marks=pytest.mark.slow),
         (fuse(backend="inductor"), True),

@@ -36,11 +36,14 @@ from tests.ops.linear_cross_entropy.inputs import (
     reference,
     target_for,
 )
+from tests.selection import every_value
 
 
-@pytest.mark.parametrize("options", [{}, FULL], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(5,), (1, 1), (2, 7, 5), (41, 3), (0, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options"),
+    every_value(((5,), (1, 1), (2, 7, 5), (41, 3), (0, 4)), DTYPES, ({}, FULL)),
+    ids=str,
+)
 def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, options: dict[str, float]) -> None:
     for reduction in ("sum", "none"):
         assert_as_good_as(op, reference, inputs_of(*shape, dtype=dtype), reduction=reduction, **options)
@@ -358,7 +361,14 @@ def test_gradcheck(reduction: str) -> None:
         assert torch.autograd.gradcheck(partial(form, reduction=reduction, **FULL), leaves)
 
 
-@pytest.mark.parametrize("wanted", [[True, True, True], [True, False, False], [False, True, False]])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        [True, True, True],
+        pytest.param([True, False, False], marks=pytest.mark.slow),
+        pytest.param([False, True, False], marks=pytest.mark.slow),
+    ],
+)
 def test_opcheck(wanted: list[bool]) -> None:
     of_torch = torch.ops.fuselayers
     x, weight, bias = inputs_of(14, 5)
