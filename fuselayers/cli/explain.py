@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partition",
         default="min_cut",
-        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
+        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share), budget:2GB (bytes) or budget:peak:2GB",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")

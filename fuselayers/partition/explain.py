@@ -163,12 +163,13 @@ class _Explained:
         recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
-        self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
+        num_outputs = captured.num_forward_outputs
+        self.totals = {"this": _totals(forward, backward, num_outputs, static, fused=fused)}
         for rule, rival in _RIVALS.items():
             # torch's own partitioners cannot cut every graph.
             with contextlib.suppress(*(() if rival is default else (AssertionError, RuntimeError))):
                 parts = _cut_copy(captured, rival)
-                self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
+                self.totals[rule] = _totals(*parts, num_outputs, static, fused=fused)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
         machine = self.cost.machine
@@ -262,7 +263,9 @@ def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list
     return [node for node in _calls(backward) if node.name.removesuffix(AGAIN) in names]
 
 
-def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
+def _totals(
+    forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...], *, fused: bool
+) -> Totals:
     """Count the values that a forward and backward save and recompute, on the graphs of any partitioner.
 
     A mask counts one byte for each element, as the bools that torch saves in its place.
@@ -275,7 +278,7 @@ def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int,
         saved_bytes=sum(
             num_elements(node) if node.target in MASK_OPS else num_bytes(node) for node in storages if node not in free
         ),
-        peak_bytes=peak_bytes(forward, backward, num_forward_outputs=num_outputs),
+        peak_bytes=peak_bytes(forward, backward, num_forward_outputs=num_outputs, fused=fused),
         recomputed_ops=len(recomputed),
         recomputed_flops=sum(flops_of(node) for node in recomputed),
     )
@@ -318,7 +321,8 @@ def _text(cut: Partitioner) -> str:
     if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
     how = "" if cut.compress is None else f" in {cut.compress}"
-    return (cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})") + how
+    limit = "" if cut.limit is None else f"({cut.limit:,})"
+    return cut.name + (limit if cut.peak is None else f"(peak={cut.peak:,})") + how
 
 
 def _name(fn: Any) -> str:

@@ -1,14 +1,16 @@
-"""Tables of text that fit a terminal, and sizes in words. Used by the memory report."""
+"""Tables of text that fit a terminal, and sizes in words. Used by the memory report and by budgets."""
 
 import itertools
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from types import MappingProxyType
 from typing import Final
 
 # A line may end after a space, and after a dot that is no decimal point. A figure and its unit have no space between.
 _BREAK: Final = re.compile(r"(?<=\S )(?=\S)|(?<=[^\W\d]\.)(?=\w)|(?<=\d\.)(?=[^\W\d])")
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+_SCALES: Final = MappingProxyType({"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 Row = str | tuple[str, ...]
 
@@ -71,7 +73,22 @@ def readable_bytes(size: float) -> str:
     >>> readable_bytes(12_582_912), readable_bytes(8)
     ('12.6 MB', '8 B')
     """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
+    for unit, scale in _SCALES.items():
+        if size >= scale > 1:
             return f"{size / scale:,.1f} {unit}"
     return f"{size:.0f} B"
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a size as text.
+
+    Raises:
+        ValueError: it is no number with a unit.
+
+    >>> bytes_of("2 GB"), bytes_of("12.5kB")
+    (2000000000, 12500)
+    """
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(\w+)", text.strip())
+    if parts is None or parts[2] not in _SCALES:
+        raise ValueError(f"a size is a number and one of {', '.join(_SCALES)}, as '2 GB', got {text!r}")
+    return round(float(parts[1]) * _SCALES[parts[2]])

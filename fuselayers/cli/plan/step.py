@@ -79,7 +79,7 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
     Raises:
         ValueError: the number of GPUs does not allow it, or its budget is no share.
     """
-    if parallel.budget is not None and isinstance(getattr(partitioner(parallel.budget), "limit", None), int):
+    if parallel.budget is not None and not isinstance(getattr(partitioner(parallel.budget), "limit", None), float):
         raise ValueError(
             f"parallel.checkpointing is a number of bytes, {shown(parallel.budget)}; a plan takes a share, as "
             "budget:0.5"
