@@ -22,7 +22,7 @@ def peak_bytes(
 
     Args:
         fused: whether a compiler fuses elementwise ops. What only such ops read then takes no memory, and what they
-            read lives until the end of their kernel, which writes over an input of equal size that is read last there.
+            read lives until the end of their kernel.
     """
     steps = [*forward.graph.nodes, *backward.graph.nodes]
     in_forward = {node.name: node for node in forward.graph.nodes}
@@ -46,15 +46,14 @@ def peak_bytes(
             last |= dict.fromkeys((owner[node], *reads), step)
     returned: Any = forward.graph.output_node().args[0]
     last |= {owner[value]: len(steps) for value in returned[:num_forward_outputs] if isinstance(value, fx.Node)}
-    freed: list[list[int]] = [[] for _ in range(len(steps) + 1)]
+    freed: list[int] = [0] * (len(steps) + 1)
     for value, step in last.items():
-        freed[step].append(_own_bytes(value))
+        freed[step] += _own_bytes(value)
     live = peak = 0
     for step, node in enumerate(steps):
-        size = _own_bytes(node) if owner[node] is node and node not in inside else 0
-        in_place = fused and is_fusible(node) and size in freed[step]
-        peak = max(peak, live if in_place else live + size)
-        live += size - sum(freed[step])
+        live += _own_bytes(node) if owner[node] is node and node not in inside else 0
+        peak = max(peak, live)
+        live -= freed[step]
     return peak
 
 
