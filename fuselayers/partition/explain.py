@@ -163,13 +163,12 @@ class _Explained:
         recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
-        num_outputs = captured.num_forward_outputs
-        self.totals = {"this": _totals(forward, backward, num_outputs, static, fused=fused)}
+        self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
         for rule, rival in _RIVALS.items():
             # torch's own partitioners cannot cut every graph.
             with contextlib.suppress(*(() if rival is default else (AssertionError, RuntimeError))):
                 parts = _cut_copy(captured, rival)
-                self.totals[rule] = _totals(*parts, num_outputs, static, fused=fused)
+                self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
         machine = self.cost.machine
@@ -263,9 +262,7 @@ def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list
     return [node for node in _calls(backward) if node.name.removesuffix(AGAIN) in names]
 
 
-def _totals(
-    forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...], *, fused: bool
-) -> Totals:
+def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
     """Count the values that a forward and backward save and recompute, on the graphs of any partitioner.
 
     A mask counts one byte for each element, as the bools that torch saves in its place.
@@ -278,7 +275,7 @@ def _totals(
         saved_bytes=sum(
             num_elements(node) if node.target in MASK_OPS else num_bytes(node) for node in storages if node not in free
         ),
-        peak_bytes=peak_bytes(forward, backward, num_forward_outputs=num_outputs, fused=fused),
+        peak_bytes=peak_bytes(forward, backward, num_forward_outputs=num_outputs),
         recomputed_ops=len(recomputed),
         recomputed_flops=sum(flops_of(node) for node in recomputed),
     )

@@ -91,9 +91,9 @@ class Totals:
 
     Attributes:
         saved_bytes: bytes saved for backward, each storage once, without parameters.
-        peak_bytes: the most bytes that forward and backward hold at once: values, results and gradients, without inputs
-            and parameters. For several graphs their sum, which the peak does not exceed. None for "eager", which has no
-            graph.
+        peak_bytes: the most bytes that forward and backward hold at once when they run op by op: values, results and
+            gradients, without inputs and parameters. For several graphs their sum, which the peak does not exceed. None
+            for "eager", which has no graph.
         recomputed_ops: how many ops of forward backward recomputes; one that runs there twice counts twice.
         recomputed_flops: their FLOPs.
     """

@@ -65,7 +65,7 @@ def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tupl
     """
 
     def peak(parts: tuple[fx.GraphModule, fx.GraphModule]) -> int:
-        return peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs, fused=cost.fused)
+        return peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
 
     saved = saved_by_budget(joint, cost=cost, limit=limit)
     best = joint.split(saved)
@@ -94,7 +94,7 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
     for step in range(_PEAK_STEPS + 1):
         limit = math.ceil(least + (most - least) * (1 - step / _PEAK_STEPS) ** 2)  # finer where less is saved
         parts = split_by_budget(joint, cost=cost, limit=limit)
-        found = peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs, fused=cost.fused)
+        found = peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
         if found <= peak:
             return limit
         lowest = min(lowest, found)
