@@ -259,7 +259,8 @@ class MixtureOfExperts(nn.Module):
         wanted_NE = probabilities_NE.detach()
         if real_N is not None:
             wanted_NE = wanted_NE.masked_fill(~real_N[:, None], -1.0)  # behind all real tokens
-        order_EN = wanted_NE.T.sort(dim=-1, descending=True, stable=True).indices
+        # Contiguous: for other strides torch's trace expects results that the sort does not have.
+        order_EN = wanted_NE.T.contiguous().sort(dim=-1, descending=True, stable=True).indices
         slots_EC = order_EN[:, :capacity]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC])
         weighted_ECD = y_ECD * probabilities_NE.T.gather(1, slots_EC)[..., None]
