@@ -96,7 +96,7 @@ class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.name()
         if name.startswith(self.prefix):
-            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             device = tensors[0].device.type if tensors else "cpu"
             own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
             self.seen.add((name.removeprefix(self.prefix), device, own))

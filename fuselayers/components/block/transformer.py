@@ -164,8 +164,8 @@ class TransformerBlock(nn.Module):
         sublayers = self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
         sublayers = [self.layout.around(sublayer, shard) for sublayer in sublayers]
         # A residual style of the user's need not know shards; `parallelize` refuses it.
-        given = {} if shard is None else {"shard": shard}
-        y_BTD: Tensor = self.residual(x_BTD, sublayers, **given)
+        divided = {} if shard is None else {"shard": shard}
+        y_BTD: Tensor = self.residual(x_BTD, sublayers, **divided)
         return y_BTD
 
     def sublayers(
@@ -175,16 +175,16 @@ class TransformerBlock(nn.Module):
 
         Args and Raises: as `forward`.
         """
-        given = {name: value for name, value in inputs.items() if value is not None}
-        if not self.takes.issuperset(given):
-            unusable = sorted(given.keys() - self.takes)
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if not self.takes.issuperset(inputs):
+            unusable = sorted(inputs.keys() - self.takes)
             raise ValueError(
                 f"{title(self.attention)} cannot use {', '.join(unusable)}; it takes {', '.join(sorted(self.takes))}"
             )
         feedforward: Sublayer = self.feedforward
-        if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
-            feedforward = functools.partial(_with_padding, self.feedforward, given["key_padding_mask"])
-        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
+        if "key_padding_mask" in inputs and getattr(feedforward, "takes_padding", False):
+            feedforward = functools.partial(_with_padding, self.feedforward, inputs["key_padding_mask"])
+        sublayers: list[Sublayer] = [functools.partial(self.attention, **inputs), feedforward]
         if (memory is None) != (self.cross_attention is None):
             raise ValueError(
                 "this block has no cross_attention to look at a memory with; leave the memory out"
@@ -197,8 +197,8 @@ class TransformerBlock(nn.Module):
                 if "key_padding_mask" not in self.takes_of_memory:
                     raise ValueError(f"{title(self.cross_attention)} cannot use memory_padding_mask; leave it out")
                 look = functools.partial(look, key_padding_mask=memory_padding_mask)
-            if "cache" in given and "cache" in self.takes_of_memory:
-                look = functools.partial(look, cache=given["cache"].of_memory)
+            if "cache" in inputs and "cache" in self.takes_of_memory:
+                look = functools.partial(look, cache=inputs["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers
 

@@ -334,11 +334,11 @@ def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:
         layers: list[Any] = [getattr(expert, name) for expert in experts]
 
         def call(z_RX: Tensor) -> Tensor:
-            y_RX = grouped_linear(z_RX, [one.weight for one in layers], ends_E)
+            y_RX = grouped_linear(z_RX, [layer.weight for layer in layers], ends_E)
             if layers[0].bias is None:
                 return y_RX
             # As an embedding, whose backward adds in a defined order.
-            bias_EX = torch.stack([one.bias.to(y_RX.dtype) for one in layers])
+            bias_EX = torch.stack([layer.bias.to(y_RX.dtype) for layer in layers])
             expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RX), device=y_RX.device), right=True)
             return y_RX + F.embedding(expert_R.clamp(max=len(layers) - 1), bias_EX)
 

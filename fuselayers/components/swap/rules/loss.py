@@ -68,9 +68,9 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     if reading is None:  # a copy in another process
         reading = _readings[cls] = _read(cls)
     assert reading is not None
-    given = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
-    arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
-    options = {name: value for name, value in given.items() if name not in reading.parameters}
+    passed = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
+    arguments = {**reading.defaults, **{name: passed[name] for name in reading.parameters if name in passed}}
+    options = {name: value for name, value in passed.items() if name not in reading.parameters}
     labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
