@@ -1,4 +1,4 @@
-"""What a caller asks for: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
+"""The request of a caller: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
 
 import functools
 import os

@@ -104,15 +104,7 @@ class TransformerBlock(nn.Module):
         self.cross_attention: nn.Module | None = None
         self.takes_of_memory: frozenset[str] = frozenset()
         if cross_attention is not None:
-            check_able(cross_attention, "memory", wanted_by="a block with cross_attention")
-            of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
-            self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
-            _check_memory(self.cross_attention, as_choice(cross_attention).name)
-            if causal and getattr(self.cross_attention, "mixes_queries", False):
-                raise ValueError(
-                    f"cross_attention {as_choice(cross_attention).name!r} mixes the queries of all tokens, so a later "
-                    "token would change an earlier one; a causal block needs another one, such as 'multi_head'"
-                )
+            self.cross_attention = _built_cross_attention(cross_attention, hidden_dim, offered)
             self.takes_of_memory = takes(self.cross_attention.forward)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
@@ -201,6 +193,20 @@ class TransformerBlock(nn.Module):
                 look = functools.partial(look, cache=inputs["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers
+
+
+def _built_cross_attention(choice: Choice | str, hidden_dim: int, offered: dict[str, Any]) -> nn.Module:
+    """Build the attention to a memory; `offered` are the arguments of attentions that the block fills in."""
+    check_able(choice, "memory", wanted_by="a block with cross_attention")
+    of_memory = accepted("attention", choice, **{**offered, "causal": False})
+    built: nn.Module = create("attention", choice, hidden_dim, **of_memory)
+    _check_memory(built, as_choice(choice).name)
+    if offered["causal"] and getattr(built, "mixes_queries", False):
+        raise ValueError(
+            f"cross_attention {as_choice(choice).name!r} mixes the queries of all tokens, so a later token would "
+            "change an earlier one; a causal block needs another one, such as 'multi_head'"
+        )
+    return built
 
 
 def _with_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class _Plan:
         return tuple(_site(name, kind) for name, kind in self.kinds.items())
 
     def report(self, *notes: str) -> SwapReport:
-        """What the plan will do, not verified."""
+        """Return the report of the plan, not verified."""
         return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
 
     def put_into(self, model: nn.Module) -> None:
@@ -141,7 +141,7 @@ class _Plan:
 
 
 def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
-    """How the model is called from now on, and what it returns."""
+    """Yield notes on how the model is called from now on, and on its output."""
     if without_cache(model):
         yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
     if any(site.rule == loss.NAME for site in sites):
@@ -154,7 +154,7 @@ def _site(name: str, kind: Any) -> Site:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is looked for in a model, and where."""
+    """A search for sites in a model."""
 
     model: nn.Module
     patterns: tuple[str, ...]
@@ -226,7 +226,7 @@ def _inductor_compiles(model: nn.Module) -> bool:
 
 
 def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """What is left of the plan that saves most, verified."""
+    """Return the plan that saves most, without the modules that failed verification, and its report."""
     own = batch is None
     batch = made_batch(model) if own else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())

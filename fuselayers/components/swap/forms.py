@@ -182,7 +182,7 @@ class _Reader(ast.NodeTransformer):
         return read
 
     def _result_of(self, name: str, method: Any, arguments: list[ast.expr]) -> ast.expr:
-        """What a method of the module returns for these arguments."""
+        """Return the result of a method of the module for these arguments."""
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
         if len(own) != len(arguments) + 1 or name in self.methods:

@@ -148,7 +148,7 @@ def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
 
 
 def _unswapped(module: nn.Module) -> nn.Module:
-    """What `torch.jit.script` compiles in place of a swapped module: the same with its own class."""
+    """Return a twin with the module's own class, which `torch.jit.script` compiles in its place."""
     twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__)
     return twin

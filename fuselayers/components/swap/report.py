@@ -1,4 +1,4 @@
-"""What `swap` did, by site."""
+"""The report of `swap`, by site."""
 
 import shutil
 import textwrap
@@ -50,7 +50,7 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class SwapReport:
-    """What `swap` did. Its text, also at a prompt and in a notebook, is a table, as wide as the terminal or COLUMNS.
+    """The result of `swap`. Its text, also at a prompt and in a notebook, is a table as wide as the terminal.
 
     Attributes:
         level: "layers" or "blocks".
@@ -110,7 +110,7 @@ class SwapReport:
         return lines
 
     def _saved_lines(self) -> list[str]:
-        """What a training call keeps, where it was measured."""
+        """The bytes that a training call keeps, where they were measured."""
         if not self.saved_before or self.saved_after is None:
             return []
         before, after = readable_bytes(self.saved_before), readable_bytes(self.saved_after)

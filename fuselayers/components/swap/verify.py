@@ -1,4 +1,4 @@
-"""Whether a swapped module gives the numbers of the original one, and runs in training."""
+"""Verification: a swapped module gives the numbers of the original one, and runs in training."""
 
 import contextlib
 import copy
@@ -170,7 +170,7 @@ _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
 
 
 def _backend(seen: set[tuple[str, str, bool]]) -> str:
-    """What ran the ops that `SeeOps` saw. One whose implementation is not for a GPU alone calls kernels there."""
+    """Name the kind of code that ran the ops `SeeOps` saw. On a GPU every op of its own calls kernels."""
     if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
         return "triton"
     return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
@@ -253,7 +253,7 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    """What the hooks of autograd see. To look for what else is alive takes a second, which the whole model gets."""
+    """Return the bytes that autograd's hooks see. A search for other living storages takes a second: per model only."""
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), torch.random.fork_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

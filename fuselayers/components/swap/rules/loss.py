@@ -38,7 +38,7 @@ NAME: Final = "causal_lm_loss"
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the forward of a causal language model calls.
+    """The calls in the forward of a causal language model.
 
     Attributes:
         head: the name of the last layer.
@@ -134,11 +134,11 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
 
 
 _readings: dict[type, _Reading | None] = {}
-"""What was read of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
+"""The reading of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
 
 
 def _read(cls: Any) -> _Reading | None:
-    """What the forward of a class calls; None for a forward of another form."""
+    """Read the forward of a class; None for a forward of another form."""
     try:
         result = form_of(cls).result
     except Unreadable:
