@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -20,9 +20,10 @@ from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports, add_overrides
 from ..text import chosen_names, print_table, say
 from .cases import OPS, Settings
-from .measure import Subject, copy_bandwidth, measure
-from .report import NOTES, Report, table
-from .subjects import ModelCall, model_subject, op_subject
+from .first_step import first_steps
+from .measure import COMPILE, Measured, Subject, copy_bandwidth, measure
+from .report import FIRST_STEP_NOTE, NOTES, Report, table
+from .subjects import EAGER, ModelCall, model_subject, op_subject
 from .suite import MINUTES, run_suite
 
 DESCRIPTION = """\
@@ -39,7 +40,8 @@ Times one op: its formula in plain eager PyTorch, the same in torch.compile, the
   fuselayers bench op layer_norm --shape 4x1025x768 --dtype bfloat16"""
 _MODEL = """\
 Times one model of the configs: plain eager PyTorch without this library, that one in torch.compile and fused on each
-backend, and this library's layers on each backend; "eager" does not fuse them.
+backend, and this library's layers on each backend; "eager" does not fuse them. The last column is what a user waits
+for: the first forward and backward in a new process, with an empty compile cache and with a filled one.
 
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench model llama_tiny --dropout 0 --json result.json"""
@@ -58,6 +60,7 @@ _DTYPES: Final = {
 }
 _REPEATS: Final = 30
 _OP_SHAPE: Final = (8, 256, 512)
+_DEFAULT: Final = {"op": ("inductor",), "model": (EAGER, "inductor")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,30 +134,40 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     )
     if arguments.subject == "suite":
         return run_suite(arguments, console, report=report, device=device)
-    subject = _subject(arguments, device)
+    chosen = _backends(arguments.backends, default=_DEFAULT[arguments.subject], device=device)
+    call = _model_call(arguments, device) if arguments.subject == "model" else None
+    subject = _op_subject(arguments, device, chosen) if call is None else model_subject(call, backends=chosen)
     report.failed |= subject.wrong
     wrong = [f"{name} is not timed: {reason}" for name, reason in subject.wrong.items()]
     say(console, f"{subject.title}, {subject.dtype}, {'x'.join(map(str, subject.shape))}", report.machine, *wrong)
     report.rows += measure(subject, repeats=arguments.repeats, device=device)
+    if call is not None:
+        report.rows = [_with_first_step(row, call, {COMPILE, *chosen} - {EAGER}, arguments) for row in report.rows]
     print_table(console, table(report.rows, bandwidth=report.bandwidth))
-    say(console, f"medians of {arguments.repeats} in turns", *NOTES)
+    say(console, f"medians of {arguments.repeats} in turns", *NOTES, *([] if call is None else [FIRST_STEP_NOTE]))
     if arguments.json:
         write_text(Path(arguments.json), json.dumps(asdict(report), indent=2) + "\n")
     return int(bool(subject.wrong))
 
 
-def _subject(arguments: argparse.Namespace, device: torch.device) -> Subject:
-    default = ("eager", "inductor") if arguments.subject == "model" else ("inductor",)
-    chosen = _backends(arguments.backends, default, device=device)
-    shape, dtype = None if arguments.shape is None else _shape(arguments.shape), _DTYPES[arguments.dtype]
-    if arguments.subject == "model":
-        overrides = tuple(arguments.overrides)
-        return model_subject(
-            ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device), backends=chosen
-        )
+def _op_subject(arguments: argparse.Namespace, device: torch.device, chosen: Sequence[str]) -> Subject:
+    shape = _OP_SHAPE if arguments.shape is None else _shape(arguments.shape)
     activation = arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu")
-    settings = Settings(shape or _OP_SHAPE, dtype, device, dropout=arguments.dropout, activation=activation)
+    dtype = _DTYPES[arguments.dtype]
+    settings = Settings(shape, dtype, device, dropout=arguments.dropout, activation=activation)
     return op_subject(arguments.name, settings, backends=chosen)
+
+
+def _model_call(arguments: argparse.Namespace, device: torch.device) -> ModelCall:
+    shape = None if arguments.shape is None else _shape(arguments.shape)
+    overrides, dtype = tuple(arguments.overrides), _DTYPES[arguments.dtype]
+    return ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device)
+
+
+def _with_first_step(row: Measured, call: ModelCall, compiled: set[str], arguments: argparse.Namespace) -> Measured:
+    if row.candidate not in compiled:
+        return row
+    return replace(row, first_step=first_steps(call, row.candidate, imports=arguments.imports))
 
 
 def _backends(text: str | None, default: Sequence[str], *, device: torch.device) -> list[str]:

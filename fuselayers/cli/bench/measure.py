@@ -70,6 +70,7 @@ class Measured:
         peak: peak bytes of forward and backward, without the inputs; None on a CPU.
         kept: bytes saved for backward, without the inputs.
         floor: bytes that "forward" and "forward_backward" must move; empty where bandwidth is no limit.
+        first_step: seconds of a compiled model's first step, with an empty compile cache and with a filled one.
     """
 
     title: str
@@ -80,6 +81,7 @@ class Measured:
     peak: int | None
     kept: int
     floor: dict[str, float]
+    first_step: tuple[float, float] | None = None
 
     def median(self, span: str) -> float:
         """Median seconds of one of the two spans."""

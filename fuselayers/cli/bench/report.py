@@ -23,6 +23,11 @@ NOTES: Final = (
     "kept: saved for backward, without inputs and weights; peak: without inputs; bandwidth: of the bytes that must "
     "move, as a share of a copy's rate",
 )
+FIRST_STEP: Final = "first step, cold / warm"
+FIRST_STEP_NOTE: Final = (
+    f"{FIRST_STEP}: forward and backward in a new process, with an empty compile cache and with a filled one; "
+    "fused as the config says"
+)
 _SPANS: Final = {"f": "forward", "fb": "forward_backward"}
 _COLOURS: Final = ("#d1495b", "#2e86ab", "#c98a00", "#4f9d69")
 
@@ -73,6 +78,8 @@ def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict
             line["peak MB"] = f"{row.peak / 1e6:.2f}"
         for short, span in _SPANS.items() if row.floor else ():
             line[f"bandwidth {short}"] = f"{row.floor[span] / row.median(span) / bandwidth:.0%}"
+        if any(other.first_step for other in rows):
+            line[FIRST_STEP] = "{:.1f} / {:.1f} s".format(*row.first_step) if row.first_step else "-"
         lines.append(line)
     return lines
 

@@ -125,22 +125,12 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     """
     torch.compiler.reset()
     config = _config(call)
-    shape = _batch_shape(call.shape, config.model.options.get("context_length"))
+    config = replace(config, fusion=replace(config.fusion, scope="none"))
     torch.manual_seed(0)
-    own, unfused = (
-        build(form).to(device=call.device, dtype=call.dtype).train() for form in (config, plain_config(config))
-    )
+    own, unfused = (_built(call, form) for form in (config, plain_config(config)))
     unfused.load_state_dict(own.state_dict())
-    examples = example_batch(unfused, config, shape, device=call.device, option="--shape")
-    highest = config.model.options.get("vocab_size", config.model.options.get("num_classes", 1))
-    inputs = [tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in examples]
-
-    def candidate(label: str, model: Callable[..., Tensor], weights: nn.Module) -> Candidate:
-        # By name: the twin has its parameters in another order.
-        parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
-        cast = [tensor.to(parameters[0].dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
-        return Candidate(label, lambda: (model(*cast),), parameters)
-
+    shape, inputs = _batch(call, config, unfused)
+    candidate = partial(_model_candidate, inputs)
     count = sum(parameter.numel() for parameter in own.parameters())
     title = f"{call.name}, {count:,} parameters, {config.feedforward.name}"
     try:
@@ -168,12 +158,49 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     return Subject(title, shape, dtype_name(call.dtype), right, wrong)
 
 
+def first_candidate(call: ModelCall, name: str) -> Candidate:
+    """The model as its config fuses it, on a backend, or `torch.compile` of its twin in plain PyTorch.
+
+    Args:
+        name: a backend, or COMPILE.
+    """
+    config = _config(call)
+    config = plain_config(config) if name == COMPILE else replace(config, fusion=replace(config.fusion, backend=name))
+    model = _built(call, config)
+    _, inputs = _batch(call, config, model)
+    if name != COMPILE:
+        return _model_candidate(inputs, name, model, model)
+    twin = plain_twin(model)
+    return _model_candidate(inputs, name, torch.compile(twin), twin)
+
+
+def _built(call: ModelCall, config: Config) -> nn.Module:
+    return build(config).to(device=call.device, dtype=call.dtype).train()
+
+
+def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], list[Tensor]]:
+    """The shape of a batch, and a random batch."""
+    shape = _batch_shape(call.shape, config.model.options.get("context_length"))
+    examples = example_batch(model, config, shape, device=call.device, option="--shape")
+    highest = config.model.options.get("vocab_size", config.model.options.get("num_classes", 1))
+    return shape, [tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in examples]
+
+
+def _model_candidate(
+    inputs: Sequence[Tensor], label: str, model: Callable[..., Tensor], weights: nn.Module
+) -> Candidate:
+    # By name: the twin has its parameters in another order.
+    parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
+    cast = [tensor.to(parameters[0].dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
+    return Candidate(label, lambda: (model(*cast),), parameters)
+
+
 def _config(call: ModelCall) -> Config:
     config = compose(call.name, call.overrides)
-    if call.dropout is not None:
-        values = {"dropout": call.dropout} if call.dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
-        config = with_values(config, lambda option, value: values.get(option, value))
-    return replace(config, fusion=replace(config.fusion, scope="none"))
+    if call.dropout is None:
+        return config
+    values = {"dropout": call.dropout} if call.dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
+    return with_values(config, lambda option, value: values.get(option, value))
 
 
 def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[int, ...]:

@@ -1,4 +1,5 @@
 import json
+import os
 from functools import partial
 from pathlib import Path
 
@@ -49,8 +50,25 @@ def test_times_an_op_plain_compiled_and_fused(capsys: pytest.CaptureFixture[str]
         assert float(rows[row["candidate"]][1]) == pytest.approx(sorted(times["forward"])[1] * 1e3, abs=1e-3)
 
 
+@pytest.mark.slow  # it compiles in four new processes
+def test_times_a_model_and_its_first_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path, folder = tmp_path / "model.json", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--repeats", "1", "--json", str(path)]
+    code, out, err = _bench(capsys, *arguments, "--backends", "eager,inductor")
+    assert (code, err) == (0, "")
+    assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder
+    rows = {row["candidate"]: row["first_step"] for row in json.loads(path.read_text())["rows"]}
+    assert rows.keys() == {"plain", "torch.compile", "plain, inductor", "eager", "inductor"}
+    for name in ("torch.compile", "inductor"):
+        cold, warm = rows.pop(name)
+        assert 0 < warm < cold
+        assert f"{cold:.1f} / {warm:.1f} s" in out
+    assert set(rows.values()) == {None}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_times_a_model(capsys: pytest.CaptureFixture[str], dtype: str) -> None:
+def test_times_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setattr("fuselayers.cli.bench.command.first_steps", lambda call, name, imports: (9.0, 1.0))
     arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]
     code, out, err = _bench(capsys, *arguments, "--backends", "eager", "--dtype", dtype)
     assert (code, err) == (0, "")
