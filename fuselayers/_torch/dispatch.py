@@ -1,4 +1,4 @@
-"""dispatch -- what torch's dispatcher is doing: modes, transforms, autograd's hooks, fake tensors."""
+"""dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _module
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
@@ -80,6 +81,11 @@ def is_intercepted() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
+
+
+def hooks_of_all_modules() -> bool:
+    """True if there is a hook of `torch.nn.modules.module.register_module_forward_hook` or its kin."""
+    return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]

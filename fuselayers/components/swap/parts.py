@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import FakeTensor
-from ..._torch.hooks import hooks_of_all_modules
+from ..._torch.dispatch import FakeTensor, hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
