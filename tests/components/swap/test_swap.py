@@ -189,7 +189,7 @@ def test_the_report_counts_what_a_closure_holds() -> None:
     report = swap(Feedforward(), level="layers", rules=[Rule("r", of=Feedforward, forward=holding)], batch=x)
     assert report.held_after == 5 * 16 * 4
     text = " ".join(str(report).split())
-    assert "320 bytes of them would stay under gradient checkpointing and offloading" in text
+    assert "320 B of them would stay under gradient checkpointing and offloading" in text
     report = swap(Feedforward(), level="layers", batch=x)
     assert report.held_after == 0
 
