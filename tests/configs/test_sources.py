@@ -66,10 +66,3 @@ def sources(config: Config, tmp_path: Path) -> list[Config | Path]:
     path = tmp_path / "saved.yaml"
     path.write_text(to_yaml(config))
     return [config, path]
-
-
-def test_there_and_back_again(tmp_path: Path) -> None:
-    config = compose("gpt_nano", ["feedforward=mlp", "model.embedding.scale=true"])
-    for saved in sources(config, tmp_path):
-        there = compose(saved, ["feedforward=gated_mlp", "norm=rms_norm"])
-        assert compose(there, ["feedforward=mlp", "norm=layer_norm"]) == config

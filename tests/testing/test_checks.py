@@ -127,18 +127,6 @@ class TestDoubleBackward:
             self.check(self.cube(lambda dy, x: dy * 3 * x.detach() ** 2))
 
 
-class TestTransforms:
-    def test_an_error_is_right_too_and_told(self) -> None:
-        def refuses(x: Tensor) -> Tensor:
-            if torch._C._functorch.is_functorch_wrapped_tensor(x):
-                raise RuntimeError("not inside a transform")
-            return x * 3
-
-        said = testing.check_transforms(refuses, lambda x: x * 3, samples((3, 5)))
-        wanted = "raises RuntimeError: not inside a transform"
-        assert said == f"torch.vmap {wanted}; torch.func.vjp {wanted}"
-
-
 class TestDynamic:
     @staticmethod
     def wants_one_size(x: Tensor, y: Tensor) -> Tensor:
