@@ -55,11 +55,3 @@ def test_the_citation_is_of_this_version() -> None:
     citation = _yaml(ROOT / "CITATION.cff")
     assert citation["version"] == fuselayers.__version__
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-
-
-def test_issue_templates_ask_something() -> None:
-    templates = [_yaml(path) for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
-    assert templates
-    for template in templates:
-        assert {"name", "description", "body"} <= template.keys()
-        assert all(field["attributes"]["label"] for field in template["body"])

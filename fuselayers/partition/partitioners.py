@@ -11,6 +11,7 @@ import torch
 import torch.fx as fx
 
 from ..names import no_such
+from ..text_table import bytes_of
 from .cost import CostModel
 from .joint_graph import JointGraph, PartitionError
 from .machine import machine_of
@@ -18,7 +19,6 @@ from .passes import compress_saved_pass, compression
 from .saved_by_budget import limit_for_peak, saved_by_budget, split_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
-from .text_table import bytes_of
 
 
 class Partitioner(Protocol):

@@ -1,19 +1,13 @@
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.output_graph import OutputGraph
 
 import fuselayers
 from benchmarks import partition as bench
-from benchmarks.layers import LAYERS, LayerCase, TransformerLayer
-from fuselayers.cli.bench.measure import Candidate
-from fuselayers.partition import budget
+from benchmarks.layers import LAYERS, LayerCase
 
 CPU = torch.device("cpu")
 UNIT = 4 * 128 * 256 * 4
@@ -66,63 +60,6 @@ def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
     assert bench.budget_note(rows) == f"No point of fuse lies above torch's curve; {below} of {len(rows)} lie below."
 
 
-def test_a_budget_that_we_cannot_keep_is_a_point_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "_TORCH_BUDGETS", (0.9, 0.3))
-    monkeypatch.setattr(bench, "budget", lambda limit: budget(2048 if limit < 4 * UNIT * 2 else limit))
-    rows = bench.budgets(num_layers=1)
-    assert [row["lower"] for row in rows] == ["fuse", "torch"]
-    assert rows[1]["fuse units"] == "-"
-    assert bench.budget_note(rows) == "fuse lies above torch's curve at torch's budget 0.3."
-
-
-@pytest.mark.slow
-def test_saved_rows_count_units_and_refuse_to_time_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(TransformerLayer):
-        def forward(self, x_BTD: torch.Tensor) -> torch.Tensor:
-            y_BTD = super().forward(x_BTD)
-            return y_BTD * 1.5 if torch.compiler.is_compiling() else y_BTD
-
-    monkeypatch.setattr(bench, "LAYERS", {"right": LAYERS["GPT, SDPA"], "wrong": LayerCase(Wrong, 10.0)})
-    symbolic: dict[tuple[int, ...], bool] = {}
-    time_them = bench.time_interleaved
-
-    def timed(candidates: Sequence[Candidate], **options: Any) -> list[dict[str, list[float]]]:
-        with record_sizes(symbolic):
-            return time_them(candidates, **options)
-
-    monkeypatch.setattr(bench, "time_interleaved", timed)
-    monkeypatch.setattr(bench, "_TIMED", (128, (8, 256)))
-    rows = bench.saved(CPU, repeats=2, dtypes=(torch.float32,))
-    for form in ("torch.compile", "fuse"):
-        assert f"{form}: output 0 is off by" in str(rows[1]["wrong"])
-    assert rows[1]["step / eager"] == rows[1]["step / torch.compile"] == "-"
-    right = rows[0]
-    assert right["wrong"] == ""
-    assert right["fuse"] < right["torch.compile"] < right["eager"]
-    assert right["matmuls again"] == 0
-    assert right["step / eager"] > 0
-    # Counting at another size first must not make the graphs that are timed symbolic.
-    assert symbolic == {(8, 256, 128): False}
-
-
-@contextmanager
-def record_sizes(symbolic: dict[tuple[int, ...], bool]) -> Iterator[None]:
-    """Note whether graphs of [batch, tokens, hidden] that are compiled meanwhile have symbolic sizes."""
-    compile_graph = OutputGraph.call_user_compiler
-
-    def recorded(self: OutputGraph, module: torch.fx.GraphModule, *args: Any, **options: Any) -> Any:
-        for node in module.graph.find_nodes(op="placeholder"):
-            example = node.meta.get("example_value")
-            if isinstance(example, Tensor) and example.ndim == 3:
-                shape = tuple(size if isinstance(size, int) else size.node.hint for size in example.shape)
-                symbolic[shape] = any(isinstance(size, torch.SymInt) for size in example.shape)
-        return compile_graph(self, module, *args, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OutputGraph, "call_user_compiler", recorded)
-        yield
-
-
 def test_the_command_prints_and_writes_both_tables(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,8 +91,3 @@ def test_a_higher_budget_and_wrong_numbers_fail_the_command(
     monkeypatch.setattr(bench, "budgets", lambda: [{"torch's budget": 0.5, "lower": lower}])
     assert bench.main(["--device", "cpu"]) == 1
     assert text in capsys.readouterr().out
-
-
-def test_bad_input_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--repeats", "0"]) == 2
-    assert "--repeats must be at least 1, got 0" in capsys.readouterr().err

@@ -1,15 +1,11 @@
-import argparse
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from fuselayers.cli import explain as command
 from fuselayers.cli.main import main
 from fuselayers.partition import MemoryReport, default, explain
 from tests.cli.conftest import TINY_MODEL
@@ -66,7 +62,7 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     ("model", "batch", "shapes"),
     [
         ("t5_tiny", "3x5", [(3, 5), (3, 5)]),
-        ("vit_tiny", "3", [(3, 3, 12, 12), (3,)]),
+        pytest.param("vit_tiny", "3", [(3, 3, 12, 12), (3,)], marks=pytest.mark.slow),
         pytest.param("vit_tiny", None, [(1, 3, 12, 12), (1,)], marks=pytest.mark.slow),
     ],
 )
@@ -84,15 +80,6 @@ def test_what_a_model_is_explained_with(
     assert main(["explain", model, *rest]) == 0
 
 
-def test_a_terminal_shows_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuselayers.cli.explain.explain", explain_a_sine)
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    console = Console(force_terminal=True, width=80, file=io.StringIO())
-    assert command.run(parser.parse_args([*MODEL, "--partition", "default"]), console) == 0
-    assert "tracing and cutting the graphs" in console.file.getvalue()  # type: ignore[attr-defined]
-
-
 def test_a_wrong_suffix_is_refused_before_the_work(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,11 +92,7 @@ def test_a_wrong_suffix_is_refused_before_the_work(
     ("arguments", "text"),
     [
         (["--batch", "2"], "--batch must be sequences x tokens, as 4x128, got '2'"),
-        (["--batch", "2x99"], "--batch has sequences of 99 tokens, the model's context is 16"),
-        (["--partition", "budget:much"], "'budget:much' is no budget: write budget:0.5 for a share"),
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
-        (["--partition", "mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
-        (["--backend", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
         (["--rows", "0"], "--rows must be at least 1, got 0"),
     ],

@@ -14,7 +14,7 @@ def test_auto_is_a_gpu_where_torch_can_use_one(monkeypatch: pytest.MonkeyPatch) 
     assert choose_device("auto", setting="--device") == torch.device("cuda")
 
 
-@pytest.mark.parametrize("name", ["toaster", "cuda:99", "", "privateuseone", "hpu", "meta"])
+@pytest.mark.parametrize("name", ["toaster", "cuda:99", "", "meta"])
 def test_a_device_that_cannot_be_used_is_refused(name: str) -> None:
     text = f"^--device must be auto, cpu or a GPU that torch can use, got '{name}'; here there are: auto, cpu"
     with pytest.raises(ValueError, match=text):

@@ -83,17 +83,10 @@ def test_errors_of_overlapping_patches() -> None:
             ValueError,
             "images must be [B, 3, height, width], got [3, 8, 8]; add the batch dimension with images[None]",
         ),
-        (torch.zeros(1, 8, 8, 3), ValueError, "images must be [B, 3, height, width], got [1, 8, 8, 3]"),
         (
             torch.zeros(1, 3, 8, 10),
             ValueError,
             "the height and width of images must be multiples of patch_size, 4 pixels, got [1, 3, 8, 10]; resize or "
-            "pad the images",
-        ),
-        (
-            torch.zeros(1, 3, 0, 8),
-            ValueError,
-            "the height and width of images must be multiples of patch_size, 4 pixels, got [1, 3, 0, 8]; resize or "
             "pad the images",
         ),
     ],

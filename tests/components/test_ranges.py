@@ -1,12 +1,12 @@
 import inspect
-import math
 import re
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 from fuselayers.components import KINDS, Range, get, names, options
-from fuselayers.components.ranges import Count, Probability, Share, Size, in_range, range_of
+from fuselayers.components.ranges import Count, OptionsOf, Probability, Share, Size, in_range, range_of
 from fuselayers.components.registry import Choice
 
 NUMBERS = [
@@ -78,6 +78,34 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
     assert range_of(Share) == Range(above=0, maximum=1)
 
 
+def test_arguments_that_are_passed_on_are_in_the_signature() -> None:
+    class Base:
+        @in_range
+        def __init__(self, name: str, *, width: Size, p: Probability = 0.0, heads: Count = 1) -> None:
+            self.built = (name, width, p, heads)
+
+    class Layer(Base):
+        @in_range
+        def __init__(
+            self, *, depth: Size, p: Probability = 0.5, **of_base: Annotated[Any, OptionsOf(Base, without=("heads",))]
+        ) -> None:
+            super().__init__("layer", p=p, **of_base)
+
+    parameters = inspect.signature(Layer).parameters
+    assert [(name, parameter.default) for name, parameter in parameters.items()] == [
+        ("depth", inspect.Parameter.empty),
+        ("p", 0.5),
+        ("width", inspect.Parameter.empty),
+    ]
+    assert Layer(depth=1, width=3).built == ("layer", 3, 0.5, 1)
+    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
+        Layer(depth=1, width=0)
+    with pytest.raises(TypeError, match=r"^no Layer argument 'heads'; there are: depth, p, width$"):
+        Layer(depth=1, width=3, heads=2)
+    with pytest.raises(TypeError, match=r"^Layer: missing .*'width'; it takes by name depth, p, width$"):
+        Layer(depth=1)
+
+
 WHOLE = "must be a whole number, got"
 
 
@@ -85,15 +113,10 @@ WHOLE = "must be a whole number, got"
     ("arguments", "text"),
     [
         ({"width": 2.5}, f"width {WHOLE} 2.5"),
-        ({"width": 2.0}, f"width {WHOLE} 2.0"),
         ({"width": True}, f"width {WHOLE} True"),
-        ({"width": "3"}, f"width {WHOLE} '3'"),
-        ({"width": math.nan}, f"width {WHOLE} nan"),
         ({"width": np.float32(2)}, f"width {WHOLE} {np.float32(2)!r}"),
-        ({"width": 3, "heads": 1.5}, f"heads {WHOLE} 1.5"),
         ({"width": 3, "p": "0.1"}, "p must be a number, got '0.1'"),
         ({"width": 3, "p": False}, "p must be a number, got False"),
-        ({"width": 3, "p": [0.1]}, "p must be a number, got [0.1]"),
     ],
 )
 def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) -> None:
@@ -106,19 +129,7 @@ def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) 
 
 
 @pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
-def test_every_component_refuses_what_is_no_number(kind: str, name: str, option: object) -> None:
-    component = get(kind, name)
-    given = {
-        parameter: ARGUMENTS[parameter]
-        for parameter in inspect.signature(component).parameters
-        if parameter in ARGUMENTS and parameter != option.name  # type: ignore[attr-defined]
-    }
-    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
-def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str, option: object) -> None:
+def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: str, name: str, option: object) -> None:
     bounds: Range = option.range  # type: ignore[attr-defined]
     lowest = bounds.minimum if bounds.minimum is not None else bounds.above
     wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
@@ -129,5 +140,7 @@ def test_every_component_refuses_what_is_out_of_its_ranges(kind: str, name: str,
         for parameter in wanted
         if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
     }
+    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
+        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
         component(**given, **{option.name: wrong})  # type: ignore[attr-defined]

@@ -156,25 +156,11 @@ def test_an_unknown_name(use: object) -> None:
     ("kind", "choice", "built_in", "text"),
     [
         (
-            "feedforward",
-            Choice("mlp", {"expantion": 2.0}),
-            {},
-            "no mlp option 'expantion'; did you mean 'expansion'? there are: activation, bias, dropout, expansion, "
-            "width",
-        ),
-        (
             "attention",
             Choice("multi_head", {"num_heads": 2, "causal": False}),
             {},
             "'causal' is no option of attention 'multi_head': the model sets it, a decoder to True; leave it out",
         ),
-        (
-            "norm",
-            Choice("layer_norm", {"hidden_dim": 4}),
-            {},
-            "no layer_norm option 'hidden_dim'; there are: bias, eps",
-        ),
-        ("attention", "multi_head", {}, "attention 'multi_head' needs the option 'num_heads' (number of query heads.)"),
         (
             "feedforward",
             "mlp",
@@ -192,10 +178,3 @@ def test_an_unknown_name(use: object) -> None:
 def test_what_create_refuses(kind: str, choice: Choice | str, built_in: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         create(kind, choice, 4, **built_in)
-
-
-def test_accepted_keeps_what_the_class_lists() -> None:
-    offer = {"backend": "eager", "partition": "default", "hidden_dim": 3}
-    assert accepted("feedforward", Choice("fused_mlp"), **offer) == {"backend": "eager", "partition": "default"}
-    assert accepted("feedforward", "mlp", **offer) == {}
-    assert accepted("position", "learned", **offer) == {"hidden_dim": 3}

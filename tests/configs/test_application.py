@@ -12,7 +12,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 import fuselayers
-from fuselayers.configs import compose, to_yaml
+from fuselayers.configs import compose
 
 PRIMARY = """\
 hydra:
@@ -125,17 +125,6 @@ def test_errors(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         compose(application_config(**changes))
     assert text in str(caught.value)
-
-
-def test_a_resolved_config_may_refer_to_the_rest_of_the_application() -> None:
-    cfg = application_config(norm={"name": "rms_norm", "eps": "${width}"}, width=0.5, paths={})
-    OmegaConf.resolve(cfg)
-    assert compose(cfg).norm.options["eps"] == 0.5
-
-
-def test_a_saved_config_that_omegaconf_loaded_is_whole() -> None:
-    config = compose("llama_tiny", ["train.steps=3"])
-    assert compose(OmegaConf.create(to_yaml(config))) == config
 
 
 def test_an_option_of_another_component_is_dropped_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -113,7 +113,7 @@ def test_compressed_blocks() -> None:
     assert saved_bytes(compressed.blocks[0], x) < 0.3 * saved_bytes(exact.blocks[0], x)
 
 
-@pytest.mark.parametrize("scope", ["none", "block", "model"])
+@pytest.mark.parametrize("scope", ["none", "model"])
 def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
     model = build("gpt_nano", ["fusion=eager", *TINY, f"fusion.scope={scope}"])
     text = "tokens must be int64 or int32, got torch.float32; convert with tokens.long()"
@@ -159,10 +159,6 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
     ("overrides", "text"),
     [
         (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
-        (["model.num_layers=0"], "model.num_layers must be at least 1, got 0"),
-        (["feedforward.expansion=-1"], "feedforward.expansion must be above 0, got -1.0"),
-        (["model.dropout=1.5"], "model.dropout must be at least 0 and at most 1, got 1.5"),
-        (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
     ],
 )
 def test_errors(overrides: list[str], text: str) -> None:
@@ -187,13 +183,6 @@ def test_a_model_beyond_memory_is_refused_before_it_is_built(overrides: list[str
 
 
 @pytest.mark.slow
-def test_a_model_of_too_many_layers_is_refused_everywhere() -> None:
-    for make in (build, on_meta):
-        with pytest.raises(ValueError, match=r"^the model has more than 100,000 modules; choose fewer layers or exper"):
-            make("gpt_nano", ["model.num_layers=1000000000", "model.hidden_dim=4"])
-
-
-@pytest.mark.slow
 def test_a_model_of_fake_tensors_may_be_larger_than_the_machine() -> None:
     with FakeTensorMode():
         assert parameters(build("llama3_8b", ["model.num_layers=256", "fusion=off"])) > 5e10
@@ -202,12 +191,8 @@ def test_a_model_of_fake_tensors_may_be_larger_than_the_machine() -> None:
 # Not mixtral_tiny, whose graph breaks at a tensor's value: `explain` refuses it.
 SHIPPED = [name for name in choices("model") if name.endswith(("nano", "tiny")) and name != "mixtral_tiny"]
 CUTS = [*itertools.product(("eager", "inductor"), ("default", "min_cut", "budget:0.5")), ("auto", "min_cut")]
-# A case takes 1 to 40 seconds. "auto" begins with Inductor.
-DAILY = [
-    *itertools.product(("vit_tiny", "gpt_nano"), CUTS[:3]),
-    ("bert_tiny", ("eager", "budget:0.5")),
-    *itertools.product(("gpt2_tiny",), (("inductor", "budget:0.5"), ("auto", "min_cut"))),
-]
+# A case takes 1 to 40 seconds; a function's report is compared with what Inductor compiles every day.
+DAILY = [("vit_tiny", ("eager", "default")), ("bert_tiny", ("eager", "budget:0.5"))]
 
 
 @pytest.mark.parametrize(

@@ -75,13 +75,6 @@ def test_a_swap_keeps_what_differs_from_a_default_and_says_what_else_changes(cap
     assert {record.levelname for record in caplog.records} == {"WARNING"}
 
 
-def test_the_log_shows_a_component_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    expert = {"name": "gated_mlp", "expansion": 1 / 3}
-    compose({"feedforward": {"name": "mixture_of_experts", "num_experts": 4, "expert": expert}}, ["feedforward=mlp"])
-    (text,) = caplog.messages
-    assert "dropped num_experts=4, expert=gated_mlp, which mlp does not have" in text
-
-
 def test_a_swap_in_a_shipped_model_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fuselayers")
     llama = compose("llama_tiny", ["feedforward=mlp", "feedforward.expansion=3", "norm=layer_norm"])
@@ -136,12 +129,6 @@ class TestSources:
         swapped = compose(path, ["feedforward=mlp"]).feedforward
         assert (swapped.name, swapped.options["expansion"]) == ("mlp", 3.0)
 
-    def test_a_preset_chosen_on_top_of_a_file_replaces_its_section(self, tmp_path: Path) -> None:
-        source = {"train": {"seed": 6}, "fusion": {"scope": "block"}}
-        config = compose(source, ["train=quick", "train.steps=3"])
-        assert config.train == replace(compose(overrides=["train=quick"]).train, steps=3)
-        assert config.fusion.scope == "block"
-
     @pytest.mark.parametrize(
         ("source", "error", "text"),
         [
@@ -177,45 +164,25 @@ class TestSources:
             "no config group 'feedforwrd'; did you mean 'feedforward'? there are: "
             "attention, data, feedforward, fusion, model, norm, parallel, position, residual, train",
         ),
-        (["feedforwrd.expansion=2"], "no config group 'feedforwrd'; did you mean 'feedforward'?"),
         (
             ["feedforward=mpl"],
             "no feedforward 'mpl'; did you mean 'mlp'? there are: conv_mlp, fused_mlp, gated_mlp, mixture_of_experts, "
             "mlp",
         ),
-        (["feedforward.name=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
-        (["train=defualt"], "no train 'defualt'; did you mean 'default'? there are: default, quick"),
-        (["fusion=of"], "no fusion 'of'; did you mean 'off'? there are: auto, eager, inductor, nvfuser, off, triton"),
         (
             ["feedforward.expansoin=2"],
             "no fused_mlp option 'expansoin'; did you mean 'expansion'? "
             "there are: activation, bias, dropout, expansion",
         ),
-        (["feedforward=mlp", "feedforward.multiple_of=2"], "no mlp option 'multiple_of'; there are: activation, bias"),
-        (
-            ["feedforward.backend=eager"],
-            "no fused_mlp option 'backend'; did you mean 'fusion.backend'?",
-        ),
-        (["model.hidden_dims=8"], "no decoder option 'hidden_dims'; did you mean 'hidden_dim'?"),
-        (
-            ["position=rotry"],
-            "no position 'rotry'; did you mean 'rotary'? there are: alibi, learned, none, relative, rotary, sinusoidal",
-        ),
         (["position.base=5"], "no learned option 'base'; there are none"),
-        (["position=rotary", "position.bse=5"], "no rotary option 'bse'; did you mean 'base'?"),
-        (["train.step=1"], "no train option 'step'; did you mean 'steps'? there are: accumulate"),
         (["fusion.scop=model"], "no fusion option 'scop'; did you mean 'scope'? there are: backend, compress, parti"),
         (["fusion.compress=int4"], "no compression 'int4'; did you mean 'int8'? there are: bfloat16, float8, int8"),
         (["feedforward.expansion=four"], "feedforward.expansion must be a number, got 'four'"),
-        (["feedforward.expansion=true"], "feedforward.expansion must be a number, got True"),
         (["feedforward.expansion=inf"], "feedforward.expansion must be a number, got inf"),
         (["feedforward.bias=1"], "feedforward.bias must be true or false, got 1"),
-        (["feedforward.activation=gelo"], "no activation 'gelo'; did you mean 'gelu'?"),
         (["feedforward.activation=3"], "feedforward.activation must be text or null, got 3"),
-        (["attention.num_kv_heads=two"], "attention.num_kv_heads must be a whole number or null, got 'two'"),
         (["model.hidden_dim=128.5"], "model.hidden_dim must be a whole number, got 128.5"),
         (["position=5"], "position must be the name of a choice or a mapping of options, got a int"),
-        (["model.block=5"], "model.block must be a name or a mapping of options, got 5"),
         (["position.base=x", "position=rotary"], "position.base must be a number, got 'x'"),
         (
             ["feedforward.name=[a]"],
@@ -223,13 +190,7 @@ class TestSources:
             "mixture_of_experts, mlp",
         ),
         (["model.name=bert_base"], "'bert_base' is a file; choose it with model=bert_base"),
-        (["train.steps=0"], "train.steps must be at least 1, got 0"),
-        (["train.beta1=1"], "train.beta1 must be at least 0 and below 1, got 1.0"),
-        (["train.learning_rate=0"], "train.learning_rate must be above 0, got 0.0"),
-        (["data.held_out=1.5"], "data.held_out must be above 0 and below 1, got 1.5"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
-        (["fusion.scope=blok"], "no fusion.scope 'blok'; did you mean 'block'? there are: block, model, none"),
-        (["fusion.backend=nvfuse"], "no backend 'nvfuse'; did you mean 'nvfuser'?"),
         (
             ["fusion.backend=null"],
             "fusion.backend must be a name, got null; leave it out, or write auto",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -22,20 +21,13 @@ TAG = "YAML tags are refused, got one in line"
 OVERRIDES = [
     ("_target_=os.system", f"'_target_' {CALL}"),
     ("feedforward={_target_: builtins.eval, _args_: [1]}", f"'feedforward._target_' {CALL}"),
-    ("model.block._target_=os.system", f"'model.block._target_' {CALL}"),
     ("model.layers=[{at: 0, feedforward: {_target_: os.system}}]", f"'model.layers[0].feedforward._target_' {CALL}"),
-    ("model.layers=[{at: 0, norm: os.system}]", "no norm 'os.system'"),
     ("feedforward=torch.nn.Linear", "no feedforward 'torch.nn.Linear'"),
-    ("feedforward.activation=os.system", "no activation 'os.system'"),
     ("model=../../../etc/passwd", "no model '../../../etc/passwd'"),
     ("model=${oc.env:HOME}", f"model='${{oc.env:HOME}}' {RESOLVER}"),
-    ("train.output='x${oc.env:HOME}'", RESOLVER),
     ("train.output='${train.${oc.env:HOME}}'", RESOLVER),
-    ("+feedforward._target_=os.system", "is refused: every option has its place already"),
     ("hydra/launcher=basic", HYDRA),
-    ("hydra.searchpath=[pkg://os]", "hydra.searchpath: 'pkg://os' is refused: only folders are looked through"),
     ("train.steps=glob(*)", "asks for several runs; give one value, or a list as [a,b]"),
-    ("train.steps=!!python/object/apply:os.system", "cannot read the override"),
     ("train.steps=" + "[" * 4000 + "]" * 4000, f"cannot read the override '{'train.steps='.ljust(79, '[')}...: write"),
     ("train.output=" + "x" * 20_000, "an override may have 10,000 characters at most, got 20,013"),
     ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than 8 levels; no config is"),
@@ -56,17 +48,11 @@ def test_overrides(override: str, text: str, monkeypatch: pytest.MonkeyPatch) ->
 FILES = [
     ("model: {block: {_target_: torch.hub.load, name: transformer}}", f"'model.block._target_' {CALL}"),
     ("model: !!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 1"),
-    ("train: {steps: !!int '5'}", f"{TAG} 1"),
     ("train: &t {steps: 5}\ndata: *t", "YAML anchors are refused, got one in line 1: write the value out"),
     ("train:\n  output: '${oc.env:HOME}'", f"line 2: {STAND_ALONE}"),
-    ("'${oc.env:HOME}': 1", f"line 1: {STAND_ALONE}"),
     ("hydra: {searchpath: [/tmp]}", f"'hydra' {HYDRA}"),
-    ("defaults: [{'override hydra/job_logging': x}]", "no config group 'hydra/job_logging'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
     (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key '{'x' * 79}..."),
-    ("# nothing\n", "a config must be a mapping of groups, got nothing"),
-    ("5", "a config must be a mapping of groups, got a single value"),
-    ("1: {steps: 5}", "the keys of a config must be text, got 1"),
     ("a: " + "[" * 2000 + "]" * 2000, "theirs.yaml is nested deeper than 8 levels; no config is"),
     ("# " + "x" * 100_001, "a config file may have 100,000 bytes at most; no config is larger"),
 ]
@@ -90,19 +76,10 @@ def test_more_layers_than_a_config_may_hold() -> None:
         compose({"model": {"layers": [entry] * 201}})
 
 
-def test_a_file_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "theirs.yaml").write_bytes(b"model: \xff\xfe")
-    with pytest.raises(ValueError, match=r"theirs\.yaml: a config file must be UTF-8 text"):
-        compose(tmp_path / "theirs.yaml")
-
-
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
         (print, "builtin_function_or_method"),
-        (b"x", "bytes"),
-        ({1}, "set"),
-        (Path("x"), "PosixPath"),
         (torch.nn.Mish(), "Mish; register its class with components.register, and write the name$"),
     ],
 )
@@ -118,26 +95,15 @@ def test_a_mapping_that_holds_itself() -> None:
         compose(endless)
 
 
-def test_no_module_is_imported_on_a_strangers_word() -> None:
-    sys.modules.pop("antigravity", None)
-    for override in ("feedforward._target_=antigravity.fly", "feedforward=antigravity", "model.block=antigravity"):
-        with pytest.raises(ValueError, match=r"antigravity|_target_"):
-            compose(overrides=[override])
-    assert "antigravity" not in sys.modules
-
-
 @pytest.mark.parametrize(
     "content",
     # A scalar, a reference, a tag, an anchor, broken quotes, and a secret in place of a section's options.
     [
         "my secret",
-        "user: ${DB_USER:-my secret}",
         "password: my secret",
-        "a: !my_secret x",
         "a: *my_secret",
         'a: "\\my \\secret"',
         "model: [my secret]",
-        "defaults: my secret",
     ],
 )
 def test_a_file_that_is_no_config_is_not_quoted(content: str, tmp_path: Path) -> None:
@@ -156,17 +122,13 @@ LONG = "x" * 9000
     # A choice, a group, an option, values of two types, an override, a source, and entries of a mapping.
     [
         ("gpt_nano", [f"feedforward={LONG}"]),
-        ("gpt_nano", [f"{LONG}=1"]),
         ("gpt_nano", [f"feedforward.{LONG}=1"]),
-        ("gpt_nano", [f"train.precision={LONG}"]),
         ("gpt_nano", [f"train.steps=[{LONG}]"]),
-        ("gpt_nano", [LONG]),
         (LONG, []),
-        ({"train": {LONG: 1}}, []),
         ({"train": {"steps": 10**5000}}, []),
         ({"defaults": [LONG]}, []),
     ],
-    ids=range(10),
+    ids=range(6),
 )
 def test_an_error_quotes_the_beginning_of_a_long_value(source: Any, overrides: list[str]) -> None:
     with pytest.raises((ValueError, TypeError)) as caught:

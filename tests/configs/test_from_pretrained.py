@@ -41,8 +41,11 @@ def varied(name: str, **config: Any) -> Twin:
     return dataclasses.replace(TWINS[name], config={**TWINS[name].config, **config})
 
 
+# Of each model_type one at least; the sizes of the others are compared in hugging_face/test_load.py.
 WRITTEN = {
-    **TWINS,
+    **{
+        name: TWINS[name] for name in ("bert_tiny", "mistral_tiny", "mixtral_tiny", "qwen3_tiny", "t5_tiny", "vit_tiny")
+    },
     **{name: Twin("llama", "llama", "LlamaForCausalLM", {**LLAMA, **scaled}) for name, scaled in STRETCHED.items()},
     "gpt2_untied": varied("gpt2_tiny", tie_word_embeddings=False),
     "opt_post_norm": varied("opt_tiny", do_layer_norm_before=False),
@@ -228,17 +231,12 @@ def test_names_in_older_files() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gpt3"}, "no model_type (of config.json) 'gpt3'; did you mean 'gpt2'? there are: bert, bloom, "),
-    ({"model_type": ["gpt2"]}, "no model_type (of config.json) ['gpt2']; there are: bert"),
     ({"n_embd": None}, "config.json has no n_embd, which its model_type needs"),
-    ({"n_embd": "big"}, "n_embd of config.json must be a whole number from 1 on, got 'big'"),
     ({"n_layer": "${oc.env:HOME}"}, "model.num_layers"),
     ({"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx = True; this library has only F"),
     ({"activation_function": "tanh"}, "no activation (activation_function of config.json) 'tanh'; there are: gelu, "),
     ({"quantization_config": {"bits": 4}}, "config.json has a quantization_config; quantized weights are not read"),
-    ({"dtype": "float8"}, "dtype of config.json must be a floating dtype of torch, got 'float8'; pass dtype="),
     ({"n_layer": 1}, "the state_dict does not fit this gpt2: blocks.1."),
-    ({"n_layer": 3}, "the state_dict does not fit this gpt2: blocks.2."),
-    ({"n_embd": 36}, "the state_dict does not fit this gpt2: blocks.0.attention.qkv.bias must be [108], g"),
     ({"tie_word_embeddings": False}, "the state_dict does not fit this gpt2: head.weight is missing"),
     ({"n_layer": 9, "n_embd": 10**6, "n_head": 10**6}, "needs at least "),
 ]
@@ -259,10 +257,6 @@ def with_a_broken_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
 
-def with_a_list(folder: Path) -> None:
-    (folder / "config.json").write_text("[1]")
-
-
 def with_pickle(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
@@ -277,16 +271,11 @@ def with_a_lost_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def with_an_empty_index(folder: Path) -> None:
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
 @pytest.mark.parametrize(
     ("damage", "kind", "text"),
     [
         (without_config, FileNotFoundError, "has no config.json, which every checkpoint has"),
         (with_a_broken_config, ValueError, "config.json' is no JSON: "),
-        (with_a_list, ValueError, "config.json' must hold a mapping, got [1]"),
         (
             with_pickle,
             FileNotFoundError,
@@ -294,7 +283,6 @@ def with_an_empty_index(folder: Path) -> None:
         ),
         (cut_off, ValueError, "model.safetensors' is damaged: "),
         (with_a_lost_shard, FileNotFoundError, "lacks model-00001-of-00001.safetensors, which model.safetensors.index"),
-        (with_an_empty_index, ValueError, "must hold a weight_map from tensors to files"),
     ],
 )
 def test_a_damaged_folder(damage: Callable[[Path], None], kind: type[Exception], text: str, gpt2: Path) -> None:
@@ -326,15 +314,3 @@ def test_weights_of_another_task_are_refused(gpt2: Path) -> None:
     write(gpt2, GPT2, {**state, "score.weight": torch.zeros(2, 32)})
     with pytest.raises(ValueError, match=r"^the state_dict does not fit this gpt2: score.weight is no weight of it"):
         from_pretrained(gpt2, OFF)
-
-
-def test_a_name_that_is_neither_here_nor_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = pytest.importorskip("huggingface_hub")
-
-    def snapshot_download(name: str, **_: Any) -> str:
-        raise OSError("no such repository")
-
-    monkeypatch.setattr(hub, "snapshot_download", snapshot_download)
-    with pytest.raises(OSError, match=r"^no such repository") as caught:
-        from_pretrained("nosuchdir")
-    assert caught.value.__notes__ == ["there is no folder 'nosuchdir' here, so it was looked up at Hugging Face"]

@@ -31,14 +31,6 @@ def test_a_part_is_changed_as_an_override_would_change_it() -> None:
     }
 
 
-def test_options_alone_keep_the_part() -> None:
-    (change,) = layers("[{at: 0, attention: {num_heads: 2}, residual: deepnorm, block: transformer}]")
-    assert isinstance(change.attention, Choice)
-    assert (change.at, change.attention.name, change.attention.options["num_heads"]) == ("0", "multi_head", 2)
-    assert change.residual == Choice("deepnorm", {"layer_scale": None, "stochastic_depth": 0.0, "alpha": None})
-    assert change.block == Choice("transformer")
-
-
 def test_the_model_is_built_and_the_file_of_it_builds_it_again(tmp_path: Path) -> None:
     config = compose(
         "gpt_nano", [*SMALL, "model.layers=[{at: '1:', feedforward: gated_mlp}, {at: -1, norm: rms_norm}]"]

@@ -1,10 +1,9 @@
 import re
-from pathlib import Path
 
 import pytest
 
 from fuselayers.components.model import Decoder
-from fuselayers.configs import build, compose, to_yaml
+from fuselayers.configs import build, compose
 
 
 @pytest.mark.parametrize(
@@ -66,13 +65,6 @@ def test_the_experts_of_a_mixture_come_from_a_config(source: object, overrides: 
             )
         },
     }
-
-
-def test_a_written_config_is_read_again(tmp_path: Path) -> None:
-    config = compose({"feedforward": MIXTURE})
-    path = tmp_path / "config.yaml"
-    path.write_text(to_yaml(config))
-    assert compose(str(path)) == config
 
 
 def test_a_mixture_for_some_layers_only() -> None:

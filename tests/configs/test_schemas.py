@@ -20,10 +20,7 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
     [
         # A case for each kind of range and type, and each rule between fields.
         ("train", {"steps": 0}, "train.steps must be at least 1, got 0"),
-        ("train", {"clip_norm": -1}, "train.clip_norm must be at least 0, got -1"),
-        ("train", {"learning_rate": 0.0}, "train.learning_rate must be above 0, got 0.0"),
         ("train", {"beta2": 1.0}, "train.beta2 must be at least 0 and below 1, got 1.0"),
-        ("train", {"seed": -1}, "train.seed must be at least 0 and below 9223372036854775808, got -1"),
         (
             "train",
             {"seed": 2**63},
@@ -34,7 +31,6 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
             {"checkpointing": "blok"},
             "no parallel.checkpointing 'blok'; did you mean 'block'? there are: block, budget:0.5, none, selective",
         ),
-        ("parallel", {"checkpointing": "budget:2x"}, "budget"),
         (
             "parallel",
             {"sequence": True},
@@ -48,9 +44,7 @@ def test_no_field_has_a_value_but_the_files(section: type) -> None:
         ),
         ("train", {"compare": "yes"}, "train.compare must be true or false, got 'yes'"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),
-        ("train", {"device": 3}, "train.device must be text, got 3; quote it to make it text"),
         ("fusion", {"scope": "modle"}, "no fusion.scope 'modle'; did you mean 'model'? there are: block, model"),
-        ("fusion", {"backend": "eeger"}, "no backend 'eeger'; did you mean 'eager'?"),
         (
             "fusion",
             {"partition": "min-cut"},
@@ -62,9 +56,3 @@ def test_a_section_cannot_be_made_wrong(section: str, changes: dict[str, Any], t
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         replace(getattr(compose(), section), **changes)
     assert text in str(caught.value)
-
-
-def test_edges_that_are_allowed() -> None:
-    train = replace(compose().train, min_learning_rate=0, warmup_steps=0, clip_norm=0, sample_bytes=0, beta1=0)
-    assert (train.min_learning_rate, type(train.clip_norm)) == (0.0, float)
-    assert replace(compose().data, suffixes=[".c"]).suffixes == (".c",)

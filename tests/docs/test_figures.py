@@ -17,11 +17,3 @@ def test_pages_have_figures() -> None:
 def test_figures_are_those_of_the_data(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert written(text) == text, "its data changed, or somebody typed a figure: python -m docs.figures"
-
-
-def test_a_figure_that_was_typed_is_replaced() -> None:
-    page = "before\n<!-- figures of fine_tune_gpt2 -->\n| saved kB | 1 |\n<!-- end of figures -->\nafter\n"
-    made = written(page)
-    assert made.startswith("before\n<!-- figures of fine_tune_gpt2 -->\n| saved kB | plain |")
-    assert "| 1 |" not in made
-    assert written(made) == made

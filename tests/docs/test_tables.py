@@ -57,12 +57,6 @@ def test_the_options_of_every_member_are_on_the_page_of_its_kind(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_options_are_in_the_order_of_the_hand_written_table(kind: str) -> None:
-    described = [row[0].strip("`") for row in _rows(_text(f"components/{kind}.md")) if len(row) == 3]
-    assert list(_option_sections(kind)) == [name for name in described if name in _members(kind)]
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_names_in_tables_are_links_to_their_classes(kind: str) -> None:
     page = filled(_text(f"components/{kind}.md"))
     for name in _members(kind):
@@ -109,21 +103,6 @@ def test_every_shipped_model_is_on_the_page_on_configs() -> None:
     shown = {row[0]: row[1] for row in _rows(filled(_text("build_from_config.md")))}
     for name in choices("model"):
         assert len(shown[f"`{name}`"]) > 10, name
-
-
-def test_a_marker_is_a_line_by_itself() -> None:
-    page = "before\n\n<!-- options: norm -->\n\nafter `<!-- options: norm -->`\n"
-    made = filled(page)
-    assert made.startswith("before\n\n### {py:class}`")
-    assert "| `eps` | `float`, at least 0 | `1e-05` | added to the variance. |\n" in made
-    assert made.endswith("\n\nafter `<!-- options: norm -->`\n")
-
-
-def test_bars_do_not_end_cells() -> None:
-    made = filled("<!-- options: attention -->")
-    assert r"| `window` | `int \| None`, at least 1 | `None` |" in made
-    for row in _rows(made):
-        assert len(row) == 4, row
 
 
 @pytest.mark.parametrize(

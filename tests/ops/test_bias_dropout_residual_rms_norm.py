@@ -33,6 +33,7 @@ def test_is_its_formula(style: str) -> None:
     torch.testing.assert_close(op(x, residual, weight, bias, p=0.3, style=style, seed=seed_of()), expected)
 
 
+@pytest.mark.slow  # the fusion core's own tests save no mask every day
 def test_fused_backward_saves_the_sum_its_statistic_and_a_seed() -> None:
     x, residual = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
     weight = torch.ones(128, requires_grad=True)

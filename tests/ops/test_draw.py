@@ -40,7 +40,7 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
     [
         (torch.compile, False),
         pytest.param(torch.compile, True, marks=pytest.mark.slow),
-        (fuse(backend="inductor"), False),
+        pytest.param(fuse(backend="inductor"), False, marks=pytest.mark.slow),
         (fuse(backend="inductor"), True),
         pytest.param(fuse(backend="inductor", torch_random=True), False, marks=pytest.mark.slow),
         pytest.param(fuse(backend="inductor", torch_random=True), True, marks=pytest.mark.slow),

@@ -38,7 +38,14 @@ def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected:
     assert tuple(int(word) for word in words) == expected
 
 
-@pytest.mark.parametrize("number", [-1, -(1 << 63), (1 << 63) - 1, 0, -0x123456789ABCDEF])
+@pytest.mark.parametrize(
+    "number",
+    [
+        -1,
+        (1 << 63) - 1,
+        0,
+    ],
+)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 8), (5, 129)])
 def test_mask_is_its_definition(shape: tuple[int, int], number: int) -> None:
     seed = torch.tensor(number)
@@ -49,9 +56,8 @@ def test_mask_is_its_definition(shape: tuple[int, int], number: int) -> None:
 @pytest.mark.parametrize(
     ("backend", "shape"),
     [
-        *(("eager", shape) for shape in ((3, 7), (5, 1), (33, 100), (2, 3, 40))),
-        ("inductor", (33, 100)),
-        *(pytest.param("inductor", shape, marks=pytest.mark.slow) for shape in ((3, 7), (5, 1), (2, 3, 40))),
+        *(("eager", shape) for shape in ((3, 7), (33, 100), (2, 3, 40))),
+        *(pytest.param("inductor", shape, marks=pytest.mark.slow) for shape in ((3, 7), (33, 100), (2, 3, 40))),
     ],
     ids=str,
 )
@@ -97,9 +103,8 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 
 
-@pytest.mark.parametrize(  # a machine's own is what the tests below run
-    "capability", ["AVX2", *(pytest.param(one, marks=pytest.mark.slow) for one in ("DEFAULT", "AVX512"))]
-)
+@pytest.mark.slow  # tests/ops/cpu compares the results of AVX2, masks and all, every day
+@pytest.mark.parametrize("capability", ["DEFAULT", "AVX2", "AVX512"])
 def test_every_vector_width_has_the_same_mask(capability: str) -> None:
     widths = ["DEFAULT", "AVX2", "AVX512"]
     best = torch.backends.cpu.get_cpu_capability()
@@ -112,7 +117,7 @@ def test_every_vector_width_has_the_same_mask(capability: str) -> None:
     assert ended.stdout == f"{capability}\n"
 
 
-@pytest.mark.parametrize("columns", [*range(1, 131), 4095, 4097, 12345])
+@pytest.mark.parametrize("columns", [*range(1, 20), 64, 129, 4095, 4097, 12345])
 def test_every_width_is_the_formula(columns: int) -> None:
     first = columns % 20
     shard = Shard(start=(2**32 - 2, first), shape=(2**33, columns + 20))

@@ -85,7 +85,7 @@ def test_a_shard_has_its_block_of_the_mask(op: str, block: str) -> None:
     [
         ("bias_activation_dropout", "eager"),
         ("bias_dropout_residual_layer_norm", "eager"),
-        ("dropout", "inductor"),
+        pytest.param("dropout", "inductor", marks=pytest.mark.slow),
         pytest.param("bias_activation_dropout", "inductor", marks=pytest.mark.slow),
         pytest.param("bias_dropout_residual_layer_norm", "inductor", marks=pytest.mark.slow),
     ],

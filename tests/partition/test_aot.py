@@ -11,9 +11,6 @@ from torch._decomp import get_decompositions
 from fuselayers.partition import (
     aot_function,
     aot_module,
-    default_partition,
-    min_cut_rematerialization_partition,
-    saved_bytes,
 )
 
 
@@ -69,20 +66,6 @@ class TestCompilers:
 
         with pytest.raises(LookupError, match=r"^no such instruction$"):
             aot_function(chain, broken)(grown(), grown())
-
-
-class TestPartitioners:
-    def test_min_cut_saves_less_than_default(self) -> None:
-        args = grown(1000), grown(1000)
-        kept = [
-            saved_bytes(aot_function(chain, Recorder(), partition_fn=cut), *args)
-            for cut in (default_partition, min_cut_rematerialization_partition)
-        ]
-        assert kept == [8000, 4000]
-
-
-class TestGuards:
-    """functorch's own answers all of these with the first call's graph."""
 
 
 def test_decompositions_are_taken() -> None:

@@ -85,23 +85,6 @@ class TestInputMutation:
 
         same_as_eager(change, use, backend, partition=partition)
 
-    def test_data_without_gradients(self) -> None:
-        def running_mean(mean: Tensor, x: Tensor) -> Tensor:
-            mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
-            return x - mean
-
-        def use(fn: Any) -> Any:
-            mean, weight = torch.ones(4), leaf(4)
-            outs = [fn(mean, torch.randn(5, 4)) for _ in range(3)]
-            assert not torch.equal(mean, torch.ones(4))
-            with torch.no_grad():  # a parameter may be written to where no gradient is recorded
-                outs.append(fn(weight, torch.randn(5, 4)))
-            assert weight.is_leaf
-            assert weight.requires_grad
-            return outs, mean, weight
-
-        same_as_eager(running_mean, use)
-
     def test_a_leaf_that_requires_grad_is_refused_as_in_eager(self) -> None:
         def scale(x: Tensor) -> Tensor:
             return x.mul_(2) * 1
@@ -185,24 +168,6 @@ class TestAliases:
 def change_one(a: Tensor, b: Tensor) -> Tensor:
     a.mul_(2)
     return a * b
-
-
-def test_gradients_with_other_strides_than_the_output() -> None:
-    def use(fn: Any) -> Any:
-        x, weight, results = leaf(8, 5), leaf(5, 6), []
-        for tangent in (
-            torch.randn(2, 4, 6),
-            torch.randn(6, 4, 2).permute(2, 1, 0),
-            torch.tensor(1.5).expand(2, 4, 6),
-            torch.randn(1, 1, 6).expand(2, 4, 6),
-            torch.randn(2, 4, 12)[..., ::2],
-        ):
-            before = tangent.clone()
-            results.append(torch.autograd.grad(fn(x, weight), (x, weight), tangent))
-            assert torch.equal(tangent, before)
-        return results
-
-    same_as_eager(lambda x, weight: (x @ weight).view(-1, 4, 6).sin(), use)
 
 
 class TestTensorSubclasses:
@@ -384,24 +349,6 @@ class TestBackwardTwice:
             first[0].sum().backward()
 
 
-class TestModules:
-    def test_running_statistics(self) -> None:
-        def use(model: Any) -> Any:
-            outs = []
-            for step in range(2):
-                out = model(torch.randn(5, 6))
-                outs.append((out, gradients(out, *model.parameters())))
-                assert dict(model.named_buffers())["1.num_batches_tracked"] == step + 1
-            assert not torch.equal(dict(model.named_buffers())["1.running_mean"], torch.zeros(8))
-            buffers = [buffer.clone() for buffer in model.buffers()]
-            model.eval()
-            outs.append((model(torch.randn(5, 6)), ()))
-            torch.testing.assert_close(list(model.buffers()), buffers)
-            return outs, buffers
-
-        same_as_eager(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()), use)
-
-
 class TestGradientHooks:
     @pytest.mark.parametrize("on", ["the module", "its fused view", "a child"])
     def test_of_a_module(self, on: str) -> None:
@@ -434,17 +381,6 @@ class TwoLinears(nn.Module):
 
 
 class TestFunctionTransforms:
-    def test_functional_call(self) -> None:
-        def use(model: Any) -> Any:
-            outs = [model(x := torch.randn(2, 4))]
-            for _ in range(2):
-                weights = {"weight": leaf(3, 4), "bias": leaf(3)}
-                out = torch.func.functional_call(model, weights, (x,))
-                outs += [out, *gradients(out, *weights.values())]
-            return outs
-
-        same_as_eager(nn.Linear(4, 3), use)
-
     # Dynamo does not trace a call that a transform makes from outside: the function runs as it was written.
     @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
     def test_around_a_fused_function(self, transform: str) -> None:

@@ -32,11 +32,3 @@ def test_what_fits_only_unrounded_is_left_out() -> None:
     sizes = [capacity // 2, capacity - capacity // 2]
     assert sum(sizes) == capacity
     assert knapsack(sizes, [1.0, 2.0], capacity) == [1]
-
-
-def test_nothing_to_choose_from() -> None:
-    assert knapsack([], [], 10) == []
-    assert knapsack([3], [1.0], 0) == []
-    assert knapsack([3], [1.0], -5) == []
-    assert knapsack([11], [1.0], 10) == []
-    assert knapsack([3], [0.0], 10) == []

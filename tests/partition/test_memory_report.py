@@ -90,19 +90,3 @@ def test_no_name_is_broken_but_at_a_dot(report: MemoryReport, width: int) -> Non
     assert set(reason.split()) | {"(log_softmax_backward_data_1)"} <= set(printed)
     parts = [part for word in printed for part in word.split(".")]
     assert set(module.split(".")) <= set(parts)
-
-
-def test_a_reason_with_long_names_stands_below(report: MemoryReport) -> None:
-    reason = (
-        "read by _scaled_dot_product_flash_attention_for_cpu_backward_2; it is an input of the function that is fused"
-    )
-    value = saved("_scaled_dot_product_flash_attention_for_cpu", "blocks.0.attention", reason=reason)
-    lines = dataclasses.replace(report, saved=(value,)).to_text(width=80).splitlines()
-    at = next(place for place, line in enumerate(lines) if "(_scaled_dot" in line)
-    assert " ".join(lines[at + 1 : at + 3]).split() == reason.split()
-    assert max(map(len, lines)) <= 80
-
-
-def test_times_have_no_powers_of_ten(report: MemoryReport) -> None:
-    for seconds, text in ((1.213, "1.2 s"), (0.9996, "999.6 ms"), (2e-6, "2.0 us")):
-        assert f", {text} at least" in dataclasses.replace(report, forward_seconds=seconds).to_text(width=200)

@@ -11,7 +11,6 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from fuselayers import ops
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func
 from fuselayers.partition import (
-    PARTITIONERS,
     PartitionError,
     budget,
     explain,
@@ -119,17 +118,6 @@ def test_sizes_are_saved_as_numbers(partition: str) -> None:
         x = torch.randn(rows, 4, requires_grad=True)
         torch.testing.assert_close(torch.autograd.grad(fused(x), x)[0], torch.full((rows, 4), 1 / rows))
     assert saved_bytes(fused, torch.randn(8, 4, requires_grad=True)) == 0
-
-
-def test_names() -> None:
-    assert dict(PARTITIONERS) == {"default": default_partitioner, "min_cut": min_cut}
-    assert partitioner("min_cut") is min_cut
-    with pytest.raises(
-        ValueError, match=r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: .*default, min_cut"
-    ):
-        partitioner("mincut")
-    with pytest.raises(TypeError, match=r"^partition must be a name or a callable, got list$"):
-        partitioner([])  # type: ignore[arg-type]
 
 
 def test_a_budget_by_name() -> None:

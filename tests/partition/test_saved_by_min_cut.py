@@ -82,14 +82,3 @@ class TestNoWay:
         )
         with pytest.raises(PartitionError, match=text):
             saved_by_min_cut(joint, cost=CPU)
-
-    def test_a_value_that_is_computed_from_one_that_runs_once(self) -> None:
-        joint, node, place = self.traced()
-        for name in ("primals_1", "exp"):
-            node[name].meta["val"] = 3.5
-        text = (
-            rf"backward needs 'exp' {place}, which cannot be saved, since it is a float, neither a tensor nor a size, "
-            r"nor recomputed, since 'primals_1', which it is computed from, may run only once: it is an input\."
-        )
-        with pytest.raises(PartitionError, match=text):
-            saved_by_min_cut(joint, cost=CPU)

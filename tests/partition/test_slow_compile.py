@@ -1,5 +1,4 @@
-import subprocess
-import sys
+from tests.processes import run
 
 PROGRAM = """
 import time
@@ -18,8 +17,7 @@ for power in (2, 3):
 
 
 def test_a_compilation_of_three_seconds_says_what_it_does_once() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    lines = [line for line in done.stderr.splitlines() if "compiles a graph" in line]
+    lines = [line for line in run(PROGRAM).errors.splitlines() if "compiles a graph" in line]
     assert len(lines) == 1
     assert lines[0].startswith("eager compiles a graph of ")
     assert lines[0].endswith("at the first call only; fusion=off in a config, or no fuse, avoids the wait")

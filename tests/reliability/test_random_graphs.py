@@ -21,12 +21,11 @@ PARTITIONS = ("min_cut", "default", "budget:0.5")
 # How many seeds a backend tries: Inductor compiles for some seconds.
 _FEW = {"eager": 3, "inductor": 1}
 _ALL = {"eager": 120, "inductor": 24}
-_SLOW = {("inductor", "default"), ("inductor", "budget:0.5")}
 
 pytestmark = pytest.mark.parametrize(
     ("partition", "backend"),
     [
-        pytest.param(partition, backend, marks=pytest.mark.slow if (backend, partition) in _SLOW else ())
+        pytest.param(partition, backend, marks=pytest.mark.slow if backend == "inductor" else ())
         for partition in PARTITIONS
         for backend in _FEW
     ],

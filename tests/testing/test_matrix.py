@@ -107,23 +107,6 @@ def test_a_layer_of_torch() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_a_layer_against_a_layer_with_buffers_and_integers() -> None:
-    class Head(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(11, 6)
-            self.norm = nn.BatchNorm1d(6, affine=False)
-            self.out = nn.Linear(6, 7)
-
-        def forward(self, token: Tensor) -> Tensor:
-            y: Tensor = self.out(self.norm(self.table(token)))
-            return y
-
-    tokens = torch.tensor([0, 4, 10, 4, 7])
-    report = check_module(Head(), Head(), [tokens], dtypes=[torch.float32], **EAGER)
-    report.raise_on_failure()
-
-
 def test_parameters_of_other_names() -> None:
     with pytest.raises(ValueError, match=r"^the reference's parameters must have the module's names weight, bias, got"):
         check_module(nn.LayerNorm(9), nn.RMSNorm(9), [(6, 9)])

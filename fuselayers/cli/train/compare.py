@@ -139,7 +139,7 @@ def _mode(models: Mapping[str, nn.Module], *, training: bool) -> Iterator[None]:
 
 
 def comparison_notes(comparison: Comparison, *, compile_seconds: float | None = None) -> list[str]:
-    """What the table does not say: the differences of the losses, what compiling costs, and the conditions."""
+    """Return notes below the table: the differences of the losses, the cost of compiling, and the conditions."""
     notes = [
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"

@@ -88,8 +88,8 @@ def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) 
         return fused(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress}
-    members = {"forward": fused_forward, "rule": "block", "__reduce_ex__": _reduce, **options}
-    return subclass(cls, {**members, "_block": (cls, backend, compress, sizes)})
+    members = {"forward": fused_forward, "rule": "block", **options}
+    return subclass(cls, members, _block_class, cls, backend, compress, sizes)
 
 
 _numbers: Final = itertools.count()
@@ -103,13 +103,3 @@ def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[.
 
     call.__name__ = name  # by which Dynamo remembers the sizes that have changed
     return call
-
-
-def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
-    kind: Any = type(module)
-    return _loaded, kind._block, module.__getstate__()  # type: ignore[no-untyped-call]
-
-
-def _loaded(*key: Any) -> nn.Module:
-    module: nn.Module = object.__new__(_block_class(*key))
-    return module

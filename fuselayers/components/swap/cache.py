@@ -25,8 +25,8 @@ class _WithoutCache:
         self.position = position
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = kwargs.get("use_cache") is not None or len(args) > self.position
-        if not module.training or given or find_cache((*args, *kwargs.values())):
+        is_said = kwargs.get("use_cache") is not None or len(args) > self.position
+        if not module.training or is_said or find_cache((*args, *kwargs.values())):
             return args, kwargs
         return args, {**kwargs, "use_cache": False}
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...names import no_such
 from ...partition import backends
+from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
 from .cache import with_cache, without_cache
@@ -82,14 +83,7 @@ def swap(
     >>> unswap(model)
     2
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"swap takes a module, got {type(model).__name__}")
-    if level not in _LEVELS:
-        raise ValueError(no_such("level", level, _LEVELS))
-    if compress is not None and level != "blocks":
-        raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
-    if any(map(is_swapped, model.modules())):
-        raise ValueError("this model is swapped already; call unswap(model) first")
+    _check_arguments(model, level, compress)
     patterns = (where,) if isinstance(where, str) else tuple(where)
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
@@ -105,6 +99,17 @@ def swap(
     reasons = "\n".join(str(report).splitlines()[1:])
     warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
     return report
+
+
+def _check_arguments(model: nn.Module, level: str, compress: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"swap takes a module, got {type(model).__name__}")
+    if level not in _LEVELS:
+        raise ValueError(no_such("level", level, _LEVELS))
+    if compress is not None and level != "blocks":
+        raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
+    if any(map(is_swapped, model.modules())):
+        raise ValueError("this model is swapped already; call unswap(model) first")
 
 
 def unswap(model: nn.Module) -> int:
@@ -126,7 +131,7 @@ class _Plan:
         return tuple(_site(name, kind) for name, kind in self.kinds.items())
 
     def report(self, *notes: str) -> SwapReport:
-        """What the plan will do, not verified."""
+        """Return the report of the plan, not verified."""
         return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
 
     def put_into(self, model: nn.Module) -> None:
@@ -136,7 +141,7 @@ class _Plan:
 
 
 def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
-    """How the model is called from now on, and what it returns."""
+    """Yield notes on how the model is called from now on, and on its output."""
     if without_cache(model):
         yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
     if any(site.rule == loss.NAME for site in sites):
@@ -149,7 +154,7 @@ def _site(name: str, kind: Any) -> Site:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is looked for in a model, and where."""
+    """A search for sites in a model."""
 
     model: nn.Module
     patterns: tuple[str, ...]
@@ -221,7 +226,7 @@ def _inductor_compiles(model: nn.Module) -> bool:
 
 
 def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """What is left of the plan that saves most, verified."""
+    """Return the plan that saves most, without the modules that failed verification, and its report."""
     own = batch is None
     batch = made_batch(model) if own else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())
@@ -248,8 +253,12 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
             (result[1].level == "blocks") == (result[1].saved_after is not None),
         ),
     )
-    others = [report for _, report in results if report is not best[1] and report.sites and report.saved_after]
-    notes = tuple(f"level {report.level} would keep {report.saved_after:,} bytes" for report in others)
+    others = (report for _, report in results if report is not best[1] and report.sites)
+    notes = tuple(
+        f"level {report.level} would keep {readable_bytes(report.saved_after)}"
+        for report in others
+        if report.saved_after
+    )
     if best[1].sites and saved_before is not None and (best[1].saved_after or 0) >= saved_before:
         notes = "it saves nothing on this batch", *notes
     return best[0], replace(best[1], notes=notes)

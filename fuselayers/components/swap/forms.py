@@ -175,19 +175,19 @@ class _Reader(ast.NodeTransformer):
         match read:
             case ast.Call(func=ast.Attribute(attr=name)) if name.endswith("_") and not name.endswith("__"):
                 raise Unreadable(f"its forward calls {name}, which writes into a tensor")
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=given, keywords=[]):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=arguments, keywords=[]):
                 method = inspect.getattr_static(self.cls, name, None)
                 if inspect.isfunction(method):
-                    return self._result_of(name, method, given)
+                    return self._result_of(name, method, arguments)
         return read
 
-    def _result_of(self, name: str, method: Any, given: list[ast.expr]) -> ast.expr:
-        """What a method of the module returns for these arguments."""
+    def _result_of(self, name: str, method: Any, arguments: list[ast.expr]) -> ast.expr:
+        """Return the result of a method of the module for these arguments."""
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
-        if len(own) != len(given) + 1 or name in self.methods:
+        if len(own) != len(arguments) + 1 or name in self.methods:
             raise Unreadable(f"its forward calls {name} in a way that is not read")
-        values = dict(zip(own, [ast.Name("self", ast.Load()), *given], strict=True))
+        values = dict(zip(own, [ast.Name("self", ast.Load()), *arguments], strict=True))
         reader = _Reader(values, names, self.cls)
         self.methods += [name, *reader.methods]
         return _result(tree.body, reader)

@@ -1,4 +1,4 @@
-"""What `swap` looks for, and the forward that it puts there."""
+"""The rules of `swap`: a kind of module, and the forward that it gets."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Whether a swapped module gives the numbers of the original one, and runs in training."""
+"""Verification: a swapped module gives the numbers of the original one, and runs in training."""
 
 import contextlib
 import copy
@@ -128,7 +128,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     except Exception as problem:
         return Skipped(site.name, site.kind, f"it raises {_text(problem)}")
     is_block = kind.rule == "block"
-    dtype = next((one.dtype for one in module.parameters() if one.is_floating_point()), torch.float32)
+    dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), torch.float32)
     truth, least = before, _ROUNDINGS * torch.finfo(dtype).eps
     if wide is not None:
         with contextlib.suppress(Exception):  # some forwards insist on float32
@@ -170,7 +170,7 @@ _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
 
 
 def _backend(seen: set[tuple[str, str, bool]]) -> str:
-    """What ran the ops that `SeeOps` saw. One whose implementation is not for a GPU alone calls kernels there."""
+    """Name the kind of code that ran the ops `SeeOps` saw. On a GPU every op of its own calls kernels."""
     if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
         return "triton"
     return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
@@ -182,10 +182,10 @@ def _double(value: Any) -> Any:
 
 def with_gradients(call: Call) -> Call:
     """Return the call with gradients for all floating inputs, if it has none."""
-    if any(one.requires_grad for one in tensors_of(call)):
+    if any(tensor.requires_grad for tensor in tensors_of(call)):
         return call
-    found: Call = tree_map(_leaf, _copies(call))
-    return found
+    learning: Call = tree_map(_leaf, _copies(call))
+    return learning
 
 
 def _leaf(value: Any) -> Any:
@@ -195,21 +195,21 @@ def _leaf(value: Any) -> Any:
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """The results of a call, and the gradients."""
     leaves = _copies(call)
-    inputs = [one for one in tensors_of(leaves) if one.requires_grad]
+    inputs = [tensor for tensor in tensors_of(leaves) if tensor.requires_grad]
     with torch.enable_grad(), torch.random.fork_rng():
         args, kwargs = _from_leaves(leaves)
         result = module(*args, **kwargs)
         if isinstance(result, Mapping) and result.get("loss") is not None:
             result = result["loss"]
-        results = [one for one in tensors_of(result) if one.is_floating_point()]
+        results = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
         generator = torch.Generator().manual_seed(0)
-        weights = [torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one) for one in results]
-        total = sum((one * weight).sum() for one, weight in zip(results, weights, strict=True) if one.requires_grad)
-        wanted = [*inputs, *(one for one in module.parameters() if one.requires_grad)]
+        weights = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results]
+        total = sum((y * weight).sum() for y, weight in zip(results, weights, strict=True) if y.requires_grad)
+        wanted = [*inputs, *(weight for weight in module.parameters() if weight.requires_grad)]
         gradients: Sequence[Tensor | None] = ()
         if isinstance(total, Tensor):
             gradients = torch.autograd.grad(total, wanted, allow_unused=True)
-    return [one.detach() for one in results], [torch.zeros(()) if one is None else one for one in gradients]
+    return [y.detach() for y in results], [torch.zeros(()) if dx is None else dx for dx in gradients]
 
 
 def _error(values: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor], list[Tensor]]) -> float:
@@ -217,7 +217,7 @@ def _error(values: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor],
 
     Not of each tensor's own largest value: a gradient may be zero but for rounding, as that of a key's bias is.
     """
-    return max(_error_of(one, right) for one, right in zip(values, truth, strict=True))
+    return max(_error_of(computed, right) for computed, right in zip(values, truth, strict=True))
 
 
 def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
@@ -235,7 +235,7 @@ def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
 
 def _from_leaves(leaves: Any) -> Any:
     # A forward may write into what it gets, but nothing may write into a leaf.
-    return tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, leaves)
+    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
 
 
 def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
@@ -253,7 +253,7 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    """What the hooks of autograd see. To look for what else is alive takes a second, which the whole model gets."""
+    """Return the bytes that autograd's hooks see. A search for other living storages takes a second: per model only."""
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), torch.random.fork_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

@@ -1,4 +1,3 @@
-import json
 import math
 from pathlib import Path
 
@@ -98,26 +97,6 @@ def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str
     assert "2 compiled, 1 faults" in out
 
 
-@compiles
-def test_figures_are_checked_in_and_compared_with(capsys: pytest.CaptureFixture[str], two_cases: Path) -> None:
-    main(["--write"])
-    assert f"figures written to {two_cases}" in capsys.readouterr().out.replace("\n", "")
-    assert main(["--op", "good"]) == 0
-    written = json.loads(two_cases.read_text())
-    assert written["compiler"] == compiler()
-    assert set(written["kernels"]) == {GOOD.title, NARROW.title}
-    (figures_of_good,) = written["kernels"][GOOD.title].values()
-    assert set(figures_of_good) == set(command.CHIPS)
-    (figures_of_narrow,) = written["kernels"][NARROW.title].values()
-    assert figures_of_narrow["sm_90"][1] == 32
-    figures_of_good["gfx942"][0] *= 0.9
-    two_cases.write_text(json.dumps(written))
-    capsys.readouterr()
-    assert main(["--op", "good", "--arch", "sm_90"]) == 0
-    assert main(["--op", "good", "--arch", "gfx942"]) == 1
-    assert "instructions per element, before" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -139,9 +118,3 @@ def test_where_kernels_are_interpreted(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(compile_module, "INTERPRETED", True)
     assert main([]) == 2
     assert "unset TRITON_INTERPRET" in capsys.readouterr().err
-
-
-def test_without_triton(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_module, "HAS_TRITON", False)
-    assert main([]) == 2
-    assert "kernels are compiled with Triton, which is missing" in capsys.readouterr().err

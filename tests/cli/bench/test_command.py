@@ -66,7 +66,7 @@ def test_times_a_model_and_its_first_step(capsys: pytest.CaptureFixture[str], tm
     assert set(rows.values()) == {None}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_times_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr("fuselayers.cli.bench.command.first_steps", lambda call, name, imports: (9.0, 1.0))
     arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]
@@ -109,21 +109,12 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
     [
         (["opp", "dropout"], "no subject of bench 'opp'; did you mean 'op'? there are: model, op"),
         (["op", "dropuot"], "no op 'dropuot'; did you mean 'dropout'?"),
-        (["model", "gpt_namo"], "no model 'gpt_namo'; did you mean 'gpt_nano'?"),
         (
             ["op", "dropout", "--shape", "8xx2"],
             "--shape must be sizes above 0 with x between them, as 8x256x512, got '8xx2'",
         ),
-        (["op", "dropout", "--shape", "8x0"], "--shape must be sizes above 0"),
-        (["op", "dropout", "--dtype", "float31"], "no dtype 'float31'; did you mean 'float32'?"),
-        (["op", "dropout", "--backends", "inducter"], "no backend 'inducter'; did you mean 'inductor'?"),
         (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
-        (["op", "dropout", "--repeats", "two"], "argument --repeats: invalid int value: 'two'"),
         (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),
-        (
-            ["op", "dropout", "--device", "toaster"],
-            "--device must be auto, cpu or a GPU that torch can use, got 'toaster'",
-        ),
         (
             ["op", "dropout", "model.dropout=1"],
             "unrecognized arguments: model.dropout=1; see fuselayers bench op",
@@ -133,7 +124,6 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
             "no option of fuselayers bench model '--activation'; there are: ",
         ),
         (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
-        (["op"], "the following arguments are required: OP; see fuselayers bench op --help"),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

@@ -1,6 +1,5 @@
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -71,15 +70,6 @@ def test_a_folder_holds_data_table_and_a_picture(report: Report, tmp_path: Path)
     assert len({len(cells) for cells in rows}) == 1
     assert "- torch.compile: op, b: output 0 is off by 1" in lines
     assert "- op, c, float16" in lines
-
-
-def test_without_matplotlib_the_data_is_written_all_the_same(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    files = write_folder(tmp_path, report, pictures=True)
-    assert [path.name for path in files] == ["results.json", "results.md"]
-    assert "no pictures: a picture needs matplotlib; install it with: pip install" in capsys.readouterr().err
 
 
 def test_a_picture_has_the_ops_in_the_order_of_their_gain(report: Report, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ def test_the_numbers_are_those_of_the_whole_model() -> None:
     assert planned.run.saved == pytest.approx(in_blocks, rel=0.05)
 
 
+@pytest.mark.slow  # it traces the block once for each way
 def test_each_way_keeps_less_and_repeats_more() -> None:
     config = compose("gpt_nano", [*TINY, "fusion=off"])
     ways = ("none", "selective", "budget:0.3", "block")
@@ -57,6 +58,7 @@ def test_a_model_that_cannot_be_counted_is_refused(overrides: list[str], error: 
         planned_model(compose("gpt_nano", overrides), checkpointing="none", precision="bfloat16")
 
 
+@pytest.mark.slow
 def test_a_shorter_sequence_is_counted() -> None:
     config = compose("gpt_nano", ["data.sequence_length=16"])
     assert planned_model(config, checkpointing="none", precision="bfloat16").tokens == 16

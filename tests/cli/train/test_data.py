@@ -8,7 +8,6 @@ from fuselayers.cli.train.data import (
     check_length,
     evaluation_batches,
     read_text,
-    seed_generators,
     standard_library,
     training_batch,
 )
@@ -128,15 +127,3 @@ def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path)
     text = read_text(str(folder))
     assert text.num_files == 10
     assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)
-
-
-def test_the_random_numbers_of_a_step_follow_from_its_numbers_alone() -> None:
-    def drawn(seed: int, **numbers: int) -> list[float]:
-        seed_generators(seed, **numbers)
-        return torch.rand(2).tolist()
-
-    first = drawn(1, step=7)
-    torch.rand(5)
-    assert drawn(1, step=7) == first
-    others = [drawn(2, step=7), drawn(1, step=8), drawn(1, step=7, micro_batch=1), drawn(1, step=7, dp_rank=1)]
-    assert len({tuple(numbers) for numbers in (first, *others)}) == 5

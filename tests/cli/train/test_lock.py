@@ -1,8 +1,5 @@
 import errno
 import fcntl
-import os
-import platform
-import re
 import signal
 from pathlib import Path
 
@@ -11,16 +8,6 @@ import pytest
 from fuselayers.cli.files import write_whole
 from fuselayers.cli.train.lock import locked
 from tests.processes import run
-
-
-def test_the_second_one_is_told_who_has_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "run.lock").write_text("process 1 on an older machine, with a longer line than the next one " * 5)
-    who = rf"process {os.getpid()} on {re.escape(platform.node())} since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
-    text = rf"{tmp_path} is in use by {who}; let it end, or"
-    with locked(tmp_path), pytest.raises(OSError, match=text), locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass
 
 
 def test_a_killed_process_holds_nothing_and_its_half_file_is_removed(tmp_path: Path) -> None:

@@ -28,11 +28,6 @@ def _write(path: Path) -> None:
     file.sync()
 
 
-def test_numbers_come_back_as_they_were(tmp_path: Path) -> None:
-    _write(tmp_path / "metrics.csv")
-    assert read_metrics(tmp_path / "metrics.csv") == _ROWS
-
-
 @pytest.mark.parametrize("damage", ["half a row", "a byte that is no text", "a row less", "all gone", "empty"])
 def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "metrics.csv"
@@ -54,13 +49,6 @@ def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path, d
     resumed.append(_ROWS[4])
     assert resumed.rows == read_metrics(path) == _ROWS
     assert path.read_bytes() == content == resumed.text().encode()
-
-
-def test_a_half_row_is_not_read(tmp_path: Path) -> None:
-    _write(tmp_path / "metrics.csv")
-    with open(tmp_path / "metrics.csv", "a") as file:
-        file.write("6,1.2")
-    assert read_metrics(tmp_path / "metrics.csv") == _ROWS
 
 
 @pytest.mark.parametrize("row", ["six,1.2", "6,5.4,5.6,0.002,1.5", "6,5.4,5.6,0.002,1.5,1001.0,0.75,0.4,9000"])

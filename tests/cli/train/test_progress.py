@@ -4,7 +4,7 @@ import re
 from rich.console import Console
 
 from fuselayers.cli.train.metrics import Metrics
-from fuselayers.cli.train.progress import described, show_progress
+from fuselayers.cli.train.progress import show_progress
 
 
 def test_some_twenty_lines_and_one_for_each_validation() -> None:
@@ -15,8 +15,3 @@ def test_some_twenty_lines_and_one_for_each_validation() -> None:
     steps = [int(step) for step in re.findall(r"step (\d+)/40  loss ", output.getvalue())]
     assert steps == [12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33, 34, 36, 38, 40]
     assert "step 33/40  loss 35.000  validation 3.250  1,000 tokens/s  1.23 GB  0:35 left" in output.getvalue()
-
-
-def test_the_line_of_a_long_run_fits_90_columns() -> None:
-    row = Metrics(99_999, 10.825, 10.825, 1e-3, 12.3456, 1_234_567.0, 1e6, 71_234_567_890)
-    assert len(f"step 99999/99999  {described(row, seconds_left=5999)}") <= 90

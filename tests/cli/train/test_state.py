@@ -34,30 +34,6 @@ def _trained(model: nn.Module) -> torch.optim.AdamW:
     return optimizer
 
 
-def test_a_new_model_goes_on_as_the_saved_one(tmp_path: Path) -> None:
-    model = _Model()
-    optimizer = _trained(model)
-    path = save(tmp_path, state_of(model, optimizer), Content(2))
-    other = _Model()
-    loaded = torch.optim.AdamW(other.parameters(), lr=0.5, weight_decay=0.25)
-    load_state(other, loaded, path, Processes())
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, other.state_dict()[name]), name
-    assert other.head.weight is other.embedding.weight
-    # The parameter that is not used has no state, as before, and the options are those of the session.
-    assert loaded.state_dict()["state"].keys() == {1, 2}
-    assert [loaded.param_groups[0][key] for key in ("lr", "weight_decay")] == [0.5, 0.25]
-    losses = []
-    for form, its in ((model, optimizer), (other, loaded)):
-        its.param_groups[0].update(lr=0.1, weight_decay=0.01)
-        for _ in range(2):
-            loss = form(torch.tensor([3]))
-            loss.backward()
-            its.step()
-            losses.append(loss.item())
-    assert losses[:2] == losses[2:]
-
-
 def test_the_names_are_those_of_the_plain_model_however_it_is_wrapped() -> None:
     model = _Model()
     names = state_of(model, _trained(model)).keys()

@@ -35,7 +35,6 @@ def test_a_model_without_example_inputs_is_refused(
     ("arguments", "text"),
     [
         (["my.yaml"], "tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file my.yaml"),
-        (["--batch", "2"], "--batch is a number of examples from 1 on, for a model, got 2"),
         (["model=gpt_nano", "--batch", "0"], "--batch is a number of examples from 1 on, for a model, got 0"),
         (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; take fusion=auto"),
     ],

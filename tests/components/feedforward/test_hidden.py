@@ -8,8 +8,6 @@ from torch import nn
 from fuselayers.components import MLP, ConvMLP, FusedMLP, GatedMLP, registry
 from tests.components.compare import assert_same_step, randomise
 
-EVERY_MLP = [MLP, FusedMLP, GatedMLP, ConvMLP]
-
 
 class Softplus(nn.Module):
     """An activation of a user's own, with a parameter."""
@@ -84,11 +82,10 @@ def test_an_activation_of_ones_own(component: type[nn.Module], options: dict[str
     assert_same_step(written, Renamed(), x, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("component", EVERY_MLP)
-def test_a_misspelt_activation_lists_every_registered_one(component: type[nn.Module]) -> None:
+def test_a_misspelt_activation_lists_every_registered_one() -> None:
     text = (
         "no activation 'my_softpluss'; did you mean 'my_softplus'? there are: gelu, gelu_tanh, leaky_relu, "
         "my_softplus, relu, sigmoid, silu, smelu, squared_relu, star_relu"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        component(4, activation="my_softpluss")
+        MLP(4, activation="my_softpluss")

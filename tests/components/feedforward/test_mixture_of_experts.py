@@ -272,7 +272,7 @@ def test_copies_leave_the_loss_behind() -> None:
     ("options", "sizes"),
     [
         ({"capacity_factor": 0.7}, [7]),
-        pytest.param(CHOICES[1], [7], marks=pytest.mark.slow),
+        (CHOICES[1], [7]),
         pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
         pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
     ],
@@ -464,14 +464,11 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
         ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
         ({"num_experts": 2, "top_k": 3}, "top_k must be at most num_experts, 2, got 3"),
         ({"capacity_factor": 0.0}, "capacity_factor must be above 0, got 0.0"),
-        ({"balance_coefficient": -1.0}, "balance_coefficient must be at least 0, got -1.0"),
-        ({"gating": "topk"}, "no gating 'topk'; did you mean 'top_k'? there are: expert_choice, top_k"),
         (
             {"gating": "expert_choice", "causal": True},
             "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
             "take gating='top_k'",
         ),
-        ({"expert": "mpl"}, "no feedforward 'mpl'; did you mean 'mlp'?"),
         (
             {"expert": "conv_mlp"},
             "expert 'conv_mlp' mixes tokens, and an expert sees its tokens without their neighbours; take one that "
@@ -483,14 +480,3 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
 def test_errors(options: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
         MixtureOfExperts(4, **options)  # type: ignore[arg-type]
-
-
-def test_x_of_another_width() -> None:
-    with pytest.raises(ValueError, match=r"^x must be \[..., 4\], got \[2, 3\]$"):
-        MixtureOfExperts(4)(torch.zeros(2, 3))
-
-
-def test_a_mask_of_another_shape() -> None:
-    text = "key_padding_mask must be torch.bool [2, 3] to fit x [2, 3, 4], True for a real token, got torch.bool [3, 2]"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        MixtureOfExperts(4)(torch.zeros(2, 3, 4), key_padding_mask=torch.ones(3, 2, dtype=torch.bool))

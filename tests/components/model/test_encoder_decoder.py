@@ -158,7 +158,6 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
     ("options", "text"),
     [
         ({"start_token": 13}, "start_token must be in 0..12, got 13"),
-        ({"init": "mup"}, "init 'mup' needs base_width, the width at which std and learning rate were tuned"),
         (
             {"attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
             "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
@@ -169,7 +168,6 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
             "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
             "cannot look at a memory; build it without that",
         ),
-        ({"cross_attention": "multihead"}, "no attention 'multihead'; did you mean 'multi_head'?"),
     ],
 )
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:

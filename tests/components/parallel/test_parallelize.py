@@ -18,8 +18,8 @@ from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_o
 from tests.components.parallel.ranks import run
 
 _EVERY_PAIR = [(name, sequence) for name in (*SHIPPED, *COMPONENTS, *CHECKS) for sequence in (False, True)]
-# Half of the names once, in turns without and with sequence parallelism: two processes take a second for each.
-_PAIRS = [pair for number, pair in enumerate(_EVERY_PAIR) if number % 8 in (0, 3)]
+# A quarter of the names, in turns without and with sequence parallelism: two processes take a second for each.
+_PAIRS = [pair for number, pair in enumerate(_EVERY_PAIR) if number % 16 in (0, 7)]
 
 
 @pytest.fixture(scope="module")

@@ -124,16 +124,11 @@ def test_it_is_transformers(options: dict[str, object], channels: int) -> None:
             "no rotary scaling 'lama3'; did you mean 'llama3'? there are: linear, llama3, none, ntk, yarn",
         ),
         (
-            {"scaling": "yarn"},
-            "scaling 'yarn' needs original_length, the length of the sequences in training",
-        ),
-        (
             {"scaling": "llama3", "factor": 8.0},
             "scaling 'llama3' needs original_length, the length of the sequences in training",
         ),
         ({**YARN, "beta_fast": 1.0}, "beta_fast must be above beta_slow, got 1.0 and 1.0"),
         ({**YARN, "base": 1.0}, "scaling 'yarn' needs a base above 1, got 1.0"),
-        ({**YARN, "attention_factor": 0.0}, "attention_factor must be above 0, got 0.0"),
         (
             {**LLAMA3, "high_frequency_factor": 1.0},
             "high_frequency_factor must be above low_frequency_factor, got 1.0 and 1.0",

@@ -57,7 +57,9 @@ def test_a_bare_sequence_of_blocks() -> None:
     torch.testing.assert_close(model(x), wanted)
 
 
-@pytest.mark.parametrize("compress", ["bfloat16", "float8", "int8"])
+@pytest.mark.parametrize(
+    "compress", ["int8", *(pytest.param(way, marks=pytest.mark.slow) for way in ("bfloat16", "float8"))]
+)
 def test_blocks_save_compressed_values(compress: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 256), nn.Sigmoid(), nn.Linear(256, 128)) for _ in range(2)))

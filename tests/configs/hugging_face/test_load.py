@@ -2,12 +2,10 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fuselayers.configs import build, choices
 from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
@@ -124,25 +122,6 @@ def test_what_they_repeat_has_to_be_equal(name: str) -> None:
         load_hugging_face(model, {key: tensor for key, tensor in state.items() if key != repeated}, family=family)
 
 
-def test_only_what_is_stacked_is_copied_on_the_way() -> None:
-    class Copied(TorchDispatchMode):
-        sizes: list[int]
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            result = func(*args, **(kwargs or {}))
-            if func is torch.ops.aten.cat.default:
-                self.sizes.append(result.numel())
-            return result
-
-    for name, stacked in (("gpt2_tiny", 0), ("bert_tiny", 2 * (3 * 32 * 32 + 3 * 32))):
-        model, state = build(name, ["fusion=off"]), small_state(build(name, ["fusion=off"]), TWINS[name].family)
-        mode = Copied()
-        mode.sizes = []
-        with mode:
-            load_hugging_face(model, state, family=TWINS[name].family)
-        assert sum(mode.sizes) == stacked
-
-
 @pytest.mark.parametrize(
     ("empty", "name", "advice"),
     [
@@ -204,10 +183,3 @@ def test_nothing_is_copied_where_something_does_not_fit(
     with pytest.raises(ValueError, match=text):
         load_hugging_face(gpt2, state, family="gpt2")
     assert all(torch.equal(tensor, before[name]) for name, tensor in gpt2.state_dict().items())
-
-
-def test_another_family() -> None:
-    with pytest.raises(
-        ValueError, match=r"^no family 'gpt3'; did you mean 'gpt2'\? there are: bert, bloom, gemma2, gpt2"
-    ):
-        load_hugging_face(nn.Linear(1, 1), {}, family="gpt3")

@@ -76,7 +76,7 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 
 
-@pytest.mark.parametrize("capability", ["AVX2", "DEFAULT"])
+@pytest.mark.parametrize("capability", ["AVX2", pytest.param("DEFAULT", marks=pytest.mark.slow)])
 def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: Path) -> None:
     """To rounding; the masks are the same bits, which the tests of philox compare for each of them."""
     if torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"):
@@ -125,7 +125,15 @@ print(fuselayers.__file__, *(f"{one.category.__name__}: {one.message}" for one i
 HAS_AVX = pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="takes the plain library")
 
 
-@pytest.mark.parametrize("fault", ["not built", "built from other sources", pytest.param("damaged", marks=HAS_AVX)])
+# Each copies the package and imports it in a process of its own.
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "not built",
+        pytest.param("built from other sources", marks=pytest.mark.slow),
+        pytest.param("damaged", marks=[HAS_AVX, pytest.mark.slow]),
+    ],
+)
 def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
     folder = tmp_path / "fuselayers" / "ops" / "cpu"

@@ -88,7 +88,7 @@ def test_second_derivatives_transforms_nan_and_inf(rows: int, reduction: str, ba
     [
         ("eager", "mean"),
         ("eager", "none"),
-        ("inductor", "mean"),
+        pytest.param("inductor", "mean", marks=pytest.mark.slow),
         pytest.param("inductor", "none", marks=pytest.mark.slow),
     ],
 )

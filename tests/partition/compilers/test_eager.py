@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.partition import fuse, saved_bytes
+from tests.selection import every_value
 
 
 def test_runs_the_same_ops_in_the_same_order() -> None:
@@ -74,16 +75,16 @@ class Projected(nn.Module):
         return x + F.dropout(self.linear(x.transpose(1, 2)), 0.1).transpose(1, 2)
 
 
-@pytest.mark.parametrize("torch_random", [False, True])
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(
-    ("block", "shape"),
-    [(Projected(8), (2, 8, 6)), (MixerBlock(6, 8), (2, 6, 8)), (ConvNextBlock(4), (2, 4, 5, 3))],
-    ids=["projected", "mixer", "convnext"],
-)
-def test_views_of_values_whose_strides_are_not_the_traced_ones(
-    block: nn.Module, shape: tuple[int, ...], transposed: bool, torch_random: bool
-) -> None:
+BLOCKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "projected": (Projected(8), (2, 8, 6)),
+    "mixer": (MixerBlock(6, 8), (2, 6, 8)),
+    "convnext": (ConvNextBlock(4), (2, 4, 5, 3)),
+}
+
+
+@pytest.mark.parametrize(("name", "transposed", "torch_random"), every_value((*BLOCKS,), (False, True), (True, False)))
+def test_views_of_values_whose_strides_are_not_the_traced_ones(name: str, transposed: bool, torch_random: bool) -> None:
+    block, shape = BLOCKS[name]
     x = torch.randn(shape[::-1]).permute(*range(len(shape))[::-1]) if transposed else torch.randn(shape)
     x.requires_grad_()
     fused = fuse(block, backend="eager", fallback=(), torch_random=torch_random)
@@ -141,8 +142,7 @@ class Block(nn.Module):
         return x + F.dropout(self.down(F.dropout(hidden, 0.0)), 0.0)
 
 
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-@pytest.mark.parametrize("kind", ["t5", "bloom"])
+@pytest.mark.parametrize(("kind", "partition"), every_value(("t5", "bloom"), ("default", "min_cut")))
 def test_keeps_no_more_than_plain_eager(kind: str, partition: str) -> None:
     block, x = Block(kind), torch.randn(2, 16, 32, requires_grad=True)
     fused = fuse(block, backend="eager", partition=partition, fallback=())

@@ -38,7 +38,7 @@ NAME: Final = "causal_lm_loss"
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the forward of a causal language model calls.
+    """The calls in the forward of a causal language model.
 
     Attributes:
         head: the name of the last layer.
@@ -68,9 +68,9 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     if reading is None:  # a copy in another process
         reading = _readings[cls] = _read(cls)
     assert reading is not None
-    given = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
-    arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
-    options = {name: value for name, value in given.items() if name not in reading.parameters}
+    passed = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
+    arguments = {**reading.defaults, **{name: passed[name] for name in reading.parameters if name in passed}}
+    options = {name: value for name, value in passed.items() if name not in reading.parameters}
     labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
@@ -134,11 +134,11 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
 
 
 _readings: dict[type, _Reading | None] = {}
-"""What was read of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
+"""The reading of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
 
 
 def _read(cls: Any) -> _Reading | None:
-    """What the forward of a class calls; None for a forward of another form."""
+    """Read the forward of a class; None for a forward of another form."""
     try:
         result = form_of(cls).result
     except Unreadable:

@@ -7,9 +7,7 @@ from fuselayers.configs import compose
 @pytest.mark.parametrize(
     ("size", "rank", "overrides", "grid"),
     [
-        (1, 0, ["parallel=ddp"], Grid(1, 1, 0)),
         (4, 3, ["parallel=fsdp"], Grid(4, 1, 3)),
-        (4, 2, ["parallel=fsdp", "parallel.tp=2"], Grid(2, 2, 1)),
         (4, 3, ["parallel.tp=4"], Grid(1, 4, 0)),
         (6, 5, ["parallel=fsdp", "parallel.dp=3", "parallel.tp=2", "train.batch_size=9"], Grid(3, 2, 2)),
     ],

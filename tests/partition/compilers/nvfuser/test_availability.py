@@ -56,11 +56,6 @@ def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, 
     assert "\n" not in reason
 
 
-def test_a_module_that_imports_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "nvfuser_direct", ModuleType("nvfuser_direct"))
-    assert status("cuda").available
-
-
 def test_another_backend_serves_or_it_raises() -> None:
     fused = fuse(torch.tan, backend="nvfuser", fallback=("eager",))
     with pytest.warns(FallbackWarning, match=rf"^backend 'nvfuser' is not used: {ON_A_CPU}; 'eager' serves instead$"):

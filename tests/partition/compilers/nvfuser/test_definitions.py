@@ -42,14 +42,11 @@ def test_equal_layers_and_repeated_calls_share_their_definitions(on_the_cpu: Sta
     [
         torch.randn(4, 3).t(),
         torch.randn(3, 8)[:, ::2],
-        torch.randn(3, 8)[1:, 1:5],
         torch.randn(1, 4),
         torch.randn(4).expand(3, 4),
-        torch.randn(3, 4).double(),
-        torch.randn(2, 3, 4).permute(2, 0, 1),
         torch.tensor(2.5),
     ],
-    ids=["transposed", "strided", "a part", "size 1", "expanded", "dtype", "permuted", "rank"],
+    ids=["transposed", "strided", "size 1", "expanded", "rank"],
 )
 def test_any_layout_has_torchs_values_and_strides(other: Tensor, on_the_cpu: StandIn) -> None:
     fn = fused()
