@@ -201,5 +201,6 @@ dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
     _empty,
+    formula=dropout_formula,
 )
 _op = Op("dropout", dropout_formula, _fused)

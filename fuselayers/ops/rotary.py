@@ -214,8 +214,7 @@ def _rotate_in_memory_order(
 ) -> list[Tensor]:
     """Rotate heads [B, H, T, C]; `token_major` gives the memory order of the results.
 
-    The registered op takes and returns token-major heads as [B, T, H, C], which is contiguous: the compiled
-    implementation then makes no copy.
+    The registered op takes and returns token-major heads as [B, T, H, C], which is contiguous.
     """
     inputs_token_major = [x.stride(1) < x.stride(2) for x in heads]
     # torch batches an op of the library by itself where gradients are batched, but not one that takes a list.

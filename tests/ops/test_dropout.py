@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from fuselayers.ops import (
@@ -42,6 +43,15 @@ def test_checkpoint_replays_the_mask(use_reentrant: bool) -> None:
     checkpoint(layer, x, use_reentrant=use_reentrant).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad, expected)
+
+
+def test_a_backward_in_forward_mode_keeps_the_tangent() -> None:
+    x, seed = torch.randn(4, 16, requires_grad=True), torch.tensor(7)
+    y = dropout(x, 0.5, seed=seed)
+    with forward_ad.dual_level():
+        (dx,) = torch.autograd.grad(y, x, forward_ad.make_dual(torch.ones(4, 16), torch.full((4, 16), 3.0)))
+        value, tangent = forward_ad.unpack_dual(dx)
+    assert torch.equal(tangent, 3 * value)
 
 
 def test_is_its_formula() -> None:

@@ -10,7 +10,7 @@ from fuselayers import ops
 from fuselayers.ops import Shard
 from fuselayers.partition import fuse
 from tests.ops import truth
-from tests.ops.contract import seed_of, tensors
+from tests.ops.contract import INTERPRETED, seed_of, tensors
 
 WHOLE = (4, 6, 32)
 # Cut in each dimension alone, in several, and at a column that is no multiple of the mask's eight lanes.
@@ -103,6 +103,11 @@ def test_kernels(op: str, block: str) -> None:
             check_block(DROPPING[op], BLOCKS[block], backend="triton")
     else:
         check_block(DROPPING[op], BLOCKS[block], backend="triton")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="Triton's kernels replace those in C++")
+def test_kernels_in_cpp_take_any_column() -> None:
+    check_block(DROPPING["dropout"], BLOCKS["odd columns"], backend="cpp")
 
 
 def test_the_mask_is_its_definition() -> None:

@@ -18,12 +18,12 @@ from ...partition import backends
 from ..files import write_text
 from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports, add_overrides
-from ..text import chosen_names, print_table, say
+from ..text import chosen_names, complain, print_table, say
 from .cases import OPS, Settings
 from .first_step import first_steps
 from .measure import COMPILE, Measured, Subject, copy_bandwidth, measure
 from .report import FIRST_STEP_NOTE, NOTES, Report, table
-from .subjects import EAGER, ModelCall, model_subject, op_subject
+from .subjects import EAGER, ModelCall, model_subject, one_line, op_subject
 from .suite import MINUTES, run_suite
 
 DESCRIPTION = """\
@@ -142,7 +142,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     say(console, f"{subject.title}, {subject.dtype}, {'x'.join(map(str, subject.shape))}", report.machine, *wrong)
     report.rows += measure(subject, repeats=arguments.repeats, device=device)
     if call is not None:
-        report.rows = [_with_first_step(row, call, {COMPILE, *chosen} - {EAGER}, arguments) for row in report.rows]
+        compiled = {COMPILE, *chosen} - {EAGER}
+        say(console, f"first steps in new processes: {', '.join(sorted(compiled))}")
+        report.rows = [
+            _with_first_step(row, call, arguments) if row.candidate in compiled else row for row in report.rows
+        ]
     print_table(console, table(report.rows, bandwidth=report.bandwidth))
     say(console, f"medians of {arguments.repeats} in turns", *NOTES, *([] if call is None else [FIRST_STEP_NOTE]))
     if arguments.json:
@@ -164,10 +168,12 @@ def _model_call(arguments: argparse.Namespace, device: torch.device) -> ModelCal
     return ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device)
 
 
-def _with_first_step(row: Measured, call: ModelCall, compiled: set[str], arguments: argparse.Namespace) -> Measured:
-    if row.candidate not in compiled:
+def _with_first_step(row: Measured, call: ModelCall, arguments: argparse.Namespace) -> Measured:
+    try:
+        return replace(row, first_step=first_steps(call, row.candidate, imports=arguments.imports))
+    except Exception as error:  # in the new process, or of it; what is measured stays
+        complain(f"{row.candidate} has no first step: {one_line(error)}")
         return row
-    return replace(row, first_step=first_steps(call, row.candidate, imports=arguments.imports))
 
 
 def _backends(text: str | None, default: Sequence[str], *, device: torch.device) -> list[str]:

@@ -117,37 +117,34 @@ class ModelCall:
 def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     """A model in plain PyTorch, that one in `torch.compile` and fused on backends, and our layers on the backends.
 
-    A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the title says so. The
-    backend "eager" is our layers, not fused.
+    Our layers are fused as the config says, or block by block where it fuses nothing. The backend "eager" is our
+    layers, not fused. A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the
+    title says so.
 
     Raises:
         ValueError: no such model, an override or a shape that does not fit.
     """
     torch.compiler.reset()
     config = _config(call)
-    config = replace(config, fusion=replace(config.fusion, scope="none"))
     torch.manual_seed(0)
-    own, unfused = (_built(call, form) for form in (config, plain_config(config)))
+    own, unfused = (_built(call, form) for form in (_unfused(config), plain_config(config)))
     unfused.load_state_dict(own.state_dict())
     shape, inputs = _batch(call, config, unfused)
     candidate = partial(_model_candidate, inputs)
     count = sum(parameter.numel() for parameter in own.parameters())
     title = f"{call.name}, {count:,} parameters, {config.feedforward.name}"
-    try:
-        baseline: nn.Module = plain_twin(unfused)
-        theirs = [candidate(PLAIN, baseline, baseline)]
-    except ValueError as error:
-        title, baseline = f"{title}; {error}", unfused
-        theirs = [candidate(_LAYERS, baseline, baseline)]
+    baseline, why_no_twin = _twin(unfused)
+    theirs = [candidate(_LAYERS if why_no_twin else PLAIN, baseline, baseline)]
     theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
     ours = []
     for backend in backends:
         if backend == EAGER:
             ours.append(candidate(EAGER, own, own))
             continue
-        fused = fuse(baseline, backend=backend, fallback=())
-        theirs.append(candidate(f"{theirs[0].name}, {backend}", fused, baseline))
-        ours.append(candidate(backend, fuse(own, backend=backend, fallback=()), own))
+        theirs.append(candidate(f"{theirs[0].name}, {backend}", fuse(baseline, backend=backend, fallback=()), baseline))
+        fused = _built(call, _fused(config, backend))
+        fused.load_state_dict(own.state_dict())
+        ours.append(candidate(backend, fused, fused))
     exact = copy.deepcopy(unfused).double()
     truth = candidate("float64", exact, exact)
     # With dropout only the library's own models have the same masks.
@@ -155,23 +152,40 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     if call.dropout == 0:
         wrong |= wrong_numbers([form for form in theirs if form.name != COMPILE], eager=theirs[0], truth=truth)
     right = [form for form in (*theirs, *ours) if form.name not in wrong]
-    return Subject(title, shape, dtype_name(call.dtype), right, wrong)
+    return Subject(f"{title}; {why_no_twin}" if why_no_twin else title, shape, dtype_name(call.dtype), right, wrong)
 
 
 def first_candidate(call: ModelCall, name: str) -> Candidate:
-    """The model as its config fuses it, on a backend, or `torch.compile` of its twin in plain PyTorch.
+    """One compiled candidate of `model_subject`, alone.
 
     Args:
-        name: a backend, or COMPILE.
+        name: COMPILE, or the backend of our layers.
     """
     config = _config(call)
-    config = plain_config(config) if name == COMPILE else replace(config, fusion=replace(config.fusion, backend=name))
+    config = plain_config(config) if name == COMPILE else _fused(config, name)
     model = _built(call, config)
     _, inputs = _batch(call, config, model)
     if name != COMPILE:
         return _model_candidate(inputs, name, model, model)
-    twin = plain_twin(model)
-    return _model_candidate(inputs, name, torch.compile(twin), twin)
+    baseline, _ = _twin(model)
+    return _model_candidate(inputs, name, torch.compile(baseline), baseline)
+
+
+def _unfused(config: Config) -> Config:
+    return replace(config, fusion=replace(config.fusion, scope="none"))
+
+
+def _fused(config: Config, backend: str) -> Config:
+    scope = "block" if config.fusion.scope == "none" else config.fusion.scope
+    return replace(config, fusion=replace(config.fusion, backend=backend, scope=scope))
+
+
+def _twin(model: nn.Module) -> tuple[nn.Module, str]:
+    """The same model in plain PyTorch, or the model itself and why it has no twin."""
+    try:
+        return plain_twin(model), ""
+    except ValueError as error:
+        return model, str(error)
 
 
 def _built(call: ModelCall, config: Config) -> nn.Module:

@@ -4,7 +4,7 @@
 
 using namespace fuselayers;
 
-// Of all files of this folder; library.py compares it with its own.
+// The hash of this folder's sources; library.py compares it with that of the files.
 extern "C" const char* const fuselayers_sources = SOURCES;
 
 namespace {

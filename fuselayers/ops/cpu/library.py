@@ -20,7 +20,10 @@ from ...errors import FallbackWarning
 __all__ = ["Heads", "Rows", "has_kernels", "name_of", "pointer", "rows", "run", "vector"]
 
 _FOLDER: Final = Path(__file__).parent
-_REBUILD: Final = "install a C++ compiler (apt install g++) and run `pip install` of this library again"
+_REBUILD: Final = (
+    "install a C++ compiler (apt install g++) and this library again: "
+    "pip install --force-reinstall --no-deps --no-cache-dir"
+)
 _TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -73,7 +76,7 @@ _ABSENT: Final = Rows()
 
 
 def rows(x: Tensor | None) -> Rows:
-    """Return x, [..., N], as the kernels take it; copied only if its columns do not lie side by side."""
+    """Return x, [..., N], as the kernels take it; copied if its columns or its rows do not lie at one distance."""
     if x is None:
         return _ABSENT
     if x.is_contiguous():
@@ -120,7 +123,7 @@ has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def _library() -> ctypes.CDLL | None:
     name = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "plain")
     missing = None
-    for path in (*_FOLDER.glob(f"_{name}.*so"), *_FOLDER.glob("_plain.*so")):
+    for path in [path for kind in dict.fromkeys((name, "plain")) for path in sorted(_FOLDER.glob(f"_{kind}.*so"))]:
         try:
             library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -130,7 +133,7 @@ def _library() -> ctypes.CDLL | None:
             for function, kinds in _ARGUMENTS.items():
                 getattr(library, function).argtypes = (*(_KINDS[kind] for kind in kinds), ctypes.c_int)
                 getattr(library, function).restype = None
-            if missing:
+            if missing and not path.name.startswith(f"_{name}."):
                 _warn(f"the ops run without {name.upper()} on this CPU, slower: {missing}")
             return library
         missing = f"{path.name} was built from other sources"

@@ -21,7 +21,7 @@ inline uint32_t as_bits(float value) {
   return bits;
 }
 
-// exp(x) for x <= 0, and 0 below the smallest normal number: a power of two and the polynomial of Cephes (Moshier, expf), 2
+// exp(x) for x <= 0, and 0 below -87: a power of two and the polynomial of Cephes (Moshier, expf), 2
 // units in the last place.
 inline float exponential(float x) {
   constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number, which its low bits then hold

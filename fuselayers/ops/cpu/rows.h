@@ -17,7 +17,7 @@
 namespace fuselayers {
 
 constexpr int64_t PIECE = 128;
-// Elements from which threads help. To start them takes some 5 us.
+// Elements from which threads help. Starting them takes about 5 us.
 constexpr int64_t PARALLEL_FROM = 16384;
 
 enum Type : int32_t { FLOAT32, BFLOAT16, FLOAT16 };

@@ -71,7 +71,7 @@ def cross_entropy(
         ValueError: logits have no dimension or no class, target does not fit them, label_smoothing or z_loss is out of
             range, or the reduction or the backend is unknown.
         TypeError: logits are not dense and floating, target is not int64, or an option is no number.
-        IndexError: a target is out of range; the kernels give NaN instead.
+        IndexError: a target is out of range; Triton's kernels give NaN instead.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

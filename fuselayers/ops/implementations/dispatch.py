@@ -43,6 +43,7 @@ BACKENDS: Final = ("auto", "eager", "cpp", "triton")
 CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
+_NARROWEST: Final = 16  # rows of which the kernels in C++ beat plain torch where nothing is dropped
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -101,7 +102,7 @@ class Op:
             backend: one of BACKENDS.
             tensors: the first arguments. The first tensor determines the device.
             options: the other arguments.
-            torch_is_as_fast: True where plain torch needs no longer on a CPU, whatever the size, if nothing is dropped.
+            torch_is_as_fast: True where plain torch is as fast on a CPU at every size, if nothing is dropped.
             unsupported_reason: why the Triton kernels cannot take this call, or None if they can.
 
         Raises:
@@ -119,7 +120,7 @@ class Op:
             use_fused = (
                 not INTERPRETED
                 and not is_compiling()
-                and (self._drops(tensors) or (first.numel() >= self._cpu_from and not torch_is_as_fast))
+                and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
                 and _unsupported_reason(tensors) is None
                 and has_kernels()
             )
@@ -131,6 +132,10 @@ class Op:
 
     def _drops(self, tensors: Sequence[Tensor | None]) -> bool:
         return self._seed is not None and tensors[self._seed] is not None
+
+    def _is_large(self, first: Tensor) -> bool:
+        # A kernel goes row by row, and a row has its own cost.
+        return first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST
 
     def _inside_the_node(self, *arguments: Any) -> Any:
         if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
@@ -179,7 +184,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
         raise BackendUnavailableError(
             f"backend {backend!r} cannot run here: {unavailable}; or leave it to backend='auto'"
         )
-    reason = unsupported_reason or _unsupported_reason(tensors)
+    reason = (unsupported_reason if backend == "triton" else None) or _unsupported_reason(tensors)
     if reason is not None:
         raise RuntimeError(f"backend {backend!r} cannot take this call: {reason}; use backend='auto' or 'eager'")
     return True

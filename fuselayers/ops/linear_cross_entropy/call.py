@@ -73,8 +73,8 @@ def linear_cross_entropy(
         label_smoothing: between 0 and 1, the share of the target spread evenly over all classes.
         z_loss: times logsumexp(logits)^2 is added to a row's loss.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
-        backend: "auto", "eager" for the formula, or "triton" for cross_entropy's kernels, which "auto" takes on a GPU,
-            inside a compiled function too. The matmuls are always torch's.
+        backend: "auto", "eager" for the formula, or "cpp" or "triton" for cross_entropy's kernels. "auto" takes
+            Triton's on a GPU, inside a compiled function too, and none on a CPU. The matmuls are always torch's.
         dtype: of the loss, as float32 for a bfloat16 model; None for the above.
 
     Raises:
@@ -82,8 +82,8 @@ def linear_cross_entropy(
             reduction or the backend is unknown.
         TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or an
             option is no number.
-        IndexError: a target is out of range; the kernels give NaN instead.
-        RuntimeError: backend "triton" cannot take the call; or backward runs under `create_graph`.
+        IndexError: a target is out of range; Triton's kernels give NaN instead.
+        RuntimeError: the backend cannot take the call; or backward runs under `create_graph` or a transform.
 
     >>> x, weight = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0], [50.0, 0.0]])
     >>> linear_cross_entropy(x, weight, torch.tensor([0]))
@@ -351,9 +351,11 @@ def empty_gradients(
 
 
 def _refuse_create_graph() -> None:
-    if torch.is_grad_enabled() and not is_compiling():
-        advice = "take cross_entropy(F.linear(x, weight, bias), target)"
-        raise RuntimeError(f"linear_cross_entropy is differentiated once; for a backward under create_graph {advice}")
+    if not is_compiling() and (torch.is_grad_enabled() or transforms_are_active()):
+        raise RuntimeError(
+            "linear_cross_entropy is differentiated once; for a backward under create_graph or in a transform take "
+            "cross_entropy(F.linear(x, weight, bias), target)"
+        )
 
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]

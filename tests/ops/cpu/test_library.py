@@ -146,7 +146,36 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
         "damaged": r"without AVX\d+ on this CPU, slower: .*: file too short; ",
     }
     assert re.match(rf"FallbackWarning: the ops run {says[fault]}install a C\+\+ compiler ", warning)
-    assert warning.endswith("install a C++ compiler (apt install g++) and run `pip install` of this library again")
+    assert warning.endswith(": pip install --force-reinstall --no-deps --no-cache-dir")
+
+
+def test_a_damaged_old_library_beside_the_new_one_is_no_loss(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in list((tmp_path / "fuselayers" / "ops" / "cpu").glob("*.so")):
+        path.with_name(path.name.partition(".")[0] + ".a.so").write_bytes(b"")
+    (imported,) = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
+    assert imported.startswith(str(tmp_path))
+
+
+def test_the_kernels_run_in_forked_workers_of_a_data_loader() -> None:
+    printed = ran(
+        """
+import torch
+from fuselayers import ops
+
+class Steps(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return ops.dropout(torch.ones(512, 256), 0.5, seed=torch.tensor(index))
+
+expected = [ops.dropout(torch.ones(512, 256), 0.5, seed=torch.tensor(index)) for index in range(2)]
+loaded = torch.utils.data.DataLoader(Steps(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+print(all(map(torch.equal, loaded, expected)))
+"""
+    )
+    assert printed == "True\n"
 
 
 def wheel_of(folder: Path, **environment: str) -> list[str]:

@@ -291,6 +291,13 @@ def test_a_second_derivative_is_refused(backend: str) -> None:
             torch.autograd.grad(loss, leaves, create_graph=True)
 
 
+def test_a_backward_in_a_transform_is_refused() -> None:
+    leaves = leaves_of(14, 5)
+    loss = op(*leaves)
+    with pytest.raises(RuntimeError, match=r"^linear_cross_entropy is differentiated once; for a backward under"):
+        torch.vmap(lambda dloss: torch.autograd.grad(loss, leaves, dloss, retain_graph=True))(torch.ones(2))
+
+
 REFUSED_EVERY_DAY = (
     ("torch.compile", 4, "mean", False),
     ("torch.compile", 14, "none", True),
