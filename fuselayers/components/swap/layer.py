@@ -17,12 +17,17 @@ __all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass"
 
 def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
     """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class(type(module), rule, place)  # type: ignore[arg-type]
+    return _layer_class(type(module), rule, place)
+
+
+def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    return _layer_class_of(cls, cls.forward, rule, place)
 
 
 @functools.cache
-def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
-    own, take = cls.forward, _taking(cls.forward, place.inputs or ())
+def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place) -> type:
+    """The class as long as the module's class has this forward: a patch may give it another one."""
+    take = _taking(own, place.inputs or ())
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -88,6 +88,25 @@ def test_a_part_of_another_class_is_named() -> None:
     assert reason.endswith("Adapter")
 
 
+@pytest.mark.parametrize("level", ["layers", "blocks"])
+def test_a_class_that_was_patched_since_is_read_again(level: Any) -> None:
+    class Patched(Feedforward):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Tanh()
+
+    def patch(self: Any, x: Tensor) -> Tensor:
+        return self.down(self.other(self.up(x)))  # type: ignore[no-any-return]
+
+    model, x = nn.Sequential(Patched(), Patched()), torch.randn(3, 8)
+    swap(model, level=level, backend="eager", verify=False)
+    unswap(model)
+    Patched.forward = patch  # type: ignore[method-assign]
+    wanted = model(x)
+    assert len(swap(model, level=level, backend="eager", verify=False).sites) == 2
+    torch.testing.assert_close(model(x), wanted)
+
+
 def test_require() -> None:
     report = swap(nn.ModuleList([Feedforward(), Feedforward()]), level="layers", verify=False)
     report.require("mlp", at_least=2)
