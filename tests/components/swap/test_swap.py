@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components.swap import RULES, Rule, swap, unswap
+from fuselayers.components.swap import RULES, Rule, fallbacks, swap, unswap
+from fuselayers.partition import fuse
 from tests.components.swap.layers import LAYERS, Feedforward, inputs, layer
 
 
@@ -22,6 +23,11 @@ class NamedDifferently(Feedforward):
 
 class WithAFlag(Feedforward):
     def forward(self, x: Tensor, /, *, flag: bool = True) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class WithMore(Feedforward):
+    def forward(self, x: Tensor, **flags: bool) -> Tensor:
         return self.down(self.act(self.up(x)))
 
 
@@ -43,17 +49,30 @@ class Decorated(Feedforward):
         return self.down(self.act(self.up(x)))
 
 
-@pytest.mark.parametrize("kind", [Feedforward, NamedDifferently, WithAFlag])
+class OfTensor(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.Tensor.relu(self.up(x)))
+
+
+class Fused(Feedforward):
+    @fuse(backend="eager")
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+@pytest.mark.parametrize("kind", [Feedforward, NamedDifferently, WithAFlag, WithMore])
 def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> None:
     model, x = kind(), torch.randn(3, 8)
     wanted = model(x)
-    report = swap(model, level="layers", verify=False)
+    report = swap(model, level="layers", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("", "mlp")]
+    assert report.saved_after < report.saved_before  # type: ignore[operator]
     torch.testing.assert_close(model(x), wanted)
-    if kind is WithAFlag:
+    if kind in (WithAFlag, WithMore):
         torch.testing.assert_close(model(x, flag=False), wanted)
     else:
         torch.testing.assert_close(model(x=x), wanted)
+    assert fallbacks(model) == ()
 
 
 @pytest.mark.parametrize(
@@ -62,6 +81,8 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
         (Looping, "its forward has a statement of another kind (For)"),
         (Twice, "its forward is none of those that the rules name"),
         (Decorated, "its forward is decorated by context_decorator"),
+        (Fused, "its forward is decorated by FusedFunction"),
+        (OfTensor, "its forward names torch.Tensor.relu, whose module is not known"),
     ],
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
@@ -72,6 +93,16 @@ def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
     assert [skipped.reason for skipped in report.skipped] == [reason]
     assert reason in " ".join(str(said[0].message).split())
     assert type(model) is kind
+
+
+def test_an_activation_with_parameters_is_no_part_of_a_rule() -> None:
+    activations = pytest.importorskip("transformers.activations")
+    model = nn.ModuleList([Feedforward(), Feedforward(), Feedforward()])
+    for module, size in zip(model, (1, 4), strict=False):
+        module.act = activations.XIELUActivation()
+        for name, parameter in module.act.named_parameters():
+            setattr(module.act, name, nn.Parameter(torch.zeros(size, dtype=parameter.dtype)))
+    assert [site.name for site in swap(model, level="layers", verify=False).sites] == ["2"]
 
 
 def test_a_part_of_another_class_is_named() -> None:
