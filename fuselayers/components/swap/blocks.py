@@ -91,7 +91,7 @@ def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compres
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 
-    options = {"block_backend": backend, "block_compress": compress}
+    options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
     members = {"forward": fused_forward, "rule": "block", **options}
     return subclass(cls, members, _block_class, cls, backend, compress, sizes)
 

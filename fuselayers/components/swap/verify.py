@@ -159,7 +159,8 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     except Exception as problem:
         return Skipped(site.name, site.kind, f"in training it raises {_text(problem)}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
-    backend = site.backend if is_block else _backend(see.seen)
+    # What Dynamo was told not to compile, nothing serves.
+    backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
     return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
 
 

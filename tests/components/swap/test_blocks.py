@@ -174,3 +174,5 @@ def test_stages_of_two_widths_are_no_blocks_what_they_repeat_is() -> None:
 def test_linear_layers_in_a_list_are_no_blocks() -> None:
     with pytest.warns(UserWarning, match="found nothing"):
         assert swap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), level="blocks", verify=False).sites == ()
+    report = swap(Feedforward(), level="blocks", compress="int8", verify=False)
+    assert report.notes == ("there are no repeated blocks: level layers, nothing compressed",)

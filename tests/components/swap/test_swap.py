@@ -167,6 +167,10 @@ def test_where_chooses_by_name() -> None:
     model = nn.ModuleDict({"one": Feedforward(), "two": Feedforward()})
     report = swap(model, "tw*", level="layers", verify=False)
     assert [site.name for site in report.sites] == ["two"]
+    with pytest.warns(
+        UserWarning, match=r"found nothing to swap in Feedforward\nno module matches where='nothing\.\*'"
+    ):
+        swap(model["one"], "nothing.*", verify=False)
 
 
 def doubled(self: Any, x: Tensor, flag: bool = False) -> Tensor:
@@ -250,6 +254,11 @@ def test_what_is_refused() -> None:
     model = Feedforward()
     with pytest.raises(ValueError, match="no level 'layer'"):
         swap(model, level="layer")  # type: ignore[arg-type]
+    # Of a model without repeated blocks too, which needs neither.
+    with pytest.raises(ValueError, match="no compression 'int9'; did you mean 'int8'"):
+        swap(model, level="blocks", compress="int9")
+    with pytest.raises(ValueError, match="no backend 'nosuch'; there are: auto, eager"):
+        swap(model, level="blocks", backend="nosuch")
     swap(model, verify=False)
     with pytest.raises(ValueError, match=r"swapped already; call unswap\(model\) first"):
         swap(model)
@@ -276,8 +285,11 @@ def test_a_method_that_the_instance_replaces_is_called() -> None:
 
 
 def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
-    report = swap(Feedforward(), level="layers")
-    assert [site.error for site in report.sites] == [None]
+    model = nn.Sequential(Feedforward(), Feedforward())
+    vars(model).update(config=SimpleNamespace(), main_input_name=["no", "name"])
+    report = swap(model)
+    assert report.level == "layers"
+    assert [site.error for site in report.sites] == [None, None]
     assert report.notes == ("not verified: there is no batch, and none could be made; give batch=",)
 
 
