@@ -35,11 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",
     )
     parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
-    parser.add_argument("--backend", default="inductor", help="inductor, triton, nvfuser or eager (default inductor)")
+    parser.add_argument("--backend", help="inductor, triton, nvfuser or eager (default the config's; auto is inductor)")
     parser.add_argument(
         "--partition",
-        default="min_cut",
-        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes)",
+        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes) (default the config's)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
@@ -60,7 +59,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         check_suffix(Path(arguments.pareto), ".svg", ".png")
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
-    cut = partitioner(arguments.partition)
+    cut = partitioner(arguments.partition or config.fusion.partition)
+    backend = arguments.backend or {"auto": "inductor"}.get(config.fusion.backend, config.fusion.backend)
     compress = config.fusion.compress
     # On the meta device a model has shapes and no memory; errors of compression need numbers.
     device = "meta" if compress is None else "cpu"
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         if compress is not None:
             inputs = tuple(_random(tensor, config) for tensor in inputs)
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
-        report = explain(plain, *inputs, backend=arguments.backend, partition=cut, compress=compress)
+        report = explain(plain, *inputs, backend=backend, partition=cut, compress=compress)
     say(console, report.to_text(rows=arguments.rows, width=console.width))
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")

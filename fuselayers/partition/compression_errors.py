@@ -4,7 +4,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.fx as fx
@@ -18,6 +18,8 @@ from .fused_module import FusedModule, eager_view
 from .partitioners import Partitioner, SavePolicy, default
 from .passes import COMPRESSED_FROM, Compression, is_rounding_seed
 
+_ROUNDING: Final = 1e-5  # of the largest gradient's norm
+
 
 @dataclass(frozen=True)
 class CompressionErrors:
@@ -26,7 +28,7 @@ class CompressionErrors:
     Attributes:
         values: for each graph, of its compressed values by the names of their nodes.
         gradients: of the parameters' gradients by name; of a function, of its arguments' gradients, not of those of
-            modules that it closes over.
+            modules that it closes over. One that is zero but for rounding, as that of a key's bias, has no error.
     """
 
     values: tuple[dict[str, float], ...]
@@ -51,7 +53,9 @@ def compression_errors(
     with torch.random.fork_rng():
         right = _gradients(fn, args, kwargs, exact)
         found = _gradients(fn, args, kwargs, compressed)
-    gradients = {name: _relative_error(found[name], gradient) for name, gradient in right.items()}
+    norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}
+    zero = _ROUNDING * max(norms.values(), default=0.0)
+    gradients = {name: _relative_error(found[name], right[name]) for name, norm in norms.items() if norm > zero}
     return CompressionErrors(tuple(compressed.errors), gradients)
 
 
@@ -71,6 +75,8 @@ def _gradients(
     args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
     named = fn.named_parameters() if isinstance(fn, nn.Module) else _named(args, kwargs)
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
+    # A function may write into its arguments, but nothing may write into a leaf.
+    args, kwargs = tree_map(_copied, (args, kwargs))
     compile_graph = functools.partial(compile_op_by_op, backend=recorder.backend, partitioner=recorder)
     with forget_compiled_code(compile_graph):
         results = tree_leaves(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
@@ -86,6 +92,10 @@ def _gradients(
 
 def _fresh(value: Any) -> Any:
     return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -213,6 +213,8 @@ def partitioner(partition: str | Partitioner, *, compress: str | None = None) ->
 
 
 def _checked(own: Partitioner, compress: str | None) -> Partitioner:
+    if compress is None and hasattr(own, "compress"):
+        return own  # it comes from here
     name = getattr(own, "__name__", type(own).__name__)
     way = compression(compress)
 

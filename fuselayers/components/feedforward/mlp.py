@@ -8,7 +8,7 @@ keys and the numbers of mlp; only the values saved for backward differ.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -88,6 +88,9 @@ class MLP(nn.Module):
         return f"activation={self.activation!r}, dropout={self.dropout}"
 
 
+MLPOptions: TypeAlias = Annotated[Any, OptionsOf(MLP)]
+
+
 @register("feedforward", "fused_mlp")
 class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
@@ -117,7 +120,7 @@ class FusedMLP(MLP):
         *,
         backend: str = "auto",
         partition: str = "min_cut",
-        **of_mlp: Annotated[Any, OptionsOf(MLP)],
+        **of_mlp: MLPOptions,
     ) -> None:
         super().__init__(hidden_dim, **of_mlp)
         check_names(backend, partition)

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
@@ -27,14 +26,12 @@ from ..init import Scheme, check_scheme, initialise
 from ..ranges import NotNegative, OptionsOf, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
-from .model import Model, named_as_here
 from .stack import Stack
-from .tokens import to_logits, token_loss
-from .vision_transformer import check_classes, check_images
+from .vision_transformer import Classifier
 
 
 @register("model", "hierarchical_vision")
-class HierarchicalVision(Model):
+class HierarchicalVision(Classifier):
     """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
 
     Heads are as wide in every stage: a stage that is twice as wide has twice as many.
@@ -113,31 +110,16 @@ class HierarchicalVision(Model):
         # The first stage has the most tokens.
         self.context_length = self.stages[0].context_length
         self.head = nn.Linear(widths[-1], num_classes)
+        self.logit_scale = 1.0
         initialise(self, init, num_layers=sum(depths), std=init_std)
 
-    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
-        """Return the logits, or the loss where there are targets.
-
-        Args, Returns and Raises: as `VisionTransformer.forward`.
-        """
-        x_BD = self.features(images)
-        if targets_B is None:
-            return to_logits(x_BD, self.head, layout=self.layout)
-        # For the loss an image is a sequence of one token.
-        return self.with_auxiliary_loss(
-            token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
-        )
-
-    @named_as_here
-    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
-        check_images(images, self.patch[0], self.image_size)
-        if targets_B is not None:
-            check_classes(targets_B, images, self.head)
+    @property
+    def first_patch(self) -> nn.Module:
+        return self.patch[0]
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
-        check_images(images, self.patch[0], self.image_size)
+        self.check_images(images)
         x = images
         stages: Any = zip(self.patch, self.stages, strict=True)
         for patch, stage in stages:
@@ -146,11 +128,6 @@ class HierarchicalVision(Model):
             side = math.isqrt(stage.context_length)
             x = x_BTD.transpose(1, 2).unflatten(2, (side, side))
         return x.flatten(2).mean(2)
-
-    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
-        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
-        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 
     def extra_repr(self) -> str:
         return f"image_size={self.image_size}, dropout={self.dropout}"

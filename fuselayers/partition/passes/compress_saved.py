@@ -129,7 +129,8 @@ def _scaled(x: Tensor, largest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     size = wide.abs()
     is_finite = size < math.inf
     scale = torch.where(is_finite, size, 0.0).amax(-1, keepdim=True) / largest
-    return wide, is_finite, scale, wide / torch.where(scale > 0, scale, 1.0)
+    # A scale below the normal numbers has few bits, and quotients would be too large: such a row becomes zeros.
+    return wide, is_finite, scale, wide / torch.where(scale > torch.finfo(torch.float32).tiny, scale, 1.0)
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:

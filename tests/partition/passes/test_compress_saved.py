@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from benchmarks.layers import LAYERS
 from fuselayers._torch.tracing import torch_default_partition
+from fuselayers.components import MultiHeadAttention
 from fuselayers.partition import SavePolicy, capture, explain, fuse, saved_bytes
 
 WAYS = ("bfloat16", "float8", "int8")
@@ -54,6 +55,7 @@ def test_zeros_infinities_and_nan_come_back(way: str) -> None:
     x[1, 3], x[2, 4], x[3, 5] = math.inf, -math.inf, math.nan
     x[4], x[5], x[6] = math.inf, math.nan, -math.inf
     x[7, 0], x[7, 1], x[7, 2] = math.inf, -math.inf, math.nan
+    x[8] = 1.78e-43 * x[8].sign()  # a scale that has one bit
     restored = read_by_backward(x, way)
     finite = x.isfinite()
     torch.testing.assert_close(restored[~finite], x[~finite], rtol=0, atol=0, equal_nan=True)
@@ -156,6 +158,26 @@ def test_a_partitioner_of_ones_own() -> None:
     assert saved_bytes(fused, x) < 0.3 * saved_bytes(exact, x)
     found, expected = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (fused, exact))
     assert 0 < relative_error(found, expected) < 0.02
+    report = explain(fused, x)
+    assert report.compress == "int8"
+    assert report.gradient_errors
+
+
+def test_gradients_that_are_zero_but_for_rounding_have_no_error() -> None:
+    """The gradient of a key's bias: a constant beside all keys changes no softmax."""
+    layer = MultiHeadAttention(64, num_heads=4, bias=True, projections="separate")
+    x = torch.randn(2, 64, 64, requires_grad=True)
+    errors = explain(layer, x, backend="eager", compress="int8").gradient_errors
+    assert max(errors.values()) < 0.1
+
+
+def test_errors_of_a_function_that_writes_into_its_argument() -> None:
+    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x.mul_(2) @ weight
+
+    x, weight = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    errors = explain(fn, x * 1, weight, backend="eager", compress="int8").gradient_errors
+    assert 0 < max(errors.values()) < 0.02
 
 
 def test_a_budget_compresses_before_it_recomputes_a_product() -> None:
