@@ -14,7 +14,7 @@ from ...partition import backends, fuse
 from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
-from .cache import with_cache, without_cache
+from .cache import hook_cache, unhook_cache
 from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
@@ -43,8 +43,8 @@ def swap(
     Parameters, buffers, hooks, names of modules and keys of the state_dict stay the same objects. A swapped module gets
     a subclass of its own class, of the same name. `unswap` takes it back.
 
-    A rule knows a class, or the forwards of modules, in whatever words they are written: transformers' own, and one's
-    own. In each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
+    A rule recognises a class, or a forward whatever its variables are called, in transformers and in your own code. In
+    each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
     adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
 
     A model of transformers is called with `use_cache=False` in training from then on, unless its caller passes
@@ -62,8 +62,9 @@ def swap(
         backend: of `fuse`, for blocks.
         compress: of `fuse`, for level "blocks" alone: "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
-            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It stays as it is
-            if it raises, or if its error is more than twice the original's and the dtype's rounding.
+            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It is not swapped
+            if it raises, or if its error is more than twice the larger of the original's error and the dtype's rounding
+            (16 roundings, or 2 in 16 bits, for blocks, and where float64 cannot run).
         batch: arguments of the model, which runs on it in evaluation mode; its buffers are put back then. A mapping by
             name, a tuple by position, or one tensor. None makes one from the config of a model of transformers. Sites
             that no inputs reach are not verified.
@@ -120,7 +121,7 @@ def _check_arguments(model: nn.Module, level: str, backend: str, compress: str |
 
 def unswap(model: nn.Module) -> int:
     """Give each swapped module of the model its own class back; return how many there were."""
-    with_cache(model)
+    unhook_cache(model)
     return sum(unswap_class(module) for module in model.modules())
 
 
@@ -148,7 +149,7 @@ class _Plan:
 
 def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
     """Yield notes on how the model is called from now on, and on its output."""
-    if without_cache(model):
+    if hook_cache(model):
         yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
     if any(site.rule == loss.NAME for site in sites):
         yield "in training with labels the logits of the output are None"
@@ -303,7 +304,7 @@ def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: An
     left = _Plan(plan.level, {site.name: plan.kinds[site.name] for site in sites}, skipped)
     try:
         left.put_into(model)
-        without_cache(model)
+        hook_cache(model)
         after = saved_by_model(model, batch)
     finally:
         unswap(model)

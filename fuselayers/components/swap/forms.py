@@ -1,4 +1,4 @@
-"""A forward in a normal form: two forwards that compute the same in the same order have equal ones.
+"""A forward in a normal form, equal for two that return the same expression once local variables are put in.
 
     def forward(self, hidden_states):                         def forward(self, x):
         gate = self.gate_proj(hidden_states)                      return self.down(self.act(self.gate(x)) * self.up(x))
