@@ -1,4 +1,4 @@
-"""A forward in a normal form: two forwards that compute the same in the same order have equal ones.
+"""A forward in a normal form, equal for two that return the same expression once local variables are put in.
 
     def forward(self, hidden_states):                         def forward(self, x):
         gate = self.gate_proj(hidden_states)                      return self.down(self.act(self.gate(x)) * self.up(x))
@@ -65,7 +65,7 @@ def form_of(cls: Any) -> Form:
 def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
     """The syntax tree of a function, and its globals."""
     while hasattr(forward, "__wrapped__"):
-        name = forward.__code__.co_qualname
+        name = getattr(getattr(forward, "__code__", None), "co_qualname", type(forward).__name__)
         if name not in _WRAPPERS:
             raise Unreadable(f"its forward is decorated by {name.partition('.')[0]}")
         forward = forward.__wrapped__
@@ -201,7 +201,11 @@ class _Reader(ast.NodeTransformer):
         except AttributeError:
             raise Unreadable(f"its forward names {path}, which is not there") from None
         full = getattr(value, "__qualname__", None)
-        return ast.Name(repr(value) if full is None else f"{value.__module__}.{full}", ast.Load())
+        if full is None:
+            return ast.Name(repr(value), ast.Load())
+        if not hasattr(value, "__module__"):  # a method of Tensor, for one
+            raise Unreadable(f"its forward names {path}, whose module is not known")
+        return ast.Name(f"{value.__module__}.{full}", ast.Load())
 
 
 def _path(node: ast.expr) -> str | None:

@@ -17,12 +17,17 @@ __all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass"
 
 def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
     """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class(type(module), rule, place)  # type: ignore[arg-type]
+    return _layer_class(type(module), rule, place)
+
+
+def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    return _layer_class_of(cls, cls.forward, rule, place)
 
 
 @functools.cache
-def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
-    own, take = cls.forward, _taking(cls.forward, place.inputs or ())
+def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place) -> type:
+    """The class as long as the module's class has this forward: a patch may give it another one."""
+    take = _taking(own, place.inputs or ())
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -33,8 +38,10 @@ def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
         inputs = take(args, kwargs)
-        if inputs is None:  # the caller's mistake: the own forward says so
-            return own(self, *args, **kwargs)
+        if inputs is None:  # most often the caller's mistake: then the own forward raises
+            result = own(self, *args, **kwargs)
+            note(self, "its arguments are not read")
+            return result
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
 
@@ -49,15 +56,19 @@ def _taking(
     It returns None for arguments that the forward does not take. Dynamo cannot trace `bind` of `inspect.Signature`.
     """
     parameters = list(inspect.signature(forward).parameters.values())[1:]
+    others = [parameters.pop().name] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
     by_position = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     names = {parameter.name for parameter in parameters}
     defaults = {part.name: part.default for part in parameters if part.default is not part.empty}
 
     def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
         positional = dict(zip(by_position, args, strict=False))
-        if len(args) > len(by_position) or any(name in positional or name not in names for name in kwargs):
+        if len(args) > len(by_position) or any(name in positional for name in kwargs):
             return None
-        arguments = {**defaults, **positional, **kwargs}
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+        if rest and not others:
+            return None
+        arguments = {**defaults, **positional, **kwargs, **dict.fromkeys(others, rest)}
         if any(name not in arguments for name in names):
             return None
         return {role: arguments[name] for role, name in inputs}

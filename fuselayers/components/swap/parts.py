@@ -105,7 +105,8 @@ def is_activation(value: Any) -> bool:
     # BLOOM's GELU is not among the activations of transformers.
     of_bloom = (kind.__name__, kind.__module__) == ("BloomGelu", "transformers.models.bloom.modeling_bloom")
     known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS or of_bloom
-    return known and is_plain(value) and not getattr(value, "inplace", False) and not any(value.parameters())
+    bare = is_plain(value) and not getattr(value, "inplace", False)
+    return known and bare and next(value.parameters(), None) is None
 
 
 def is_number(value: Any) -> bool:

@@ -2,9 +2,11 @@ import json
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn
 
 from fuselayers.components.swap import Site, Skipped, SwapReport, swap
+from fuselayers.partition import FallbackWarning
 from tests.components.swap.layers import inputs, layer
 
 
@@ -49,6 +51,16 @@ def test_the_backend_is_what_ran() -> None:
     assert [(site.name, site.backend) for site in report.sites] == [("1", "cpp")]
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1))
     assert [site.backend for site in swap(model, level="layers", verify=False).sites] == ["auto"]
+
+
+def test_the_backend_of_blocks_is_what_their_graphs_fell_back_to() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)) for _ in range(2)))
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(FallbackWarning, match="inductor"),
+    ):
+        report = swap(model, level="blocks", batch=torch.randn(3, 4))
+    assert [(site.rule, site.backend) for site in report.sites] == [("block", "eager")] * 2
 
 
 def test_a_model_that_does_not_run_in_training_has_no_total() -> None:
