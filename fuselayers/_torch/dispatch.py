@@ -1,4 +1,4 @@
-"""dispatch -- what torch's dispatcher is doing: modes, transforms, autograd's hooks, fake tensors."""
+"""dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.nn.modules import module as _module
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
@@ -82,6 +83,11 @@ def is_intercepted() -> bool:
     )
 
 
+def hooks_of_all_modules() -> bool:
+    """True if there is a hook of `torch.nn.modules.module.register_module_forward_hook` or its kin."""
+    return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, `seen` collects the ops of a namespace that run: name, device, and whether they have an implementation
     for that device alone. What they call in turn is not seen."""
@@ -96,7 +102,7 @@ class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.name()
         if name.startswith(self.prefix):
-            tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             device = tensors[0].device.type if tensors else "cpu"
             own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
             self.seen.add((name.removeprefix(self.prefix), device, own))

@@ -259,7 +259,7 @@ def compile_with_inductor(
         settings["fallback_random"] = True
     # Precompiled headers take 6 s and 156 MB, and save 1.6 s of a file; a graph has one file each way.
     settings["cpp_cache_precompile_headers"] = False
-    if any(isinstance(one, torch.Tensor) and one.is_neg() for one in example_inputs):
+    if any(isinstance(value, torch.Tensor) and value.is_neg() for value in example_inputs):
         raise NotImplementedError(
             "Inductor ignores the negative bit of an input, a view such as x.conj().imag; "
             "materialise it with .resolve_neg()"

@@ -38,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", help="inductor, triton, nvfuser or eager (default the config's; auto is inductor)")
     parser.add_argument(
         "--partition",
-        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share) or budget:1000000 (bytes) (default the config's)",
+        help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share), budget:2GB (bytes) or budget:peak:2GB "
+        "(default the config's)",
     )
     parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from rich.console import Console
 
 from ..names import no_such
+from ..text_table import table_lines
 
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
@@ -53,17 +54,10 @@ def print_table(
         rows: at least one.
         left: how many columns are aligned to the left.
     """
-    headings = list(rows[0])
-    cells = [headings, *([str(row[heading]) for heading in headings] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.ljust(size) if place < left else cell.rjust(size)
-            for place, (cell, size) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
+    headings = tuple(rows[0])
+    cells = [headings, *(tuple(str(row[heading]) for heading in headings) for row in rows)]
+    heading, *lines = table_lines(cells, None, left=range(left))
     if title is not None:
         say(console, title, bold=True)
-    say(console, lines[0], bold=True)
-    say(console, *lines[1:])
+    say(console, heading, bold=True)
+    say(console, *lines)

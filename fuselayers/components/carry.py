@@ -151,7 +151,7 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
         is_layer = not (list(module.children()) or list(other.children()))
         if is_layer or type(eager_view(module)) is type(eager_view(other)):
             continue
-        if {one for one in before if one.startswith(start)} != {one for one in after if one.startswith(start)}:
+        if {key for key in before if key.startswith(start)} != {key for key in after if key.startswith(start)}:
             apart.append(start)
     return tuple(apart)
 
@@ -172,8 +172,8 @@ def _grouped(lines: _Lines) -> _Lines:
             else:
                 numbers[submodule, None, text] = []
         lines = [
-            (above if below is None else (*above, _ranges(found), *below), text)
-            for (above, below, text), found in numbers.items()
+            (above if below is None else (*above, _ranges(places), *below), text)
+            for (above, below, text), places in numbers.items()
         ]
     return lines
 

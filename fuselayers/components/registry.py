@@ -162,8 +162,8 @@ def of_another_kind(kind: str, name: object) -> str:
     >>> of_another_kind("feedforward", "rms_norm")
     "; 'rms_norm' is of the kind norm"
     """
-    found = [other for other, owners in _OWNERS.items() if name in owners and other != kind]
-    return f"; {name!r} is of the kind {found[0]}" if found else ""
+    others = [other for other, owners in _OWNERS.items() if name in owners and other != kind]
+    return f"; {name!r} is of the kind {others[0]}" if others else ""
 
 
 def title(component: object) -> str:
@@ -239,8 +239,8 @@ def no_option(kind: str, name: str, option: str, *, elsewhere: Sequence[str] = (
             f"{option!r} of {kind} {name!r} ({_path(component)}) is no option: only keyword-only arguments are; "
             "write * before it in __init__"
         )
-    others = [other for other in names(kind) if option in [one.name for one in options(kind, other)]]
-    known = [one.name for one in options(kind, name)]
+    others = [other for other in names(kind) if option in [known.name for known in options(kind, other)]]
+    known = [own.name for own in options(kind, name)]
     text = no_such(f"{name} option", option, known, elsewhere=() if others else elsewhere)
     return f"{text}; {', '.join(others)} {'has' if len(others) == 1 else 'have'} it" if others else text
 

@@ -2,21 +2,16 @@
 
 import math
 import os
-import threading
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
 
 from .._torch.dispatch import FakeTensor
 from ..components import create
 from .group_files import COMPONENT_GROUPS
 from .schemas import Config
 from .sections import with_layer_changes
-
-# A mixture of 256 experts in 60 layers has 60,000, which take half a minute and 300 MB on the meta device.
-_MOST_MODULES: Final = 100_000
 
 
 def create_model(config: Config) -> nn.Module:
@@ -30,38 +25,22 @@ def create_model(config: Config) -> nn.Module:
     return model
 
 
-class _TooManyModules(ValueError):
-    pass
-
-
 def check_memory(config: Config) -> None:
     """Raise ValueError if a model needs more memory than the machine has, without swap space, before it is built.
 
     Used by `build`, on torch's default device. The bytes are counted on a model on the meta device, which takes none.
     """
-    thread, count = threading.get_ident(), 0
-
-    def count_module(*_: nn.Module | str | None) -> None:
-        nonlocal count
-        count += threading.get_ident() == thread
-        if count > _MOST_MODULES:
-            raise _TooManyModules(f"the model has more than {_MOST_MODULES:,} modules; choose fewer layers or experts")
-
     device = torch.get_default_device()
-    hook = register_module_module_registration_hook(count_module)
+    if device.type == "meta" or isinstance(torch.empty(0), FakeTensor):
+        return
     try:
         with torch.device("meta"):
             model = create_model(config)
         needed: float = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    except _TooManyModules:
-        raise
     except Exception as error:
         # A tensor of more than 2**63 bytes. Any other error is raised again when the model is built.
         needed = math.inf if "overflow" in str(error).lower() else 0
-    finally:
-        hook.remove()
-    if device.type != "meta" and not isinstance(torch.empty(0), FakeTensor):
-        check_bytes(needed, device, what="the model")
+    check_bytes(needed, device, what="the model")
 
 
 def check_bytes(needed: float, device: torch.device, *, what: str) -> None:

@@ -132,7 +132,8 @@ class FusionConfig:
 
     backend: str = setting("the compiler of the two graphs, as `fuse` takes it", default="auto")
     partition: str = setting(
-        "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:9000 (bytes)",
+        "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:2GB (bytes), "
+        "budget:peak:2GB (the most that forward and backward hold at once)",
         default="min_cut",
     )
     compress: str | None = setting(

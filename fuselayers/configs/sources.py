@@ -1,4 +1,4 @@
-"""What a caller asks for: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
+"""The request of a caller: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
 
 import functools
 import os
@@ -183,7 +183,6 @@ def read_source(source: Source) -> Request:
     if isinstance(source, DictConfig):
         content = _of_application(dict(content), complete=request.complete)
     content = plain_copy(content)
-    content.pop("left_at_default", None)  # configs that an earlier version saved have it
     for entry in _defaults(content.pop("defaults", [])):
         for group, choice in entry.items():
             # Hydra's own files say `override /feedforward`.

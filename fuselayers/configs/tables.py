@@ -10,7 +10,6 @@ from ..names import no_such
 from .build import compose
 from .schemas import SECTIONS, section_options
 
-HEADINGS: Final = ("name", "option", "type", "range", "default", "meaning")
 # The kinds and sections that have a table.
 TABLES: Final = (*KINDS, *SECTIONS)
 

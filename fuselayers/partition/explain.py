@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
+from ..text_table import readable_bytes
 from .capture import CapturedGraph, capture, explained_without_values
 from .compression_errors import CompressionErrors, compression_errors
 from .cost import flops_of
@@ -27,7 +28,6 @@ from .partitioners import Partitioner, SavePolicy, cost_model_for, default, part
 from .passes import AGAIN, COMPRESSED_FROM, MASK_OPS, compression
 from .peak_bytes import peak_bytes
 from .saved_bytes import saved_by_call
-from .text_table import readable_bytes
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
@@ -318,7 +318,8 @@ def _text(cut: Partitioner) -> str:
     if not isinstance(cut, SavePolicy):
         return str(getattr(cut, "__name__", type(cut).__name__))
     how = "" if cut.compress is None else f" in {cut.compress}"
-    return (cut.name if cut.limit is None else f"{cut.name}({cut.limit:,})") + how
+    limit = "" if cut.limit is None else f"({cut.limit:,})"
+    return cut.name + (limit if cut.peak is None else f"(peak={cut.peak:,})") + how
 
 
 def _name(fn: Any) -> str:

@@ -74,8 +74,8 @@ def fuse(
             should, whose errors would lose their text in a compiler.
         backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
             "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
-        partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, or a function with AOTAutograd's partitioner
-            signature.
+        partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, "budget:peak:2GB" or `budget(peak="2 GB")`, or a
+            function with AOTAutograd's partitioner signature.
         compress: "int8", "float8" or "bfloat16" hands large values from forward to backward in fewer bits, whatever the
             partitioner; forward's results stay exact. None: every value is exact. "int8" draws a seed in each call.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.

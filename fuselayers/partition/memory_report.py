@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ..figure import new_figure
+from ..text_table import Row, amount, readable_bytes, table_lines, whole
 from .cost import CostModel, flops_of
 from .draw import check_suffix
 from .joint_graph import CutGraph
 from .partitioners import budget
 from .saved_by_budget import smallest_saved_bytes
-from .text_table import Row, readable_bytes, table_lines, whole
 
 _IN_A_NOTEBOOK: Final = 10
 _WORST_GRADIENTS: Final = 5
@@ -238,11 +238,12 @@ class MemoryReport:
             width: of a line; None for the variable COLUMNS, else the terminal's.
         """
         width = width or shutil.get_terminal_size().columns
+        forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
         sentences = (
             f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
-            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {_flops(self.forward_flops)}, "
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}, "
             f"{_seconds(self.forward_seconds)}",
-            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {_flops(self.backward_flops)}, "
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}, "
             f"{_seconds(self.backward_seconds)}",
         )
         about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
@@ -306,7 +307,7 @@ def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[R
 
     def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
         flops, moved = weight(values)
-        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), _flops(flops) if flops else ""
+        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), amount(flops, "FLOP") if flops else ""
         return tuple(map(whole, sums))
 
     rows = _value_rows(recomputed, cells, weight=weight, most=most)
@@ -397,13 +398,6 @@ def _called(value: SavedValue | RecomputedValue, module: str) -> str:
         return f"{module} {named}".lstrip()
     file, _, rest = value.source.partition(":")
     return f"{named}, {Path(file).name}:{rest}" if rest else named
-
-
-def _flops(flops: float) -> str:
-    for unit, scale in (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6)):
-        if flops >= scale:
-            return f"{flops / scale:,.1f} {unit}"
-    return f"{flops:.0f} FLOP"
 
 
 def _seconds(seconds: float) -> str:

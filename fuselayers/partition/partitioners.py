@@ -11,11 +11,12 @@ import torch
 import torch.fx as fx
 
 from ..names import no_such
+from ..text_table import bytes_of
 from .cost import CostModel
 from .joint_graph import JointGraph, PartitionError
 from .machine import machine_of
 from .passes import compress_saved_pass, compression
-from .saved_by_budget import saved_by_budget, split_by_budget
+from .saved_by_budget import limit_for_peak, saved_by_budget, split_by_budget
 from .saved_by_default import saved_by_default
 from .saved_by_min_cut import saved_by_min_cut
 
@@ -45,12 +46,14 @@ class SavePolicy:
         cost: the prices; None takes those of the graph's device and of the compiler.
         limit: for "budget": bytes if it is an int, a share of what "default" saves if it is a float.
         compress: how saved values are compressed: "int8", "float8", "bfloat16", or None.
+        peak: for "budget": the most bytes that forward and backward hold at once, in place of `limit`.
     """
 
     name: str
     cost: CostModel | None = None
     limit: int | float | None = None
     compress: str | None = None
+    peak: int | None = None
 
     def __post_init__(self) -> None:
         compression(self.compress)  # an unknown name is refused here
@@ -96,7 +99,7 @@ class SavePolicy:
         cost = self.cost or cost_model_for(joint, fused=fused)
         if self.name == "min_cut":
             return saved_by_min_cut(joint, cost=cost)
-        return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint))
+        return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
 
     def split(self, joint: JointGraph, *, fused: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward and the backward module with the saved values; the arguments are those of `saved_values`.
@@ -106,9 +109,12 @@ class SavePolicy:
         """
         if self.name != "budget":
             return joint.split(self.saved_values(joint, fused=fused))
-        return split_by_budget(joint, cost=self.cost or cost_model_for(joint, fused=fused), limit=self._limit_of(joint))
+        cost = self.cost or cost_model_for(joint, fused=fused)
+        return split_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
 
-    def _limit_of(self, joint: JointGraph) -> float:
+    def _limit_of(self, joint: JointGraph, cost: CostModel) -> float:
+        if self.peak is not None:
+            return limit_for_peak(joint, cost=cost, peak=self.peak)
         assert self.limit is not None
         exact = replace(joint, compress=None)
         return self.limit * (exact.saved_bytes(saved_by_default(exact)) if isinstance(self.limit, float) else 1)
@@ -146,20 +152,26 @@ min_cut_rematerialization_partition: Final = min_cut
 """functorch's name for `min_cut`, which uses prices where functorch's uses a list of ops, `recomputable_ops`."""
 
 
-def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
+def budget(
+    limit: int | float | str | None = None, *, peak: int | str | None = None, cost: CostModel | None = None
+) -> SavePolicy:
     """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
 
     Where a larger budget has a lower peak of forward and backward, since less of what is recomputed waits for its
     gradient, backward recomputes in two steps and has about that peak, for more recompute.
 
+    With `peak`, the most bytes are saved with which forward and backward never hold more than that at once.
+
     Args:
-        limit: an int is bytes; a float above 0 and up to 1 is a share of what `default` saves. Each graph has its own
-            budget; parameters, and other tensors that outlive the call, do not count.
+        limit: an int is bytes, as is a text such as "200 MB"; a float above 0 and up to 1 is a share of what `default`
+            saves. Each graph has its own budget; parameters, and other tensors that outlive the call, do not count.
+        peak: bytes, as an int or a text such as "2 GB", in place of `limit`: of values, results and gradients. Inputs
+            and parameters do not count, nor does the memory that an op uses inside.
         cost: prices other than the graph's own.
 
     Raises:
-        ValueError: the limit is not positive, or a share above 1.
-        TypeError: the limit is no number.
+        ValueError: a limit or peak is not positive, or no size, or a share is above 1.
+        TypeError: the limit or the peak is no number, or there are both, or none.
         PartitionError: (at the first call) the budget is too small for the graph; the message names the smallest.
 
     >>> from fuselayers.partition import fuse, saved_bytes
@@ -167,8 +179,20 @@ def budget(limit: int | float, *, cost: CostModel | None = None) -> SavePolicy:
     >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
     512
     >>> budget(1_000_000)
-    SavePolicy(name='budget', cost=None, limit=1000000, compress=None)
+    SavePolicy(name='budget', cost=None, limit=1000000, compress=None, peak=None)
+    >>> budget(peak="2 GB").peak
+    2000000000
     """
+    if (limit is None) == (peak is None):
+        raise TypeError(f"a budget has a limit or a peak, got limit={limit!r} and peak={peak!r}")
+    if peak is not None:
+        peak = bytes_of(peak) if isinstance(peak, str) else peak
+        if isinstance(peak, bool) or not isinstance(peak, int):
+            raise TypeError(f"a peak is an int (bytes) or a text, as '2 GB', got {peak!r}")
+        if peak <= 0:
+            raise ValueError(f"a peak in bytes must be above 0, got {peak}")
+        return SavePolicy("budget", cost=cost, peak=peak)
+    limit = bytes_of(limit) if isinstance(limit, str) else limit
     if isinstance(limit, bool) or not isinstance(limit, int | float):
         raise TypeError(f"a budget is an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
     if isinstance(limit, float) and not 0 < limit <= 1:
@@ -182,12 +206,14 @@ PARTITIONERS: Final[Mapping[str, SavePolicy]] = MappingProxyType({"default": def
 
 
 _BUDGET: Final = "budget:"
+_PEAK: Final = "peak:"
 
 
 def partitioner(partition: str | Partitioner, *, compress: str | None = None) -> Partitioner:
     """Return the partitioner called `partition`, or `partition` with a check of what it returns.
 
-    A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:1000000" is `budget(1000000)`.
+    A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:200MB" is `budget("200 MB")`, and
+    "budget:peak:2GB" is `budget(peak="2 GB")`.
     With `compress` what it saves is compressed: "int8", "float8" or "bfloat16".
 
     Raises:
@@ -244,10 +270,13 @@ def _checked(own: Partitioner, compress: str | None) -> Partitioner:
 
 
 def _budget_called(name: str) -> SavePolicy:
-    number = name.removeprefix(_BUDGET)
+    text = name.removeprefix(_BUDGET)
+    size = text.removeprefix(_PEAK)
     try:
-        return budget(int(number) if number.isdecimal() else float(number))
-    except ValueError as error:
+        number = int(size) if size.isdecimal() else size if size.endswith("B") else float(size)
+        return budget(number) if size == text else budget(peak=number)  # type: ignore[arg-type]  # no share: it raises
+    except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name!r} is no budget: write budget:0.5 for a share of what 'default' saves, or budget:1000000 for bytes"
+            f"{name!r} is no budget: write budget:0.5 for a share of what 'default' saves, budget:200MB for bytes, or "
+            "budget:peak:2GB for the most that forward and backward hold at once"
         ) from error

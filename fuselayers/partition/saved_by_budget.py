@@ -1,4 +1,4 @@
-"""saved_by_budget -- the fastest set of values to save that fits into so many bytes.
+"""saved_by_budget -- the fastest set of values to save that fits into so many bytes, or under a peak.
 
 The price of memory is raised until the minimum cut fits (Everett, "Generalized Lagrange multiplier method for solving
 problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once; the
@@ -23,6 +23,7 @@ from .saved_by_min_cut import flow_graph, saved_by_min_cut
 
 _HIGHEST_PRICE: Final = 1e9
 _PRICE_STEPS: Final = 10
+_PEAK_STEPS: Final = 16
 # The weight of a byte moved when a matmul's FLOPs come first.
 _MOVED_BESIDE_FLOPS: Final = 1e-3
 
@@ -75,6 +76,32 @@ def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tupl
             break
         best = min(best, joint.split(saved, kept=kept), key=peak)
     return best
+
+
+def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
+    """Return the largest budget whose forward and backward of `split_by_budget` hold at most `peak` bytes at once.
+
+    The budgets tried are the same for every peak, from what the minimum cut saves to the smallest cut, and the first
+    that fits is taken. So a lower peak asked for never gets a higher one, although the peak of a smaller budget may be
+    higher.
+
+    Raises:
+        PartitionError: no budget fits; the message names the lowest peak.
+    """
+    most = joint.saved_bytes(saved_by_min_cut(joint, cost=cost))
+    least = smallest_saved_bytes(joint, cost=cost)
+    lowest = math.inf
+    for step in range(_PEAK_STEPS + 1):
+        limit = math.ceil(least + (most - least) * (1 - step / _PEAK_STEPS) ** 2)  # finer where less is saved
+        parts = split_by_budget(joint, cost=cost, limit=limit)
+        found = peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
+        if found <= peak:
+            return limit
+        lowest = min(lowest, found)
+    raise PartitionError(
+        f"forward and backward of this graph cannot do with {peak:,} bytes at once: the lowest peak found is "
+        f"{lowest:,.0f}; give a larger one, or fuse a smaller part of the model"
+    )
 
 
 class _PricedCut:

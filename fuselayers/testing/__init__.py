@@ -5,7 +5,6 @@ Import it by name, `import fuselayers.testing`; it needs no test framework.
 
 from .checks import NotApplicable as NotApplicable
 from .checks import check_autocast as check_autocast
-from .checks import check_compiled as check_compiled
 from .checks import check_double_backward as check_double_backward
 from .checks import check_dynamic as check_dynamic
 from .checks import check_fused as check_fused

@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .._torch.guards import torch_compile
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
     Op,
@@ -32,7 +31,6 @@ from .comparison import (
 __all__ = [
     "NotApplicable",
     "check_autocast",
-    "check_compiled",
     "check_double_backward",
     "check_dynamic",
     "check_fused",
@@ -222,17 +220,11 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     return "; ".join(said) or None
 
 
-def check_compiled(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """`torch.compile` with `fullgraph=True` traces the op, forward and backward, in one graph."""
-    # With a limit of its own: to Dynamo every call of this line is the same code, and it stops after eight.
-    compiled = torch_compile(
-        lambda *args: op(*args, **options), recompile_limit=1 << 16, backend="aot_eager", fullgraph=True
-    )
-    assert_as_good_as(compiled, lambda *args: reference(*args, **options), inputs)
-
-
 def check_fused(op: Op, reference: Op, inputs: Sequence[Tensor], *, backend: str, **options: Any) -> None:
-    """Fused in one graph, the op gives the reference's numbers, with the same mask for the same seed."""
+    """Fused in one graph, the op gives the reference's numbers, with the same mask for the same seed.
+
+    Dynamo traces it, as for `torch.compile` with `fullgraph=True`. The backend "eager" compiles nothing.
+    """
     try:
         fused = fuse(op, backend=backend, fallback=(), fullgraph=True, static_argnames=_static(options))
     except BackendUnavailableError as error:

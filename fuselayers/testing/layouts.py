@@ -10,10 +10,7 @@ from .comparison import Op, backward, cast, compare, forward, incoming_for
 
 __all__ = ["LAYOUTS", "check_layouts"]
 
-Layout = Callable[[Tensor], Tensor]
-
-
-LAYOUTS: Final[dict[str, Layout]] = {
+LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "contiguous": lambda x: x.contiguous(),
     "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,
     "sliced rows": lambda x: torch.stack([x, _nan(x)], dim=-2)[..., 0, :] if x.dim() > 1 else x,

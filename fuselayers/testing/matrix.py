@@ -28,7 +28,6 @@ CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     "unwritten memory": contract.check_poisoned,
     "double backward": contract.check_double_backward,
     "torch.func": contract.check_transforms,
-    "torch.compile": contract.check_compiled,
     "dynamic sizes": contract.check_dynamic,
 }
 """Every check by its name in the report; "fused, <backend>" is added for each backend."""

@@ -122,11 +122,13 @@ def test_sizes_are_saved_as_numbers(partition: str) -> None:
 
 def test_a_budget_by_name() -> None:
     assert partitioner("budget:0.5") == budget(0.5)
-    assert partitioner("budget:1000000") == budget(1_000_000)
-    for name in ("budget:", "budget:half", "budget:0", "budget:-5", "budget:1.5", "budget:nan", "budget:5 MB"):
+    assert partitioner("budget:1000000") == partitioner("budget:1 MB") == budget(1_000_000)
+    assert partitioner("budget:peak:2GB") == budget(peak=2_000_000_000)
+    wrong = ("", "half", "0", "-5", "1.5", "nan", "5 TB", "peak:", "peak:0.5", "peak:0", "peak:2 TB")
+    for name in (f"budget:{size}" for size in wrong):
         with pytest.raises(
             ValueError,
-            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what 'default' saves, or budget:",
+            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what 'default' saves, budget:200MB for",
         ):
             partitioner(name)
 

@@ -1,7 +1,8 @@
 import copy
 import functools
-import itertools
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,8 +23,10 @@ from fuselayers.partition import (
 )
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.partitioners import SavePolicy
+from fuselayers.partition.passes import compression
+from fuselayers.partition.peak_bytes import peak_bytes
 from fuselayers.partition.saved_by_budget import smallest_saved_bytes
-from tests.partition.tracing import GPT, Traced, recomputed_flops, torchs_choice
+from tests.partition.tracing import GPT, Traced, joint_graph_of, peak_of_step, recomputed_flops, torchs_choice
 
 
 @functools.cache
@@ -107,12 +110,9 @@ class TestOnAModel:
         (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
         (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
         (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"),
-        (
-            "1 GB",
-            TypeError,
-            r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got '1 GB'$",
-        ),
-        (None, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got None$"),
+        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '1 GiB'$"),
+        ("0 B", ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        (None, TypeError, r"^a budget has a limit or a peak, got limit=None and peak=None$"),
     ],
 )
 def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
@@ -120,15 +120,84 @@ def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> 
         budget(limit)
 
 
+@pytest.mark.parametrize(
+    ("peak", "error", "text"),
+    [
+        (0, ValueError, r"^a peak in bytes must be above 0, got 0$"),
+        (0.5, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got 0\.5$"),
+        (True, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got True$"),
+        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '2'$"),
+    ],
+)
+def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        budget(peak=peak)
+    with pytest.raises(TypeError, match=r"^a budget has a limit or a peak, got limit=0\.5 and peak="):
+        budget(0.5, peak=peak)
+
+
+def test_sizes_as_text() -> None:
+    assert budget("1.5 MB") == budget(1_500_000)
+    assert budget(peak="2GB") == budget(peak=2_000_000_000)
+
+
 class Stack(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, *, layers: int = 3) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
             x = ops.dropout(layer(x).sin().exp(), 0.1) + x
         return x
+
+
+class TestPeak:
+    def cut(self, joint: JointGraph, rule: SavePolicy, *, compress: str | None = None) -> tuple[int, float]:
+        """The peak of a cut, and the FLOPs that it recomputes."""
+        joint = replace(joint, compress=compression(compress))
+        peak = peak_bytes(*rule.split(joint, fused=False), num_forward_outputs=1)
+        return peak, recomputed_flops(joint, rule.saved_values(joint, fused=False))
+
+    def test_a_lower_peak_never_gets_a_higher_one_and_the_lowest_is_named(self) -> None:
+        joint = joint_graph_of(Stack(layers=6), torch.randn(128, 64, requires_grad=True))
+        whole = self.cut(joint, min_cut)
+        with pytest.raises(PartitionError) as error:
+            self.cut(joint, budget(peak=1000))
+        lowest = re.fullmatch(
+            r"forward and backward of this graph cannot do with 1,000 bytes at once: the lowest peak found is "
+            r"([\d,]+); give a larger one, or fuse a smaller part of the model",
+            str(error.value),
+        )
+        assert lowest
+        least = int(lowest[1].replace(",", ""))
+        assert least < 0.7 * whole[0]
+        before, flops = 0, math.inf
+        for step in range(8):
+            limit = least + (whole[0] - least) * step // 7
+            peak, again = self.cut(joint, budget(peak=limit))
+            assert before <= peak <= limit
+            assert again <= flops
+            before, flops = peak, again
+        assert (before, flops) == whole
+
+    def test_the_allocator_sees_no_more_and_the_numbers_stay(self) -> None:
+        stack, x = Stack(layers=6), torch.randn(128, 64, requires_grad=True)
+        limit = int(0.7 * peak_of_step(fuse(stack, backend="eager"), x))
+        fused = fuse(stack, backend="eager", partition=budget(peak=limit))
+        assert peak_of_step(fused, x) <= limit
+        results = []
+        for model in (stack, fused):
+            torch.manual_seed(1)
+            results.append(torch.autograd.grad(model(x).square().sum(), [x, *stack.parameters()]))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+    def test_compression_comes_before_a_matrix_product_runs_again(self) -> None:
+        blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
+        exact = joint_graph_of(nn.Sequential(*blocks), x)
+        peak, _ = self.cut(exact, min_cut, compress="int8")
+        assert self.cut(exact, budget(peak=peak))[1] > 0
+        assert self.cut(exact, budget(peak=peak), compress="int8") == (peak, 0)
 
 
 class TestThroughFuse:
@@ -159,19 +228,6 @@ class TestThroughFuse:
         assert saved_bytes(fuse(Stack(), backend="eager", partition=budget(least)), x) <= least
 
 
-def peak_of_step(model: nn.Module, x: Tensor) -> int:
-    """The most bytes alive at once in forward and backward, beside what was there before, by torch's profiler."""
-    gradient = torch.ones_like(model(x))
-    model(x).backward(gradient)
-    with torch.profiler.profile(profile_memory=True) as profile:
-        out = model(x)
-        out.backward(gradient)
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    allocated = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    del out
-    return max(itertools.accumulate(allocated))
-
-
 def test_a_smaller_budget_does_not_raise_the_peak() -> None:
     # https://github.com/pytorch/pytorch/issues/197838
     blocks, x = GPT(layers=3).blocks, torch.randn(4, 64, 64, requires_grad=True)
@@ -182,8 +238,7 @@ def test_a_smaller_budget_does_not_raise_the_peak() -> None:
         peak, totals = peak_of_step(fused, x), explain(fused, x).totals["this"]
         assert peak <= 0.65 * whole
         assert totals.saved_bytes == saved_bytes(fused, x)
-        if "eager" == "eager":
-            assert totals.peak_bytes == peak
+        assert totals.peak_bytes == peak
 
 
 def test_what_is_recomputed_twice_has_the_same_values_and_gradients() -> None:

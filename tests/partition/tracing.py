@@ -1,4 +1,5 @@
-"""Joint graphs for the partition tests, as AOTAutograd hands them to a partitioner, and models to take them from."""
+"""Joint graphs for the partition tests, as AOTAutograd hands them to a partitioner, models to take them from, and the
+allocator's peak in a step."""
 
 import copy
 import functools
@@ -11,6 +12,7 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fuselayers._torch.guards import torch_compile
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition, torch_min_cut_at_budget
@@ -26,6 +28,7 @@ __all__ = [
     "decomposed",
     "joint_graph_of",
     "ops_of",
+    "peak_of_step",
     "recomputed_flops",
     "saved_of",
     "split_of",
@@ -142,6 +145,25 @@ def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node
 def recomputed_flops(joint: JointGraph, saved: list[fx.Node]) -> float:
     """FLOPs of what runs a second time."""
     return sum(flops_of(node) for node in joint.recomputed(saved))
+
+
+def peak_of_step(model: nn.Module, *inputs: Any) -> int:
+    """The most bytes alive at once in forward and backward, beside what was there before, by torch's profiler."""
+    leaves = [tensor for tensor in (*inputs, *model.parameters()) if tensor.requires_grad]
+
+    def step(weights: list[Tensor] | None = None) -> list[Tensor]:
+        results = [result for result in tree_leaves(model(*inputs)) if isinstance(result, Tensor)]
+        results = [result for result in results if result.requires_grad]
+        weights = weights or [torch.ones_like(result) for result in results]
+        torch.autograd.grad(results, leaves, weights, allow_unused=True)
+        return weights
+
+    weights = step()  # compiles
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step(weights)
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    allocated = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(itertools.accumulate(allocated))
 
 
 def called(module: Any) -> list[str]:

@@ -12,6 +12,7 @@ from ...configs import compose
 from ...configs.sources import split_source
 from ...hardware import GPUS, Machine
 from ...names import no_such, shown
+from ...text_table import amount
 from ..parser import add_imports, add_overrides
 from ..text import say
 from .model import PlannedModel, planned_model
@@ -110,18 +111,6 @@ def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> lis
         f"{1e3 * plan.exposed_seconds:,.1f} ms of it waiting for links",
         f"{plan.tokens_per_second:,.0f} tokens/s on each GPU, {plan.utilisation:.0%} model FLOPs utilisation",
     ]
-
-
-def amount(value: float, unit: str) -> str:
-    """Return a number with a unit of thousands.
-
-    >>> amount(1.5e9, "B"), amount(12.0, "FLOP")
-    ('1.5 GB', '12.0 FLOP')
-    """
-    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:,.1f} {prefix}{unit}"
-    return f"{value:.1f} {unit}"
 
 
 def efficiency_of(gpu: str) -> float:

@@ -22,7 +22,7 @@ from ..train.engine.checkpointing import checkpoint_blocks
 
 @dataclass(frozen=True)
 class Activations:
-    """What all blocks keep from forward to backward, for one example.
+    """The values that all blocks keep from forward to backward, for one example.
 
     Attributes:
         saved: bytes.

@@ -45,7 +45,7 @@ _LINK_SHARE: Final = 0.8
 # AdamW reads weight, gradient and two moments and writes three of them; clipping reads the gradient for its norm, and
 # reads and writes it to scale it.
 _PASSES_OF_UPDATE: Final = 7 + 3
-_LARGEST_BATCH: Final = 32  # a larger one makes no GPU busier
+_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # a larger one makes no GPU busier
 _FLOAT32: Final = 4
 
 
@@ -79,7 +79,7 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
     Raises:
         ValueError: the number of GPUs does not allow it, or its budget is no share.
     """
-    if parallel.budget is not None and isinstance(getattr(partitioner(parallel.budget), "limit", None), int):
+    if parallel.budget is not None and not isinstance(getattr(partitioner(parallel.budget), "limit", None), float):
         raise ValueError(
             f"parallel.checkpointing is a number of bytes, {shown(parallel.budget)}; a plan takes a share, as "
             "budget:0.5"
@@ -250,7 +250,7 @@ def plan_of(
         if tp > 1 and (not heads or heads % tp):
             raise ValueError(f"parallel.tp={tp} must divide the {kind} of the attention, which has {heads or 'none'}")
     usable = USABLE * gpu.memory
-    memories = {size: memory_of(model, layout, batch=size) for size in ([batch] if batch else (1, 2, 4, 8, 16, 32))}
+    memories = {size: memory_of(model, layout, batch=size) for size in ([batch] if batch else _BATCHES)}
     fitting = [size for size, memory in memories.items() if memory.total <= usable]
     if not fitting:
         batch, memory = next(iter(memories.items()))

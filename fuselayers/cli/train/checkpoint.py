@@ -44,7 +44,7 @@ warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 @dataclass(frozen=True)
 class Content:
-    """What a checkpoint holds beside its tensors.
+    """The content of a checkpoint beside its tensors.
 
     Batches and random numbers follow from the seed and the step, so the step stands for both.
 

@@ -7,7 +7,7 @@ Legend of the shapes: B sequences, T tokens.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -23,11 +23,13 @@ from .loop import autocast
 
 EAGER: Final = "eager layers"
 FUSED: Final = "fused"
+COMPRESSED: Final = "fused, int8"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The measured models, the baseline first: PLAIN where the model has a twin in plain PyTorch, EAGER and FUSED.
+    """The measured models, the baseline first: PLAIN where the model has a twin in plain PyTorch, EAGER, FUSED, and
+    COMPRESSED if the fusion core fuses it.
 
     Attributes:
         rows: of the models.
@@ -63,6 +65,21 @@ def unfused_models(
         return {EAGER: eager}
 
 
+def compressed_models(
+    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
+) -> dict[str, nn.Module]:
+    """COMPRESSED, the fused model with its saved values in int8, for a run in which they are exact; else nothing.
+
+    The arguments are those of `unfused_models`.
+    """
+    if config.fusion.scope == "none" or config.fusion.compress is not None:
+        return {}
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        model = build(replace(config, fusion=replace(config.fusion, compress="int8")))
+    model.load_state_dict(weights)
+    return {COMPRESSED: model.to(device).train(trained.training)}
+
+
 def compare(
     models: Mapping[str, nn.Module],
     batches: Sequence[tuple[Tensor, Tensor]],
@@ -74,7 +91,7 @@ def compare(
     """Measure the models in training mode; weights, gradients, modes and torch's generators do not change.
 
     Args:
-        models: of `unfused_models`, and FUSED, the model that was trained.
+        models: of `unfused_models`, FUSED, the model that was trained, and of `compressed_models`.
         batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
@@ -122,7 +139,7 @@ def _mode(models: Mapping[str, nn.Module], *, training: bool) -> Iterator[None]:
 
 
 def comparison_notes(comparison: Comparison, *, compile_seconds: float | None = None) -> list[str]:
-    """What the table does not say: the differences of the losses, what compiling costs, and the conditions."""
+    """Return notes below the table: the differences of the losses, the cost of compiling, and the conditions."""
     notes = [
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"

@@ -14,7 +14,7 @@ from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
-from .compare import EAGER, FUSED, compare, comparison_notes, unfused_models
+from .compare import EAGER, FUSED, compare, comparison_notes, compressed_models, unfused_models
 from .loop import Trainer
 
 _COMPARED_BATCHES: Final = 8
@@ -52,7 +52,8 @@ def finish(
         say(console, f"no comparison of eager with fused: {reason}")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    models = {**unfused, FUSED: trainer.model}
+    compressed = compressed_models(config, trainer.model, weights=weights, device=device)
+    models = {**unfused, FUSED: trainer.model, **compressed}
     result = compare(models, batches, precision=config.train.precision, device=device)
     content = asdict(result) | {"compile_seconds": compile_seconds}
     write_text(folder / "comparison.json", json.dumps(content, indent=2))
@@ -62,7 +63,8 @@ def finish(
         console,
         f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
         f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
-        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})",
+        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
+        f"{', also with its saved values in int8' if compressed else ''}",
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result, compile_seconds=compile_seconds))

@@ -211,7 +211,7 @@ class _Curve:
 
     @property
     def compile_seconds(self) -> float | None:
-        """What the first step of the session took beyond the others; None without some others."""
+        """The time of the session's first step beyond the others' median; None without some others."""
         return self.durations[0] - statistics.median(self.durations[1:]) if len(self.durations) > 2 else None
 
 
@@ -260,7 +260,7 @@ def train_steps(
                     metrics.sync()
                 save(step)
                 curve.last_end = time.perf_counter()
-            # What is shown last is not lost with a closed terminal.
+            # Shown last: a closed terminal must not stop the writing.
             for row in rows:
                 show(row, curve.durations)
             if last:

@@ -5,10 +5,7 @@ from typing import Final
 
 import torch
 from rich.console import Console
-from torch import Tensor
 
-from ...ops.implementations.launch import kernel, launch
-from ...ops.implementations.triton_language import tl
 from ...partition import Machine, machine_of
 from ...partition.machine import write_tuned
 from ...partition.timer import Step, median_seconds, time_in_turns
@@ -20,9 +17,6 @@ _REPEATS: Final = 9
 _CHAIN: Final = 32
 # A vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
 _EXP_FLOPS: Final = 16
-# On a GPU: for each element, and elements of a program. 2^28 elements take 2 ms of an H200.
-_MULTIPLY_ADDS: Final = 256
-_BLOCK: Final = 1024
 
 
 def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
@@ -72,7 +66,8 @@ def measure(device: torch.device, *, size: int | None = None, width: int | None 
         bandwidth=bandwidth,
         flop_rate=rates[torch.float32],
         low_precision_flop_rate=rates[torch.bfloat16],
-        vector_flop_rate=_exp_rate(min(size, 1 << 14), kernel_seconds) if on_cpu else _multiply_add_rate(out),
+        # Without TF32 a GPU's float32 matmul runs on the units of elementwise ops, which no such op could keep busy.
+        vector_flop_rate=_exp_rate(min(size, 1 << 14), kernel_seconds) if on_cpu else rates[torch.float32],
         kernel_seconds=kernel_seconds,
     )
 
@@ -83,22 +78,6 @@ def _exp_rate(size: int, kernel_seconds: float) -> float:
     out = torch.empty_like(x)
     seconds = _seconds(lambda: _repeat(lambda: torch.exp(x, out=out)), torch.device("cpu")) / _CHAIN - kernel_seconds
     return size * _EXP_FLOPS / max(seconds, 1e-9)
-
-
-def _multiply_add_rate(out: Tensor) -> float:
-    """FLOPs per second of multiply-adds in registers: torch has no elementwise op that memory does not limit."""
-    grid, constants = (out.numel() // _BLOCK,), (_MULTIPLY_ADDS, _BLOCK)
-    seconds = _seconds(lambda: launch(_multiply_add_kernel, grid, (out, 0.999), constants), out.device)
-    return 2 * _MULTIPLY_ADDS * grid[0] * _BLOCK / seconds
-
-
-@kernel
-def _multiply_add_kernel(out_ptr, factor, COUNT: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.arange(0, BLOCK).to(tl.float32)
-    for _ in range(COUNT):
-        x = x * factor + 1.0
-    tl.store(out_ptr + places, x)
 
 
 def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:

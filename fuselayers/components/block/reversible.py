@@ -152,7 +152,8 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
 def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
     # Undoing a sum does not restore rounded digits: few in float32, too many in bfloat16.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
-    dtype, branches = x_BTD.dtype, [(*one, number) for one in blocks for number in range(len(one[0].residual.norms))]
+    dtype = x_BTD.dtype
+    branches = [(block, inputs, number) for block, inputs in blocks for number in range(len(block.residual.norms))]
     if not torch.compiler.is_compiling() and torch.is_grad_enabled():
         run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
         learning = run.learning
@@ -247,8 +248,10 @@ class _Run:
         before, losses = _generators(self.device) if draws else (), step.losses_now()
         with self._autocast():
             y_BTD: Tensor = step(b_BTD.to(self.dtype), step.inputs)
-        found = step.losses_now()
-        step.costly = tuple(one for one in found if isinstance(found[one], Tensor) and found[one] is not losses[one])
+        now = step.losses_now()
+        step.costly = tuple(
+            module for module, loss in now.items() if isinstance(loss, Tensor) and loss is not losses[module]
+        )
         drew = draws and not all(map(torch.equal, before, _generators(self.device)))
         step.generators = before if drew else None
         return y_BTD
@@ -257,26 +260,26 @@ class _Run:
         self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor, dlosses: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
         """Return the recomputed branch, the gradient of b, and the gradients of the step's other tensors, by id."""
-        own, given = step.parameters_learning, step.inputs_learning
-        wanted = [*own.values(), *given.values()]
+        parameters, inputs_learning = step.parameters_learning, step.inputs_learning
+        wanted = [*parameters.values(), *inputs_learning.values()]
         # Note: [other leaves] Hooks on the tensors themselves would run here, and again with the gradients of the whole
         # run.
         b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
-        held = step.held | dict(zip(own, leaves[: len(own)], strict=True))
+        held = step.held | dict(zip(parameters, leaves[: len(parameters)], strict=True))
         with torch.enable_grad(), _replayed(step.generators, self.device), self._autocast():
             # Note: [no leaf into a module] Hooks that follow modules through backward, as those of FlopCounterMode,
             # cannot be put on a leaf of `autograd.grad`.
-            of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(own) :])
-            inputs = dict(step.inputs) | dict(zip(given, of_leaves, strict=True))
+            of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(parameters) :])
+            inputs = dict(step.inputs) | dict(zip(inputs_learning, of_leaves, strict=True))
             of_forward = [module.auxiliary_loss for module in step.costly]
             y_BTD = functional_call(step, held, (b_BTD.view_as(b_BTD).to(self.dtype), inputs))
         outputs, incoming = [y_BTD], [dy_BTD.to(y_BTD.dtype)]
         for module, loss, dloss in zip(step.costly, of_forward, dlosses, strict=True):
             outputs, incoming = [*outputs, module.auxiliary_loss], [*incoming, dloss]
             module.auxiliary_loss = loss
-        through_BTD, *found = torch.autograd.grad(outputs, [b_BTD, *leaves], incoming, allow_unused=True)
+        through_BTD, *dwanted = torch.autograd.grad(outputs, [b_BTD, *leaves], incoming, allow_unused=True)
         # The norm of another sublayer has no gradient here; an unused tensor has none at all, as in autograd.
-        gradients = {id(one): dx for one, dx in zip(wanted, found, strict=True) if dx is not None}
+        gradients = {id(tensor): dx for tensor, dx in zip(wanted, dwanted, strict=True) if dx is not None}
         return y_BTD.detach(), torch.zeros_like(b_BTD) if through_BTD is None else through_BTD, gradients
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
@@ -311,8 +314,8 @@ class _Reversible(torch.autograd.Function):
         gradients: dict[int, Tensor] = {}
         for step in reversed(run.steps):
             dlosses, own = dlosses[: len(dlosses) - len(step.costly)], dlosses[len(dlosses) - len(step.costly) :]
-            y_BTD, through_BTD, found = run.backward(step, a_BTD, db_BTD, own)
-            for key, gradient in found.items():
+            y_BTD, through_BTD, of_step = run.backward(step, a_BTD, db_BTD, own)
+            for key, gradient in of_step.items():
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
             a_BTD, b_BTD = b_BTD - y_BTD, a_BTD
             da_BTD, db_BTD = db_BTD, da_BTD + through_BTD

@@ -104,15 +104,7 @@ class TransformerBlock(nn.Module):
         self.cross_attention: nn.Module | None = None
         self.takes_of_memory: frozenset[str] = frozenset()
         if cross_attention is not None:
-            check_able(cross_attention, "memory", wanted_by="a block with cross_attention")
-            of_memory = accepted("attention", cross_attention, **{**offered, "causal": False})
-            self.cross_attention = create("attention", cross_attention, hidden_dim, **of_memory)
-            _check_memory(self.cross_attention, as_choice(cross_attention).name)
-            if causal and getattr(self.cross_attention, "mixes_queries", False):
-                raise ValueError(
-                    f"cross_attention {as_choice(cross_attention).name!r} mixes the queries of all tokens, so a later "
-                    "token would change an earlier one; a causal block needs another one, such as 'multi_head'"
-                )
+            self.cross_attention = _built_cross_attention(cross_attention, hidden_dim, offered)
             self.takes_of_memory = takes(self.cross_attention.forward)
         self.feedforward: nn.Module = create(
             "feedforward", feedforward, hidden_dim, **accepted("feedforward", feedforward, **offered)
@@ -164,8 +156,8 @@ class TransformerBlock(nn.Module):
         sublayers = self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
         sublayers = [self.layout.around(sublayer, shard) for sublayer in sublayers]
         # A residual style of the user's need not know shards; `parallelize` refuses it.
-        given = {} if shard is None else {"shard": shard}
-        y_BTD: Tensor = self.residual(x_BTD, sublayers, **given)
+        divided = {} if shard is None else {"shard": shard}
+        y_BTD: Tensor = self.residual(x_BTD, sublayers, **divided)
         return y_BTD
 
     def sublayers(
@@ -175,16 +167,16 @@ class TransformerBlock(nn.Module):
 
         Args and Raises: as `forward`.
         """
-        given = {name: value for name, value in inputs.items() if value is not None}
-        if not self.takes.issuperset(given):
-            unusable = sorted(given.keys() - self.takes)
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if not self.takes.issuperset(inputs):
+            unusable = sorted(inputs.keys() - self.takes)
             raise ValueError(
                 f"{title(self.attention)} cannot use {', '.join(unusable)}; it takes {', '.join(sorted(self.takes))}"
             )
         feedforward: Sublayer = self.feedforward
-        if "key_padding_mask" in given and getattr(feedforward, "takes_padding", False):
-            feedforward = functools.partial(_with_padding, self.feedforward, given["key_padding_mask"])
-        sublayers: list[Sublayer] = [functools.partial(self.attention, **given), feedforward]
+        if "key_padding_mask" in inputs and getattr(feedforward, "takes_padding", False):
+            feedforward = functools.partial(_with_padding, self.feedforward, inputs["key_padding_mask"])
+        sublayers: list[Sublayer] = [functools.partial(self.attention, **inputs), feedforward]
         if (memory is None) != (self.cross_attention is None):
             raise ValueError(
                 "this block has no cross_attention to look at a memory with; leave the memory out"
@@ -197,10 +189,24 @@ class TransformerBlock(nn.Module):
                 if "key_padding_mask" not in self.takes_of_memory:
                     raise ValueError(f"{title(self.cross_attention)} cannot use memory_padding_mask; leave it out")
                 look = functools.partial(look, key_padding_mask=memory_padding_mask)
-            if "cache" in given and "cache" in self.takes_of_memory:
-                look = functools.partial(look, cache=given["cache"].of_memory)
+            if "cache" in inputs and "cache" in self.takes_of_memory:
+                look = functools.partial(look, cache=inputs["cache"].of_memory)
             sublayers.insert(1, look)
         return sublayers
+
+
+def _built_cross_attention(choice: Choice | str, hidden_dim: int, offered: dict[str, Any]) -> nn.Module:
+    """Build the attention to a memory; `offered` are the arguments of attentions that the block fills in."""
+    check_able(choice, "memory", wanted_by="a block with cross_attention")
+    of_memory = accepted("attention", choice, **{**offered, "causal": False})
+    built: nn.Module = create("attention", choice, hidden_dim, **of_memory)
+    _check_memory(built, as_choice(choice).name)
+    if offered["causal"] and getattr(built, "mixes_queries", False):
+        raise ValueError(
+            f"cross_attention {as_choice(choice).name!r} mixes the queries of all tokens, so a later token would "
+            "change an earlier one; a causal block needs another one, such as 'multi_head'"
+        )
+    return built
 
 
 def _with_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tensor) -> Tensor:

@@ -134,13 +134,7 @@ class MixtureOfExperts(nn.Module):
         self.top_k = top_k
         self.gating: Gating = gating
         self.capacity_factor = capacity_factor
-        # Slots of an expert per token, as an exact decimal fraction: 1.1 * 2 * 50 / 2 is 55, and in binary a little
-        # more, which would be 56 slots.
-        factor = Fraction(str(1 if capacity_factor is None else capacity_factor))
-        # Limited, so that a product with a number of tokens fits int64: C is a tensor where there is padding.
-        room = min(Fraction(1), factor * top_k / num_experts).limit_denominator(2**31)
-        room = max(room, Fraction(1, 2**31))  # one slot at least
-        self.room = room.as_integer_ratio()
+        self.room = _slots_per_token(1 if capacity_factor is None else capacity_factor, Fraction(top_k, num_experts))
         self.normalise_weights = normalise_weights
         self.balance_coefficient = balance_coefficient
         self.z_coefficient = z_coefficient
@@ -259,7 +253,8 @@ class MixtureOfExperts(nn.Module):
         wanted_NE = probabilities_NE.detach()
         if real_N is not None:
             wanted_NE = wanted_NE.masked_fill(~real_N[:, None], -1.0)  # behind all real tokens
-        order_EN = wanted_NE.T.sort(dim=-1, descending=True, stable=True).indices
+        # Contiguous: for other strides torch's trace expects results that the sort does not have.
+        order_EN = wanted_NE.T.contiguous().sort(dim=-1, descending=True, stable=True).indices
         slots_EC = order_EN[:, :capacity]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC])
         weighted_ECD = y_ECD * probabilities_NE.T.gather(1, slots_EC)[..., None]
@@ -280,6 +275,14 @@ class MixtureOfExperts(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # The last loss holds the graph of a step, which cannot be copied or pickled.
         return {**self.__dict__, "auxiliary_loss": None}
+
+
+def _slots_per_token(capacity_factor: float, share: Fraction) -> tuple[int, int]:
+    """Return an expert's slots per token as a numerator and a denominator; `share` is its even share of the tokens."""
+    # As an exact decimal fraction: 1.1 * 2 * 50 / 2 is 55, and in binary a little more, which would be 56 slots.
+    # Limited, so that a product with a number of tokens fits int64: C is a tensor where there is padding.
+    room = min(Fraction(1), Fraction(str(capacity_factor)) * share).limit_denominator(2**31)
+    return max(room, Fraction(1, 2**31)).as_integer_ratio()  # one slot at least
 
 
 def _count(x_ND: Tensor, real_N: Tensor | None) -> Tensor | int:
@@ -334,11 +337,11 @@ def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:
         layers: list[Any] = [getattr(expert, name) for expert in experts]
 
         def call(z_RX: Tensor) -> Tensor:
-            y_RX = grouped_linear(z_RX, [one.weight for one in layers], ends_E)
+            y_RX = grouped_linear(z_RX, [layer.weight for layer in layers], ends_E)
             if layers[0].bias is None:
                 return y_RX
             # As an embedding, whose backward adds in a defined order.
-            bias_EX = torch.stack([one.bias.to(y_RX.dtype) for one in layers])
+            bias_EX = torch.stack([layer.bias.to(y_RX.dtype) for layer in layers])
             expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RX), device=y_RX.device), right=True)
             return y_RX + F.embedding(expert_R.clamp(max=len(layers) - 1), bias_EX)
 

@@ -91,13 +91,13 @@ def _join(
         # parameters to a loaded state_dict.
         if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
             continue
-        given = {key: state_dict.pop(key) for key in keys if key in state_dict}
-        missing = [key for key in keys if key not in given]
+        halves = {key: state_dict.pop(key) for key in keys if key in state_dict}
+        missing = [key for key in keys if key not in halves]
         fitting: list[Tensor | None] = []
         for key, half in zip(keys, parameter.detach().chunk(2), strict=True):
-            wrong = _misfit(key, given[key], half) if key in given else None
+            wrong = _misfit(key, halves[key], half) if key in halves else None
             error_msgs += [] if wrong is None else [wrong]
-            fitting.append(given[key] if key in given and wrong is None else None)
+            fitting.append(halves[key] if key in halves and wrong is None else None)
         first, second = fitting
         both: Tensor = parameter  # a missing half keeps its values, and torch finds the packed name
         if first is not None and second is not None:

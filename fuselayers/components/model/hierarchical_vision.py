@@ -14,27 +14,24 @@ attention=pooling Yu et al., "MetaFormer is actually what you need for vision", 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise
-from ..ranges import NotNegative, Probability, Range, Size, in_range
+from ..ranges import NotNegative, OptionsOf, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
-from .model import Model, named_as_here
 from .stack import Stack
-from .tokens import to_logits, token_loss
-from .vision_transformer import check_classes, check_images
+from .vision_transformer import Classifier
 
 
 @register("model", "hierarchical_vision")
-class HierarchicalVision(Model):
+class HierarchicalVision(Classifier):
     """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
 
     Heads are as wide in every stage: a stage that is twice as wide has twice as many.
@@ -75,17 +72,11 @@ class HierarchicalVision(Model):
         strides: tuple[int, ...],
         attention: Choice | str,
         channels: Size = 3,
-        feedforward: Choice | str = "mlp",
-        norm: Choice | str = "layer_norm",
-        residual: Choice | str = "pre",
-        position: Choice | str = "learned",
-        block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
-        backend: str = "auto",
-        partition: str = "min_cut",
+        **stacks: Annotated[Any, OptionsOf(Stack, without=("num_layers", "context_length"))],
     ) -> None:
         if init == "mup":
             raise ValueError("init 'mup' is for models of one width; take another scheme")
@@ -96,71 +87,39 @@ class HierarchicalVision(Model):
         self.channels = channels
         self.dropout = dropout
         self.patch = nn.ModuleList()
-        self.stages = nn.ModuleList()
-        side, first, changes = image_size, 0, [(change, matching_layers(change.at, sum(depths))) for change in layers]
-        for hidden_dim, depth, patch_size, stride in zip(widths, depths, patch_sizes, strides, strict=True):
-            patch = PatchEmbedding(
-                hidden_dim, patch_size=patch_size, channels=channels, stride=stride, padding=(patch_size - 1) // 2
+        for width, patch_size, stride in zip(widths, patch_sizes, strides, strict=True):
+            padding = (patch_size - 1) // 2
+            self.patch.append(
+                PatchEmbedding(width, patch_size=patch_size, channels=channels, stride=stride, padding=padding)
             )
-            try:
-                side = patch.patches_along(side)
-            except ValueError as error:
-                raise ValueError(f"the sides of the images of stage {len(self.stages)} {error}, got {side}") from None
-            wider = hidden_dim, widths[0]
-            own = [
-                _of_stage(replace(change, at=str(layer - first)), wider)
-                for change, at in changes
-                for layer in at
-                if first <= layer < first + depth
-            ]
-            self.patch.append(patch)
-            self.stages.append(
-                Stack(
-                    hidden_dim,
-                    num_layers=depth,
-                    context_length=side**2,
-                    attention=_with_heads(attention, *wider),
-                    feedforward=feedforward,
-                    norm=norm,
-                    residual=residual,
-                    position=position,
-                    block=block,
-                    layers=own,
-                    dropout=dropout,
-                    causal=False,
-                    backend=backend,
-                    partition=partition,
-                )
+            channels = width
+        sides, changes = _sides(self.patch, image_size), _changes_of_stages(layers, widths, depths)
+        self.stages = nn.ModuleList(
+            Stack(
+                width,
+                causal=False,
+                num_layers=depth,
+                context_length=side**2,
+                attention=_with_heads(attention, width, widths[0]),
+                layers=of_stage,
+                dropout=dropout,
+                **stacks,
             )
-            channels, first = hidden_dim, first + depth
+            for width, depth, side, of_stage in zip(widths, depths, sides, changes, strict=True)
+        )
         # The first stage has the most tokens.
         self.context_length = self.stages[0].context_length
         self.head = nn.Linear(widths[-1], num_classes)
+        self.logit_scale = 1.0
         initialise(self, init, num_layers=sum(depths), std=init_std)
 
-    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
-        """Return the logits, or the loss where there are targets.
-
-        Args, Returns and Raises: as `VisionTransformer.forward`.
-        """
-        x_BD = self.features(images)
-        if targets_B is None:
-            return to_logits(x_BD, self.head, layout=self.layout)
-        # For the loss an image is a sequence of one token.
-        return self.with_auxiliary_loss(
-            token_loss(x_BD[:, None], targets_B[:, None], self.head, "plain", layout=self.layout)
-        )
-
-    @named_as_here
-    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
-        check_images(images, self.patch[0], self.image_size)
-        if targets_B is not None:
-            check_classes(targets_B, images, self.head)
+    @property
+    def first_patch(self) -> nn.Module:
+        return self.patch[0]
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
-        check_images(images, self.patch[0], self.image_size)
+        self.check_images(images)
         x = images
         stages: Any = zip(self.patch, self.stages, strict=True)
         for patch, stage in stages:
@@ -169,11 +128,6 @@ class HierarchicalVision(Model):
             side = math.isqrt(stage.context_length)
             x = x_BTD.transpose(1, 2).unflatten(2, (side, side))
         return x.flatten(2).mean(2)
-
-    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
-        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
-        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 
     def extra_repr(self) -> str:
         return f"image_size={self.image_size}, dropout={self.dropout}"
@@ -205,5 +159,28 @@ def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Cho
     return Choice(chosen.name, {**chosen.options, **{name: n * hidden_dim // first_dim for name, n in heads.items()}})
 
 
-def _of_stage(change: LayerChange, wider: tuple[int, int]) -> LayerChange:
-    return change if change.attention is None else replace(change, attention=_with_heads(change.attention, *wider))
+def _sides(patches: Iterable[Any], side: int) -> Iterator[int]:
+    """Yield the patches along a side of each stage's map; `side` is that of an image."""
+    for stage, patch in enumerate(patches):
+        try:
+            side = patch.patches_along(side)
+        except ValueError as error:
+            raise ValueError(f"the sides of the images of stage {stage} {error}, got {side}") from None
+        yield side
+
+
+def _changes_of_stages(
+    changes: Sequence[LayerChange], widths: Sequence[int], depths: Sequence[int]
+) -> Iterator[list[LayerChange]]:
+    """Yield the changes of each stage, whose layers they count from 0, with heads for its width."""
+    layers = [(change, layer) for change in changes for layer in matching_layers(change.at, sum(depths))]
+    first = 0
+    for width, depth in zip(widths, depths, strict=True):
+        own = [replace(change, at=str(layer - first)) for change, layer in layers if first <= layer < first + depth]
+        yield [
+            change
+            if change.attention is None
+            else replace(change, attention=_with_heads(change.attention, width, widths[0]))
+            for change in own
+        ]
+        first += depth

@@ -129,6 +129,7 @@ def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments,
     """Let a method's TypeError for an unknown keyword argument name the one that was meant: labels are targets."""
     # Python's own errors have this name. Nobody calls `check_arguments`, which takes the arguments of `forward`.
     method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
+    title = method.__qualname__.rpartition(".")[2]
 
     @functools.wraps(method)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -138,7 +139,7 @@ def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments,
             _, *known = inspect.signature(method).parameters
             for name in kwargs:
                 if name not in known:
-                    raise TypeError(no_such(f"argument of {method.__qualname__}", name, known)) from None
+                    raise TypeError(no_such(f"argument of {type(args[0]).__name__}.{title}", name, known)) from None
             raise
 
     return call

@@ -9,8 +9,7 @@
 Dosovitskiy et al., "An image is worth 16x16 words", 2021, section 3.1.
 """
 
-from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +18,85 @@ from ...names import no_such
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise, logit_factor
-from ..ranges import NotNegative, Probability, Size, in_range
+from ..ranges import NotNegative, OptionsOf, Size, in_range
 from ..registry import Choice, create, register
-from .layers import LayerChange
-from .model import named_as_here
+from .model import Model, named_as_here
 from .stack import Stack
 from .tokens import check_range, to_logits, token_loss
 
 Pooling = Literal["class_token", "mean"]
 
 
+class Classifier(Model):
+    """The base of the models of images: a linear `head` reads `features`, one vector for each image.
+
+    Subclasses set these attributes, and have `first_patch` and `features`.
+    """
+
+    image_size: int
+    channels: int
+    head: nn.Linear
+    logit_scale: float
+
+    @property
+    def first_patch(self) -> nn.Module:
+        """The embedding of the images' patches."""
+        raise NotImplementedError
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return the input of the head: [B, channels, S, S] -> [B, D]."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
+        """Return the logits, or the loss where there are targets.
+
+        Args:
+            images: floating [B, channels, S, S].
+            targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
+
+        Returns:
+            The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus the auxiliary
+            losses of the blocks: a float32 scalar.
+
+        Raises:
+            TypeError: the images are no floating tensor, or the targets no tensor.
+            ValueError: images or targets of another shape or dtype, or a target that is no class.
+        """
+        x_BD = self.features(images)
+        if targets_B is None:
+            return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
+        # For the loss an image is a sequence of one token.
+        loss = token_loss(
+            x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale, layout=self.layout
+        )
+        return self.with_auxiliary_loss(loss)
+
+    @named_as_here
+    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
+        """Raise the errors of `forward`; a call of the model begins with it."""
+        self.check_images(images)
+        if targets_B is not None:
+            check_classes(targets_B, images, self.head)
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise unless the images fit the embedding and the positions."""
+        if isinstance(self.first_patch, PatchEmbedding):
+            self.first_patch.check_images(images)
+        # The embedding takes any multiple of the patch size; the positions are for one size.
+        if images.shape[-2:] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"images must be {self.image_size} x {self.image_size} pixels, got {list(images.shape)}; resize them, "
+                "or build the model with another image_size"
+            )
+
+    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
+        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
+        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
+        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
+
+
 @register("model", "vision_transformer")
-class VisionTransformer(Stack):
+class VisionTransformer(Classifier, Stack):
     """An encoder of patches with a linear head.
 
     The arguments and errors of `Model`, and:
@@ -60,22 +126,13 @@ class VisionTransformer(Stack):
         num_classes: Size,
         hidden_dim: Size,
         num_layers: Size,
-        attention: Choice | str,
         channels: Size = 3,
         pooling: Pooling = "class_token",
-        feedforward: Choice | str = "mlp",
-        norm: Choice | str = "layer_norm",
-        residual: Choice | str = "pre",
-        position: Choice | str = "learned",
         embedding: Choice | str = "patch",
-        block: Choice | str = "transformer",
-        layers: Sequence[LayerChange] = (),
-        dropout: Probability = 0.0,
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        backend: str = "auto",
-        partition: str = "min_cut",
+        **stack: Annotated[Any, OptionsOf(Stack, without=("context_length",))],
     ) -> None:
         if pooling not in get_args(Pooling):
             raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
@@ -84,22 +141,8 @@ class VisionTransformer(Stack):
         patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
-        super().__init__(
-            hidden_dim,
-            num_layers=num_layers,
-            context_length=patches_along(patch, image_size, patch_size) ** 2 + with_class_token,
-            attention=attention,
-            feedforward=feedforward,
-            norm=norm,
-            residual=residual,
-            position=position,
-            block=block,
-            layers=layers,
-            dropout=dropout,
-            causal=False,
-            backend=backend,
-            partition=partition,
-        )
+        context_length = patches_along(patch, image_size, patch_size) ** 2 + with_class_token
+        super().__init__(hidden_dim, causal=False, num_layers=num_layers, context_length=context_length, **stack)
         self.image_size = image_size
         self.channels = channels
         self.patch = patch
@@ -108,50 +151,18 @@ class VisionTransformer(Stack):
         self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
-    def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
-        """Return the logits, or the loss where there are targets.
-
-        Args:
-            images: floating [B, channels, S, S].
-            targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
-
-        Returns:
-            The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus the auxiliary
-            losses of the blocks: a float32 scalar.
-
-        Raises:
-            TypeError: the images are no floating tensor, or the targets no tensor.
-            ValueError: images or targets of another shape or dtype, or a target that is no class.
-        """
-        x_BD = self.features(images)
-        if targets_B is None:
-            return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
-        # For the loss an image is a sequence of one token.
-        loss = token_loss(
-            x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale, layout=self.layout
-        )
-        return self.with_auxiliary_loss(loss)
-
-    @named_as_here
-    def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
-        check_images(images, self.patch, self.image_size)
-        if targets_B is not None:
-            check_classes(targets_B, images, self.head)
+    @property
+    def first_patch(self) -> nn.Module:
+        return self.patch
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
-        check_images(images, self.patch, self.image_size)
+        self.check_images(images)
         x_BTD: Tensor = self.patch(images)
         if self.class_token is not None:
             x_BTD = torch.cat((self.class_token.expand(x_BTD.shape[0], 1, -1), x_BTD), dim=1)
         x_BTD = self.run_blocks(dropout_op(self.position(x_BTD), self.dropout, training=self.training))
         return x_BTD.mean(1) if self.class_token is None else x_BTD[:, 0]
-
-    def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
-        images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
-        return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 
     def extra_repr(self) -> str:
         pooling = "mean" if self.class_token is None else "class_token"
@@ -173,20 +184,8 @@ def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
     return pixels // patch_size
 
 
-def check_images(images: Tensor, patch: nn.Module, image_size: int) -> None:
-    """Raise unless the images fit the embedding and the positions. Used by the models of images."""
-    if isinstance(patch, PatchEmbedding):
-        patch.check_images(images)
-    # The embedding takes any multiple of the patch size; the positions are for one size.
-    if images.shape[-2:] != (image_size, image_size):
-        raise ValueError(
-            f"images must be {image_size} x {image_size} pixels, got {list(images.shape)}; resize them, "
-            "or build the model with another image_size"
-        )
-
-
 def check_classes(targets: Tensor, images: Tensor, head: nn.Module) -> None:
-    """Raise unless targets are a class of the head for each image. Used by the models of images."""
+    """Raise unless targets are a class of the head for each image."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
     if targets.shape != images.shape[:1] or targets.dtype != torch.int64:

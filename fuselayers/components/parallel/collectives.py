@@ -41,9 +41,9 @@ class Group:
         (4, 3)
         """
         rank = self.rank if rank is None else rank
-        each = -(-whole // self.size)
-        first = min(rank * each, whole)
-        return first, min(first + each, whole) - first
+        length = -(-whole // self.size)
+        first = min(rank * length, whole)
+        return first, min(first + length, whole) - first
 
 
 def summed(x: Tensor, group: Group) -> Tensor:
@@ -139,8 +139,7 @@ def _exchange_back(dy: Tensor, group: Group, sizes: tuple[int, ...]) -> Tensor:
 
 
 def _gather(x: Tensor, group: Group, dim: int, whole: int) -> Tensor:
-    each = -(-whole // group.size)
-    x = _padded(x.movedim(dim, 0), each)
+    x = _padded(x.movedim(dim, 0), -(-whole // group.size))
     return all_gather(x, group.size, group.name)[:whole].movedim(0, dim).contiguous()
 
 

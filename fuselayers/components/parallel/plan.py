@@ -119,7 +119,7 @@ def make_plan(model: nn.Module, size: int) -> Plan:
                 "the options of the model, such as tie_embeddings"
             )
         seen[id(parameter)] = path
-    planned = {id(module._parameters[name]) for module, found in plan.storages.items() for name in found}
+    planned = {id(module._parameters[name]) for module, names in plan.storages.items() for name in names}
     for path, parameter in model.named_parameters():
         if id(parameter) not in planned:
             raise ValueError(

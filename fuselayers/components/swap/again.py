@@ -14,7 +14,7 @@ __all__ = ["linear_again", "made_again"]
 
 
 def _records() -> bool:
-    """Whether autograd records, and no compiler or transform that decides by itself what to save."""
+    """Return whether autograd alone decides what is saved: it records, and no compiler or transform is active."""
     return not (is_compiling() or transforms_are_active() or jit_is_tracing()) and torch.is_grad_enabled()
 
 
@@ -118,7 +118,7 @@ def _autocast_of_forward(ctx: Any) -> torch.autocast:
 
 
 def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """What forward made, recorded, and the inputs that it is recorded from."""
+    """Make the value of forward again under autograd; return it and the leaves it was made from."""
     with torch.enable_grad(), _autocast_of_forward(ctx):
         inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
         return ctx.make(*inputs), inputs

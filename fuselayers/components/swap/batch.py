@@ -29,12 +29,15 @@ def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
     Its tensors are where the model's parameters are. torch's random state stays as it is.
     """
     config = getattr(model, "config", None)
-    main = getattr(model, "main_input_name", None)
-    if config is None or main not in _INPUTS:
+    main: Any = getattr(model, "main_input_name", None)
+    make = _INPUTS.get(main) if isinstance(main, str) else None
+    if config is None or make is None:
         return None
     parameter = next(model.parameters(), torch.empty(0))
     try:
-        batch = {main: _INPUTS[main](config)}
+        batch = {main: make(config)}
+        if hasattr(model, "logit_scale") and main == "input_ids":  # it compares texts with images
+            batch["pixel_values"] = _pixels(config)
     except (AttributeError, TypeError, ValueError):  # Musicgen has two texts
         return None
     takes = inspect.signature(type(model).forward).parameters
@@ -61,9 +64,11 @@ def _tokens(config: Any) -> Tensor:
 
 
 def _pixels(config: Any) -> Tensor:
-    size = getattr(config, "image_size", None) or config.vision_config.image_size
+    parts = (config, getattr(config, "vision_config", None), getattr(config, "encoder", None))
+    images: Any = next((part for part in parts if getattr(part, "image_size", None) is not None), config)
+    size = images.image_size
     height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    return _noise(_ROWS, getattr(config, "num_channels", 3), height, width)
+    return _noise(_ROWS, getattr(images, "num_channels", 3), height, width)
 
 
 def _audio_features(config: Any) -> Tensor:
@@ -71,6 +76,8 @@ def _audio_features(config: Any) -> Tensor:
 
 
 def _audio(config: Any) -> Tensor:
+    if hasattr(config, "num_mel_bins"):  # a spectrogram, of AST
+        return _noise(_ROWS, config.max_length, config.num_mel_bins)
     return _noise(_ROWS, 4000)  # a quarter of a second
 
 

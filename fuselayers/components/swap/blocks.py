@@ -68,12 +68,16 @@ def block_class(block: nn.Module, backend: str, compress: str | None) -> type:
     calls it: backward must drop the same elements.
     """
     sizes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
-    return _block_class(type(block), backend, compress, sizes)  # type: ignore[arg-type]
+    return _block_class(type(block), backend, compress, sizes)
+
+
+def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> type:
+    return _block_class_of(cls, cls.forward, backend, compress, sizes)
 
 
 @functools.cache
-def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> type:
-    forward = cls.forward
+def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compress: str | None, sizes: Hashable) -> type:
+    """The class as long as the block's class has this forward: a patch may give it another one."""
     fused = fuse(
         _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
     )
@@ -87,9 +91,9 @@ def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) 
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 
-    options = {"block_backend": backend, "block_compress": compress}
-    members = {"forward": fused_forward, "rule": "block", "__reduce_ex__": _reduce, **options}
-    return subclass(cls, {**members, "_block": (cls, backend, compress, sizes)})
+    options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
+    members = {"forward": fused_forward, "rule": "block", **options}
+    return subclass(cls, members, _block_class, cls, backend, compress, sizes)
 
 
 _numbers: Final = itertools.count()
@@ -103,13 +107,3 @@ def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[.
 
     call.__name__ = name  # by which Dynamo remembers the sizes that have changed
     return call
-
-
-def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
-    kind: Any = type(module)
-    return _loaded, kind._block, module.__getstate__()  # type: ignore[no-untyped-call]
-
-
-def _loaded(*key: Any) -> nn.Module:
-    module: nn.Module = object.__new__(_block_class(*key))
-    return module

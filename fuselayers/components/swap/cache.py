@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["find_cache", "is_cache", "with_cache", "without_cache"]
+__all__ = ["find_cache", "hook_cache", "is_cache", "unhook_cache"]
 
 
 class _WithoutCache:
@@ -25,13 +25,13 @@ class _WithoutCache:
         self.position = position
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        given = kwargs.get("use_cache") is not None or len(args) > self.position
-        if not module.training or given or find_cache((*args, *kwargs.values())):
+        is_said = kwargs.get("use_cache") is not None or len(args) > self.position
+        if not module.training or is_said or find_cache((*args, *kwargs.values())):
             return args, kwargs
         return args, {**kwargs, "use_cache": False}
 
 
-def without_cache(model: nn.Module) -> bool:
+def hook_cache(model: nn.Module) -> bool:
     """Hook each outermost model of transformers that takes `use_cache`; return whether there is one."""
     transformers: Any = sys.modules.get("transformers.modeling_utils")
     if transformers is None:
@@ -47,8 +47,8 @@ def without_cache(model: nn.Module) -> bool:
     return bool(hooked)
 
 
-def with_cache(model: nn.Module) -> None:
-    """Remove the hooks of `without_cache`."""
+def unhook_cache(model: nn.Module) -> None:
+    """Remove the hooks of `hook_cache`."""
     for module in model.modules():
         ours = [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _WithoutCache)]
         for key in ours:

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ...names import no_such
-from ...partition import backends
+from ...partition import backends, fuse
+from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
-from .cache import with_cache, without_cache
+from .cache import hook_cache, unhook_cache
 from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
@@ -42,8 +43,8 @@ def swap(
     Parameters, buffers, hooks, names of modules and keys of the state_dict stay the same objects. A swapped module gets
     a subclass of its own class, of the same name. `unswap` takes it back.
 
-    A rule knows a class, or the forwards of modules, in whatever words they are written: transformers' own, and one's
-    own. In each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
+    A rule recognises a class, or a forward whatever its variables are called, in transformers and in your own code. In
+    each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
     adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
 
     A model of transformers is called with `use_cache=False` in training from then on, unless its caller passes
@@ -55,14 +56,15 @@ def swap(
         rules: what to look for; None for all that are shipped, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" sends each repeated block of the model (a
             decoder layer) through `fuse`, all blocks of a class as one function, and swaps layers outside of them.
-            "auto" measures what both save on the batch, and takes the better; without a batch it takes blocks. It takes
-            layers where Inductor cannot compile, and where blocks have several widths, as in Swin: each of those would
-            be compiled by itself.
+            "auto" measures what both save on the batch, and takes the better; with `verify=False` it takes blocks. It
+            takes layers where nothing can be verified, where Inductor cannot compile, and where blocks have several
+            widths, as in Swin: each of those would be compiled by itself.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, for level "blocks" alone: "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
-            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It stays as it is
-            if it raises, or if its error is more than twice the original's and the dtype's rounding.
+            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It is not swapped
+            if it raises, or if its error is more than twice the larger of the original's error and the dtype's rounding
+            (16 roundings, or 2 in 16 bits, for blocks, and where float64 cannot run).
         batch: arguments of the model, which runs on it in evaluation mode; its buffers are put back then. A mapping by
             name, a tuple by position, or one tensor. None makes one from the config of a model of transformers. Sites
             that no inputs reach are not verified.
@@ -72,8 +74,8 @@ def swap(
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: there is no such level or compression, compression at another level than "blocks", or a model that
-            is swapped already.
+        ValueError: there is no such level, backend or compression, compression at another level than "blocks", or a
+            model that is swapped already.
 
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
@@ -82,14 +84,7 @@ def swap(
     >>> unswap(model)
     2
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"swap takes a module, got {type(model).__name__}")
-    if level not in _LEVELS:
-        raise ValueError(no_such("level", level, _LEVELS))
-    if compress is not None and level != "blocks":
-        raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
-    if any(map(is_swapped, model.modules())):
-        raise ValueError("this model is swapped already; call unswap(model) first")
+    _check_arguments(model, level, backend, compress)
     patterns = (where,) if isinstance(where, str) else tuple(where)
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
@@ -100,16 +95,33 @@ def swap(
         report = plan.report()
     plan.put_into(model)
     if report.sites:
-        return replace(report, notes=(*_changes(model, report.sites), *report.notes))
-    report = replace(report, skipped=(*report.skipped, *search.why_nothing()))
+        changes = _changes(model, report.sites)
+        why: tuple[str, ...] = ()
+        if level == "blocks" and report.level == "layers":
+            why = (f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}",)
+        return replace(report, notes=(*changes, *why, *report.notes))
+    why = () if search.matches() else (f"no module matches where={where!r}",)
+    report = replace(report, skipped=(*report.skipped, *search.why_nothing()), notes=(*report.notes, *why))
     reasons = "\n".join(str(report).splitlines()[1:])
     warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
     return report
 
 
+def _check_arguments(model: nn.Module, level: str, backend: str, compress: str | None) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"swap takes a module, got {type(model).__name__}")
+    if level not in _LEVELS:
+        raise ValueError(no_such("level", level, _LEVELS))
+    if compress is not None and level != "blocks":
+        raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
+    fuse(backend=backend, compress=compress)  # knows their names
+    if any(map(is_swapped, model.modules())):
+        raise ValueError("this model is swapped already; call unswap(model) first")
+
+
 def unswap(model: nn.Module) -> int:
     """Give each swapped module of the model its own class back; return how many there were."""
-    with_cache(model)
+    unhook_cache(model)
     return sum(unswap_class(module) for module in model.modules())
 
 
@@ -126,7 +138,7 @@ class _Plan:
         return tuple(_site(name, kind) for name, kind in self.kinds.items())
 
     def report(self, *notes: str) -> SwapReport:
-        """What the plan will do, not verified."""
+        """Return the report of the plan, not verified."""
         return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
 
     def put_into(self, model: nn.Module) -> None:
@@ -136,8 +148,8 @@ class _Plan:
 
 
 def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
-    """How the model is called from now on, and what it returns."""
-    if without_cache(model):
+    """Yield notes on how the model is called from now on, and on its output."""
+    if hook_cache(model):
         yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
     if any(site.rule == loss.NAME for site in sites):
         yield "in training with labels the logits of the output are None"
@@ -149,7 +161,7 @@ def _site(name: str, kind: Any) -> Site:
 
 @dataclass(frozen=True)
 class _Search:
-    """What is looked for in a model, and where."""
+    """A search for sites in a model."""
 
     model: nn.Module
     patterns: tuple[str, ...]
@@ -184,6 +196,10 @@ class _Search:
                     break
         skipped = [module for module in skipped if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)
+
+    def matches(self) -> bool:
+        """Whether there is a module to look at."""
+        return next(self._modules(), None) is not None
 
     def why_nothing(self) -> list[Skipped]:
         """Why no rule fits the modules that compute something, one of each class."""
@@ -221,13 +237,16 @@ def _inductor_compiles(model: nn.Module) -> bool:
 
 
 def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """What is left of the plan that saves most, verified."""
+    """Return the plan that saves most, without the modules that failed verification, and its report.
+
+    Where nothing can be verified it is the last plan: layers, not blocks.
+    """
     own = batch is None
     batch = made_batch(model) if own else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
-        return plans[0], plans[0].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
+        return plans[-1], plans[-1].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
     names = {name for plan in plans for name in plan.kinds}
     try:
         calls = inputs_of_sites(model, names, batch)
@@ -235,7 +254,7 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
         if not own:
             raise
         why = f"the model does not run on a batch made from its config ({problem!s:.100})"
-        return plans[0], plans[0].report(f"not verified: {why}; give batch=")
+        return plans[-1], plans[-1].report(f"not verified: {why}; give batch=")
     before = saved_by_model(model, batch)
     saved_before = None if before is None else before.total
     results = [_verified(model, plan, calls, batch) for plan in plans]
@@ -248,8 +267,12 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
             (result[1].level == "blocks") == (result[1].saved_after is not None),
         ),
     )
-    others = [report for _, report in results if report is not best[1] and report.sites and report.saved_after]
-    notes = tuple(f"level {report.level} would keep {report.saved_after:,} bytes" for report in others)
+    others = (report for _, report in results if report is not best[1] and report.sites)
+    notes = tuple(
+        f"level {report.level} would keep {readable_bytes(report.saved_after)}"
+        for report in others
+        if report.saved_after
+    )
     if best[1].sites and saved_before is not None and (best[1].saved_after or 0) >= saved_before:
         notes = "it saves nothing on this batch", *notes
     return best[0], replace(best[1], notes=notes)
@@ -281,7 +304,7 @@ def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: An
     left = _Plan(plan.level, {site.name: plan.kinds[site.name] for site in sites}, skipped)
     try:
         left.put_into(model)
-        without_cache(model)
+        hook_cache(model)
         after = saved_by_model(model, batch)
     finally:
         unswap(model)

@@ -1,4 +1,4 @@
-"""A forward in a normal form: two forwards that compute the same in the same order have equal ones.
+"""A forward in a normal form, equal for two that return the same expression once local variables are put in.
 
     def forward(self, hidden_states):                         def forward(self, x):
         gate = self.gate_proj(hidden_states)                      return self.down(self.act(self.gate(x)) * self.up(x))
@@ -65,7 +65,7 @@ def form_of(cls: Any) -> Form:
 def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
     """The syntax tree of a function, and its globals."""
     while hasattr(forward, "__wrapped__"):
-        name = forward.__code__.co_qualname
+        name = getattr(getattr(forward, "__code__", None), "co_qualname", type(forward).__name__)
         if name not in _WRAPPERS:
             raise Unreadable(f"its forward is decorated by {name.partition('.')[0]}")
         forward = forward.__wrapped__
@@ -175,19 +175,19 @@ class _Reader(ast.NodeTransformer):
         match read:
             case ast.Call(func=ast.Attribute(attr=name)) if name.endswith("_") and not name.endswith("__"):
                 raise Unreadable(f"its forward calls {name}, which writes into a tensor")
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=given, keywords=[]):
+            case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name), args=arguments, keywords=[]):
                 method = inspect.getattr_static(self.cls, name, None)
                 if inspect.isfunction(method):
-                    return self._result_of(name, method, given)
+                    return self._result_of(name, method, arguments)
         return read
 
-    def _result_of(self, name: str, method: Any, given: list[ast.expr]) -> ast.expr:
-        """What a method of the module returns for these arguments."""
+    def _result_of(self, name: str, method: Any, arguments: list[ast.expr]) -> ast.expr:
+        """Return the result of a method of the module for these arguments."""
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
-        if len(own) != len(given) + 1 or name in self.methods:
+        if len(own) != len(arguments) + 1 or name in self.methods:
             raise Unreadable(f"its forward calls {name} in a way that is not read")
-        values = dict(zip(own, [ast.Name("self", ast.Load()), *given], strict=True))
+        values = dict(zip(own, [ast.Name("self", ast.Load()), *arguments], strict=True))
         reader = _Reader(values, names, self.cls)
         self.methods += [name, *reader.methods]
         return _result(tree.body, reader)
@@ -201,7 +201,11 @@ class _Reader(ast.NodeTransformer):
         except AttributeError:
             raise Unreadable(f"its forward names {path}, which is not there") from None
         full = getattr(value, "__qualname__", None)
-        return ast.Name(repr(value) if full is None else f"{value.__module__}.{full}", ast.Load())
+        if full is None:
+            return ast.Name(repr(value), ast.Load())
+        if not hasattr(value, "__module__"):  # a method of Tensor, for one
+            raise Unreadable(f"its forward names {path}, whose module is not known")
+        return ast.Name(f"{value.__module__}.{full}", ast.Load())
 
 
 def _path(node: ast.expr) -> str | None:

@@ -17,12 +17,17 @@ __all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass"
 
 def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
     """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class(type(module), rule, place)  # type: ignore[arg-type]
+    return _layer_class(type(module), rule, place)
+
+
+def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    return _layer_class_of(cls, cls.forward, rule, place)
 
 
 @functools.cache
-def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
-    own, take = cls.forward, _taking(cls.forward, place.inputs or ())
+def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place) -> type:
+    """The class as long as the module's class has this forward: a patch may give it another one."""
+    take = _taking(own, place.inputs or ())
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -32,13 +37,15 @@ def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
             return own(self, *args, **kwargs)
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
-        given = take(args, kwargs)
-        if given is None:  # the caller's mistake: the own forward says so
-            return own(self, *args, **kwargs)
+        inputs = take(args, kwargs)
+        if inputs is None:  # most often the caller's mistake: then the own forward raises
+            result = own(self, *args, **kwargs)
+            note(self, "its arguments are not read")
+            return result
         parts = {role: getattr(self, name) for role, name in place.parts}
-        return rule.forward(self, **given, **parts)
+        return rule.forward(self, **inputs, **parts)
 
-    return subclass(cls, {"forward": forward, "rule": rule.name, "__reduce_ex__": _reduce, "_place": (rule, place)})
+    return subclass(cls, {"forward": forward, "rule": rule.name}, _layer_class, cls, rule, place)
 
 
 def _taking(
@@ -49,30 +56,24 @@ def _taking(
     It returns None for arguments that the forward does not take. Dynamo cannot trace `bind` of `inspect.Signature`.
     """
     parameters = list(inspect.signature(forward).parameters.values())[1:]
+    others = [parameters.pop().name] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
     by_position = [parameter.name for parameter in parameters if parameter.kind is not parameter.KEYWORD_ONLY]
     names = {parameter.name for parameter in parameters}
     defaults = {part.name: part.default for part in parameters if part.default is not part.empty}
 
     def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-        given = dict(zip(by_position, args, strict=False))
-        if len(args) > len(by_position) or any(name in given or name not in names for name in kwargs):
+        positional = dict(zip(by_position, args, strict=False))
+        if len(args) > len(by_position) or any(name in positional for name in kwargs):
             return None
-        arguments = {**defaults, **given, **kwargs}
+        rest = {name: value for name, value in kwargs.items() if name not in names}
+        if rest and not others:
+            return None
+        arguments = {**defaults, **positional, **kwargs, **dict.fromkeys(others, rest)}
         if any(name not in arguments for name in names):
             return None
         return {role: arguments[name] for role, name in inputs}
 
     return take
-
-
-def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
-    kind: Any = type(module)
-    return _loaded, (kind.swapped_from, *kind._place), module.__getstate__()  # type: ignore[no-untyped-call]
-
-
-def _loaded(cls: type, rule: Rule, place: Place) -> nn.Module:
-    module: nn.Module = object.__new__(_layer_class(cls, rule, place))
-    return module
 
 
 def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -137,14 +138,28 @@ def _original(kind: Any) -> type:
     return made
 
 
-def subclass(cls: type, members: dict[str, Any]) -> type:
-    """Return a subclass of the same name: wrap policies and `_no_split_modules` go by names."""
+def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key: Any) -> type:
+    """Return a subclass of the same name: wrap policies and `_no_split_modules` go by names.
+
+    Its modules are pickled with what makes the class: `make` and its arguments.
+    """
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    return type(cls.__name__, (cls,), {**members, **face, "__prepare_scriptable__": _unswapped})
+    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
+    return type(cls.__name__, (cls,), {**members, **face, **ways})
+
+
+def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
+    kind: Any = type(module)
+    return _loaded, kind._made_by, module.__getstate__()  # type: ignore[no-untyped-call]
+
+
+def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
+    module: nn.Module = object.__new__(make(*key))
+    return module
 
 
 def _unswapped(module: nn.Module) -> nn.Module:
-    """What `torch.jit.script` compiles in place of a swapped module: the same with its own class."""
+    """Return a twin with the module's own class, which `torch.jit.script` compiles in its place."""
     twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__)
     return twin

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import FakeTensor
-from ..._torch.hooks import hooks_of_all_modules
+from ..._torch.dispatch import FakeTensor, hooks_of_all_modules
 from ..hooks import has_hooks
 
 __all__ = [
@@ -88,17 +87,8 @@ _ACTIVATIONS: Final = frozenset(
         *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Mish, nn.ELU, nn.SELU, nn.CELU, nn.Softplus),
         *(nn.Sigmoid, nn.LogSigmoid, nn.Tanh, nn.Hardswish, nn.Hardsigmoid, nn.Hardtanh, nn.Identity),
         *(F.relu, F.relu6, F.leaky_relu, F.gelu, F.silu, F.mish, F.elu, F.selu, F.celu, F.softplus),
-        *(
-            F.sigmoid,
-            F.logsigmoid,
-            F.tanh,
-            F.hardswish,
-            F.hardsigmoid,
-            F.hardtanh,
-            torch.relu,
-            torch.tanh,
-            torch.sigmoid,
-        ),
+        *(F.sigmoid, F.logsigmoid, F.tanh, F.hardswish, F.hardsigmoid, F.hardtanh),
+        *(torch.relu, torch.tanh, torch.sigmoid),
     }
 )
 _OF_OTHERS: Final = frozenset({"transformers.activations", "timm.layers.activations"})
@@ -115,7 +105,8 @@ def is_activation(value: Any) -> bool:
     # BLOOM's GELU is not among the activations of transformers.
     of_bloom = (kind.__name__, kind.__module__) == ("BloomGelu", "transformers.models.bloom.modeling_bloom")
     known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS or of_bloom
-    return known and is_plain(value) and not getattr(value, "inplace", False) and not any(value.parameters())
+    bare = is_plain(value) and not getattr(value, "inplace", False)
+    return known and bare and next(value.parameters(), None) is None
 
 
 def is_number(value: Any) -> bool:

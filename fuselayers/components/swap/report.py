@@ -1,13 +1,14 @@
-"""What `swap` did, by site."""
+"""The report of `swap`, by site."""
 
+import shutil
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-__all__ = ["Site", "Skipped", "SwapReport"]
+from ...text_table import readable_bytes, table_lines
 
-_WIDTH: Final = 80
+__all__ = ["Site", "Skipped", "SwapReport"]
 
 
 @dataclass(frozen=True)
@@ -18,9 +19,9 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rule: the rule that fits it; "block" for a whole block.
-        backend: of a block the backend of `fuse`. Of layers, what ran this library's ops in the verification, each of
-            which chooses by device, size and dtype: "triton" and "cpp" for kernels,
-            "eager" for plain torch alone; "auto" where it was not verified.
+        backend: of a block, what served its graphs; before any is compiled the backend that was asked for. Of layers,
+            what ran this library's ops in the verification, each of which chooses by device, size and dtype: "triton"
+            and "cpp" for kernels, "eager" for plain torch alone; "auto" where it was not verified.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.
         error_before: the same of the original module.
@@ -49,7 +50,7 @@ class Skipped:
 
 @dataclass(frozen=True, repr=False)
 class SwapReport:
-    """What `swap` did. Its text, also at a prompt and in a notebook, is a table.
+    """The result of `swap`. Its text, also at a prompt and in a notebook, is a table as wide as the terminal.
 
     Attributes:
         level: "layers" or "blocks".
@@ -79,11 +80,11 @@ class SwapReport:
         """
         count = sum(site.rule == rule for site in self.sites)
         if count < at_least:
-            found = sorted({site.rule for site in self.sites})
-            reasons = "".join(f"\n{line}" for line in self._skipped_lines())
+            rules = sorted({site.rule for site in self.sites})
+            reasons = "".join(f"\n{line}" for line in _wrapped(self._skipped_lines()))
             raise ValueError(
                 f"swap found {count} modules for {rule!r}, at least {at_least} are required; it found these rules: "
-                f"{', '.join(found) or 'none'}{reasons}"
+                f"{', '.join(rules) or 'none'}{reasons}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,19 +96,7 @@ class SwapReport:
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
             groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
-        rows: list[tuple[str, ...]] = []
-        for (kind, rule, backend), sites in groups.items():
-            errors = [site.error for site in sites if site.error is not None]
-            row = (
-                textwrap.shorten(kind, 32, placeholder="...") if len(kind) <= 32 else f"{kind[:29]}...",
-                rule,
-                str(len(sites)),
-                f"{max(errors):.0e}" if errors else "-",
-                _ratio([site.saved_before for site in sites], [site.saved_after for site in sites]),
-                backend,
-            )
-            rows.append(row)
-        return rows
+        return [_row(*group, sites) for group, sites in groups.items()]
 
     def _skipped_lines(self) -> list[str]:
         """One line for all modules of a class with the same reason."""
@@ -117,34 +106,31 @@ class SwapReport:
         lines: list[str] = []
         for (kind, reason), names in groups.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines += _wrapped(f"not swapped: {names[0] or 'the model'} ({kind}){more}: {reason}")
+            lines.append(f"not swapped: {names[0] or 'the model'} ({kind}){more}: {reason}")
+        return lines
+
+    def _saved_lines(self) -> list[str]:
+        """The bytes that a training call keeps, where they were measured."""
+        if not self.saved_before or self.saved_after is None:
+            return []
+        before, after = readable_bytes(self.saved_before), readable_bytes(self.saved_after)
+        share = self.saved_after / self.saved_before
+        lines = [f"a training call keeps {after} of {before} for backward: {share:.2f}"]
+        if self.held_after:
+            held = readable_bytes(self.held_after)
+            lines.append(f"{held} of them would stay under gradient checkpointing and offloading")
         return lines
 
     def __repr__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
         rows = self._rows()
-        used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
-        table = [tuple(row[column] for column in used) for row in (tuple(_COLUMNS), *rows)]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table if rows else ():
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-            lines += _wrapped("  ".join(cells))
-        for column in used if rows else ():
-            name = list(_COLUMNS)[column]
-            lines += _wrapped(f"  {name}: {_COLUMNS[name]}") if _COLUMNS[name] else []
-        if self.saved_before and self.saved_after is not None:
-            share = self.saved_after / self.saved_before
-            lines += _wrapped(
-                f"a training call keeps {_bytes(self.saved_after)} of {_bytes(self.saved_before)} for backward: "
-                f"{share:.2f}"
-            )
-            if self.held_after:
-                lines += _wrapped(
-                    f"{_bytes(self.held_after)} of them would stay under gradient checkpointing and offloading"
-                )
-        for note in self.notes:
-            lines += _wrapped(note)
-        return "\n".join([*lines, *self._skipped_lines()])
+        if rows:
+            used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
+            table = [tuple(row[column] for column in used) for row in (tuple(_COLUMNS), *rows)]
+            lines += table_lines(table, _width(), left=range(len(used)))
+            names = [name for column, name in enumerate(_COLUMNS) if column in used and _COLUMNS[name]]
+            lines += _wrapped([f"  {name}: {_COLUMNS[name]}" for name in names])
+        return "\n".join([*lines, *_wrapped([*self._saved_lines(), *self.notes, *self._skipped_lines()])])
 
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -157,6 +143,14 @@ _COLUMNS: Final[Mapping[str, str]] = {
 }
 
 
+def _row(kind: str, rule: str, backend: str, sites: list[Site]) -> tuple[str, ...]:
+    """The cells of `_COLUMNS`."""
+    errors = [site.error for site in sites if site.error is not None]
+    error = f"{max(errors):.0e}" if errors else "-"
+    kept = _ratio([site.saved_before for site in sites], [site.saved_after for site in sites])
+    return kind, rule, str(len(sites)), error, kept, backend
+
+
 def _ratio(before: list[Any], after: list[Any]) -> str:
     """New to old, of all sites that were measured."""
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
@@ -164,14 +158,13 @@ def _ratio(before: list[Any], after: list[Any]) -> str:
     return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
 
 
-def _bytes(number: int) -> str:
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if number >= scale:
-            return f"{number / scale:.3g} {unit}"
-    return f"{number} bytes"
+def _width() -> int:
+    return shutil.get_terminal_size().columns
 
 
-def _wrapped(line: str) -> list[str]:
-    if len(line.rstrip()) <= _WIDTH:
-        return [line.rstrip()]
-    return textwrap.wrap(line, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+def _wrapped(lines: list[str]) -> list[str]:
+    """The lines, no longer than the terminal is wide."""
+    width = _width()
+    return [
+        part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
+    ]

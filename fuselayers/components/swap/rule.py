@@ -1,4 +1,4 @@
-"""What `swap` looks for, and the forward that it puts there."""
+"""The rules of `swap`: a kind of module, and the forward that it gets."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -94,7 +94,7 @@ class Rule:
             return [Place(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
         names = tuple(module._modules) if type(module).forward is nn.Sequential.forward else ()
         try:
-            form = form_of_sequence(names) if names else _form_of(type(module))  # type: ignore[arg-type]
+            form = form_of_sequence(names) if names else _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
         except Unreadable:
             return []
         return [
@@ -128,7 +128,8 @@ class Rule:
 
 
 @cache
-def _form_of(cls: Any) -> Form:
+def _form_of(cls: Any, forward: Any) -> Form:
+    """The form of a class as long as it has this forward: a patch may give it another one."""
     return form_of(cls)
 
 
@@ -144,7 +145,7 @@ def unread(module: nn.Module) -> str:
     if not is_plain(module):
         return "it has a hook or a forward of its own"
     try:
-        _form_of(type(module))  # type: ignore[arg-type]
+        _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
     except Unreadable as problem:
         return str(problem)
     return "its forward is none of those that the rules name"

@@ -1,4 +1,4 @@
-"""What a call keeps alive for backward: every storage, whoever holds it."""
+"""The storages that a call keeps alive for backward, whoever holds them."""
 
 import gc
 from collections.abc import Callable, Mapping

@@ -52,7 +52,7 @@ class Attention(NamedTuple):
     def drops_here(self) -> bool:
         """Return whether `seeded_attention` takes it."""
         q, k, v, mask = self[:4]
-        plain = all(one.is_cpu and one.dtype == torch.float32 for one in (q, k, v))
+        plain = all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (q, k, v))
         alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not self.enable_gqa
         scores = (*q.shape[:-1], k.shape[-2])
         clear = mask is None or (
@@ -63,11 +63,10 @@ class Attention(NamedTuple):
         return plain and alike and clear and 0.0 < self.dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
 
 
-def seeded_attention(call: Attention, *, seed: Tensor | None = None) -> Tensor:
+def seeded_attention(call: Attention) -> Tensor:
     """Attention with a mask that a seed makes."""
-    seed = ops.draw_seed() if seed is None else seed
     scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    out: Tensor = _attention(*call[:4], seed, call.dropout_p, call.is_causal, scale)
+    out: Tensor = _attention(*call[:4], ops.draw_seed(), call.dropout_p, call.is_causal, scale)
     return out
 
 
@@ -108,7 +107,7 @@ def _backward(
 @_backward.register_fake
 def _(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     dmask = torch.empty(mask.shape, dtype=q.dtype) if rest[-1] and mask is not None else q.new_empty(0)
-    return *(one.new_empty(one.shape) for one in (q, k, v)), dmask
+    return *(tensor.new_empty(tensor.shape) for tensor in (q, k, v)), dmask
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

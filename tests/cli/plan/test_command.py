@@ -55,6 +55,10 @@ def test_prints_all_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
             ["parallel.checkpointing=budget:9000"],
             "parallel.checkpointing is a number of bytes, 'budget:9000'; a plan takes a share, as budget:0.5",
         ),
+        (
+            ["parallel.checkpointing=budget:peak:2GB"],
+            "parallel.checkpointing is a number of bytes, 'budget:peak:2GB'; a plan takes a share, as budget:0.5",
+        ),
         (["parallel.shard=zero"], "parallel.shard"),
         (["--check"], "no option of fuselayers plan '--check'"),
         (["train.batch_size=8"], "train.batch_size is of all data-parallel groups; a plan takes batch=, that of each"),

@@ -10,6 +10,7 @@ from fuselayers.cli.train.compare import (
     Comparison,
     compare,
     comparison_notes,
+    compressed_models,
     unfused_models,
 )
 from fuselayers.configs import build, compose
@@ -78,6 +79,13 @@ def test_a_model_without_a_twin_is_compared_with_its_eager_layers() -> None:
     assert [row.candidate for row in result.rows] == [EAGER, FUSED]
     assert result.plain_difference is None
     assert len(comparison_notes(result)) == 3
+
+
+@pytest.mark.parametrize("fusion", ["fusion=off", "fusion.compress=bfloat16"])
+def test_int8_is_compared_only_with_exact_saved_values(fusion: str) -> None:
+    config = compose(overrides=[*_OVERRIDES[:-1], fusion])
+    fused = build(config)
+    assert compressed_models(config, fused, weights=fused.state_dict(), device=_CPU) == {}
 
 
 def test_the_notes_say_what_compiling_costs() -> None:

@@ -272,7 +272,7 @@ def test_copies_leave_the_loss_behind() -> None:
     ("options", "sizes"),
     [
         ({"capacity_factor": 0.7}, [7]),
-        pytest.param(CHOICES[1], [7], marks=pytest.mark.slow),
+        (CHOICES[1], [7]),
         pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
         pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fuselayers.components.swap import swap
+from fuselayers.components.swap import swap, unswap
 from tests.components.swap.levels import gradients, without_dropout
 from tests.components.swap.models import FAMILIES, batch_for
 
@@ -61,6 +61,19 @@ def test_another_loss_function_is_called() -> None:
 def test_a_forward_that_does_more_with_its_logits_keeps_its_loss(name: str) -> None:
     report = swap(FAMILIES[name][0](), level="layers", verify=False)
     assert "causal_lm_loss" not in {site.rule for site in report.sites}
+
+
+def test_a_forward_that_was_patched_since_keeps_its_loss() -> None:
+    class Patched(transformers.LlamaForCausalLM):  # type: ignore[misc, name-defined]
+        pass
+
+    model, _ = pair("llama")
+    model.__class__ = Patched
+    swap(model, "", level="layers", verify=False).require("causal_lm_loss")
+    unswap(model)
+    Patched.forward = lambda self, **_: "its own"
+    with pytest.warns(UserWarning, match="found nothing"):
+        assert swap(model, "", level="layers", verify=False).sites == ()
 
 
 def test_labels_of_a_wrong_length() -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components.swap import RULES, Rule, swap, unswap
+from fuselayers.components.swap import RULES, Rule, fallbacks, swap, unswap
+from fuselayers.partition import fuse
 from tests.components.swap.layers import LAYERS, Feedforward, inputs, layer
 
 
@@ -22,6 +23,11 @@ class NamedDifferently(Feedforward):
 
 class WithAFlag(Feedforward):
     def forward(self, x: Tensor, /, *, flag: bool = True) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class WithMore(Feedforward):
+    def forward(self, x: Tensor, **flags: bool) -> Tensor:
         return self.down(self.act(self.up(x)))
 
 
@@ -43,17 +49,30 @@ class Decorated(Feedforward):
         return self.down(self.act(self.up(x)))
 
 
-@pytest.mark.parametrize("kind", [Feedforward, NamedDifferently, WithAFlag])
+class OfTensor(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.Tensor.relu(self.up(x)))
+
+
+class Fused(Feedforward):
+    @fuse(backend="eager")
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+@pytest.mark.parametrize("kind", [Feedforward, NamedDifferently, WithAFlag, WithMore])
 def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> None:
     model, x = kind(), torch.randn(3, 8)
     wanted = model(x)
-    report = swap(model, level="layers", verify=False)
+    report = swap(model, level="layers", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("", "mlp")]
+    assert report.saved_after < report.saved_before  # type: ignore[operator]
     torch.testing.assert_close(model(x), wanted)
-    if kind is WithAFlag:
+    if kind in (WithAFlag, WithMore):
         torch.testing.assert_close(model(x, flag=False), wanted)
     else:
         torch.testing.assert_close(model(x=x), wanted)
+    assert fallbacks(model) == ()
 
 
 @pytest.mark.parametrize(
@@ -62,6 +81,8 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
         (Looping, "its forward has a statement of another kind (For)"),
         (Twice, "its forward is none of those that the rules name"),
         (Decorated, "its forward is decorated by context_decorator"),
+        (Fused, "its forward is decorated by FusedFunction"),
+        (OfTensor, "its forward names torch.Tensor.relu, whose module is not known"),
     ],
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
@@ -72,6 +93,16 @@ def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
     assert [skipped.reason for skipped in report.skipped] == [reason]
     assert reason in " ".join(str(said[0].message).split())
     assert type(model) is kind
+
+
+def test_an_activation_with_parameters_is_no_part_of_a_rule() -> None:
+    activations = pytest.importorskip("transformers.activations")
+    model = nn.ModuleList([Feedforward(), Feedforward(), Feedforward()])
+    for module, size in zip(model, (1, 4), strict=False):
+        module.act = activations.XIELUActivation()
+        for name, parameter in module.act.named_parameters():
+            setattr(module.act, name, nn.Parameter(torch.zeros(size, dtype=parameter.dtype)))
+    assert [site.name for site in swap(model, level="layers", verify=False).sites] == ["2"]
 
 
 def test_a_part_of_another_class_is_named() -> None:
@@ -86,6 +117,25 @@ def test_a_part_of_another_class_is_named() -> None:
     assert name == "1"
     assert reason.startswith("up is a ")
     assert reason.endswith("Adapter")
+
+
+@pytest.mark.parametrize("level", ["layers", "blocks"])
+def test_a_class_that_was_patched_since_is_read_again(level: Any) -> None:
+    class Patched(Feedforward):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Tanh()
+
+    def patch(self: Any, x: Tensor) -> Tensor:
+        return self.down(self.other(self.up(x)))  # type: ignore[no-any-return]
+
+    model, x = nn.Sequential(Patched(), Patched()), torch.randn(3, 8)
+    swap(model, level=level, backend="eager", verify=False)
+    unswap(model)
+    Patched.forward = patch  # type: ignore[method-assign]
+    wanted = model(x)
+    assert len(swap(model, level=level, backend="eager", verify=False).sites) == 2
+    torch.testing.assert_close(model(x), wanted)
 
 
 def test_require() -> None:
@@ -117,6 +167,10 @@ def test_where_chooses_by_name() -> None:
     model = nn.ModuleDict({"one": Feedforward(), "two": Feedforward()})
     report = swap(model, "tw*", level="layers", verify=False)
     assert [site.name for site in report.sites] == ["two"]
+    with pytest.warns(
+        UserWarning, match=r"found nothing to swap in Feedforward\nno module matches where='nothing\.\*'"
+    ):
+        swap(model["one"], "nothing.*", verify=False)
 
 
 def doubled(self: Any, x: Tensor, flag: bool = False) -> Tensor:
@@ -186,7 +240,7 @@ def test_the_report_counts_what_a_closure_holds() -> None:
     report = swap(Feedforward(), level="layers", rules=[Rule("r", of=Feedforward, forward=holding)], batch=x)
     assert report.held_after == 5 * 16 * 4
     text = " ".join(str(report).split())
-    assert "320 bytes of them would stay under gradient checkpointing and offloading" in text
+    assert "320 B of them would stay under gradient checkpointing and offloading" in text
     report = swap(Feedforward(), level="layers", batch=x)
     assert report.held_after == 0
 
@@ -197,6 +251,11 @@ def test_what_is_refused() -> None:
     model = Feedforward()
     with pytest.raises(ValueError, match="no level 'layer'"):
         swap(model, level="layer")  # type: ignore[arg-type]
+    # Of a model without repeated blocks too, which needs neither.
+    with pytest.raises(ValueError, match="no compression 'int9'; did you mean 'int8'"):
+        swap(model, level="blocks", compress="int9")
+    with pytest.raises(ValueError, match="no backend 'nosuch'; there are: auto, eager"):
+        swap(model, level="blocks", backend="nosuch")
     swap(model, verify=False)
     with pytest.raises(ValueError, match=r"swapped already; call unswap\(model\) first"):
         swap(model)
@@ -223,8 +282,11 @@ def test_a_method_that_the_instance_replaces_is_called() -> None:
 
 
 def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
-    report = swap(Feedforward(), level="layers")
-    assert [site.error for site in report.sites] == [None]
+    model = nn.Sequential(Feedforward(), Feedforward())
+    vars(model).update(config=SimpleNamespace(), main_input_name=["no", "name"])
+    report = swap(model)
+    assert report.level == "layers"
+    assert [site.error for site in report.sites] == [None, None]
     assert report.notes == ("not verified: there is no batch, and none could be made; give batch=",)
 
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.ops import linear_cross_entropy, linear_log_prob
 from fuselayers.ops.linear_cross_entropy import linear_log_prob_reference
-from fuselayers.testing import check_compiled, check_double_backward, check_not_finite, check_transforms
+from fuselayers.testing import check_double_backward, check_not_finite, check_transforms
 from tests.ops.contract import (
     DTYPES,
     assert_as_good_as,
@@ -46,7 +46,7 @@ def test_it_is_its_reference(shape: tuple[int, ...], dtype: torch.dtype) -> None
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned, check_compiled])
+@pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned])
 def test_contract(check: Any) -> None:
     check(op, reference, inputs_of(2, 7, 5))
 

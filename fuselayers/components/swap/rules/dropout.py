@@ -15,7 +15,7 @@ __all__ = ["RULES", "probability"]
 
 
 def probability(drop: nn.Dropout) -> float:
-    """What a dropout layer drops in this call."""
+    """Return the probability with which a dropout layer drops in this call."""
     return drop.p if drop.training else 0.0
 
 

@@ -106,7 +106,7 @@ def _down(
 
 
 def _hidden(hidden: Callable[..., Tensor], p: float, dtype: torch.dtype | None, *tensors: Tensor) -> Tensor:
-    """What the last layer reads. The last tensor is dropout's seed, where something is dropped."""
+    """Return the input of the last layer. The last tensor is dropout's seed, where something is dropped."""
     if p:
         *sources, seed = tensors
         x = ops.dropout(hidden(*sources), p, seed=seed)

@@ -38,7 +38,7 @@ NAME: Final = "causal_lm_loss"
 
 @dataclass(frozen=True)
 class _Reading:
-    """What the forward of a causal language model calls.
+    """The calls in the forward of a causal language model.
 
     Attributes:
         head: the name of the last layer.
@@ -64,13 +64,15 @@ class _Reading:
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """The output with the loss, and without logits, in training with labels."""
     cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP derives classes from that of swap
-    reading = _readings.get(cls)
-    if reading is None:  # a copy in another process
-        reading = _readings[cls] = _read(cls)
-    assert reading is not None
-    given = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
-    arguments = {**reading.defaults, **{name: given[name] for name in reading.parameters if name in given}}
-    options = {name: value for name, value in given.items() if name not in reading.parameters}
+    key = cls, cls.forward
+    if key not in _readings:  # a copy in another process
+        _readings[key] = _read(cls)
+    reading = _readings[key]
+    if reading is None:  # the class was patched
+        return own_forward(self, *args, **kwargs)
+    passed = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
+    arguments = {**reading.defaults, **{name: passed[name] for name in reading.parameters if name in passed}}
+    options = {name: value for name, value in passed.items() if name not in reading.parameters}
     labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
@@ -133,12 +135,13 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
     return loss if num_items_in_batch is None else loss / num_items_in_batch
 
 
-_readings: dict[type, _Reading | None] = {}
-"""What was read of each class. A plain mapping, since Dynamo would trace the reading behind a `functools.cache`."""
+_readings: dict[tuple[type, Any], _Reading | None] = {}
+"""The reading of each class with this forward, which a patch may replace. A plain mapping, since Dynamo would trace the
+reading behind a `functools.cache`."""
 
 
 def _read(cls: Any) -> _Reading | None:
-    """What the forward of a class calls; None for a forward of another form."""
+    """Read the forward of a class; None for a forward of another form."""
     try:
         result = form_of(cls).result
     except Unreadable:
@@ -207,13 +210,14 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    cls = original_type(module)
+    cls: Any = original_type(module)
     if not hasattr(module, "loss_function"):  # most modules are no models: their forwards are not read
         return False
-    reading = _readings.get(cls) or _read(cls)
+    key = cls, cls.forward
+    reading = _readings.get(key) or _read(cls)
     if reading is None or not _is_causal(module.loss_function):
         return False
-    _readings[cls] = reading
+    _readings[key] = reading
     return True
 
 

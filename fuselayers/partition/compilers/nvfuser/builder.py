@@ -106,9 +106,9 @@ class Builder:
 
     def value(self, node: fx.Node) -> Value:
         """The value of a node that is a tensor."""
-        found = self.values[node]
-        assert isinstance(found, Value)
-        return found
+        value = self.values[node]
+        assert isinstance(value, Value)
+        return value
 
     def operand(self, argument: Any, dtype: torch.dtype, rank: int) -> Any:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.

@@ -1,20 +1,37 @@
 """The nvFuser compiler: nvFuser runs elementwise ops and reductions, and torch runs the rest op by op."""
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import torch
 import torch.fx as fx
 
-from ...._torch.tracing import boxed
+from ...._torch.tracing import boxed, decompositions_of
 from ...partitioners import Partitioner
 from ...passes import merge_equal_nodes_pass, plain_dropout_calls_pass
 from ..ahead_of_time import compile_ahead_of_time
 from .availability import fused_device_types
-from .decompositions import nvfuser_decompositions
 from .definitions import Region
 from .regions import extract, groups_of
+
+# nvFuser has no operation for these, or only one for forward: norms, softmaxes and the activations of this library. Its
+# own operations (`exp`, `silu`, sums, `var_mean`) are not decomposed, nor are the ops that torch runs: matmuls,
+# attention, convolutions, group norms, embeddings, indexing, other losses and activations. torch's dropout stays whole
+# too, because a later pass gives it its mask.
+_DECOMPOSED: Final = (
+    *("_fused_rms_norm", "_fused_rms_norm_backward", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax"),
+    *("_softmax", "_softmax_backward_data", "gelu", "gelu_backward", "leaky_relu", "leaky_relu_backward", "logsumexp"),
+    *("masked_fill", "mean", "native_layer_norm", "native_layer_norm_backward", "new_full", "new_zeros", "ones"),
+    *("ones_like", "rsub", "sigmoid_backward", "silu_backward", "softplus", "softplus_backward", "t", "tanh_backward"),
+    *("threshold", "threshold_backward", "zeros", "zeros_like"),
+)
+
+
+@functools.cache
+def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+    aten = torch.ops.aten
+    return decompositions_of([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
 
 
 def compile_nvfuser(
@@ -36,7 +53,7 @@ def compile_nvfuser(
         runnable=runnable or _runnable,
         partition=partition,
         torch_random=torch_random,
-        decompositions=nvfuser_decompositions(),
+        decompositions=_decompositions(),
     )
 
 

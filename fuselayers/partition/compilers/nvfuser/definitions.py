@@ -12,13 +12,13 @@ import torch.fx as fx
 from ...._torch.tracing import boxed
 from ....errors import say_once
 from .availability import load_nvfuser
-from .translate import Layout, layout_of, order_of, translate
+from .translate import InputLayouts, layout_of, order_of, translate
 
 
 class _Definition:
     """An nvFuser definition. Its first execution changes it in several steps, and backward runs in another thread."""
 
-    def __init__(self, graph: fx.Graph, layout: Layout) -> None:
+    def __init__(self, graph: fx.Graph, layout: InputLayouts) -> None:
         module = load_nvfuser()
         with module.FusionDefinition() as self._made:
             translate(graph, layout, self._made, module)
@@ -33,7 +33,7 @@ class _Definition:
 
 
 # By text and layout, as long as a region uses them: the layers of a model are equal, and compiling takes seconds.
-_definitions: Final = weakref.WeakValueDictionary[tuple[str, Layout], _Definition]()
+_definitions: Final = weakref.WeakValueDictionary[tuple[str, InputLayouts], _Definition]()
 _lock: Final = threading.Lock()
 
 
@@ -63,7 +63,7 @@ class Region:
         self._text = _text(self.graph)
         self._failed = False
         self._device = device
-        self._definitions: dict[Layout, _Definition] = {}
+        self._definitions: dict[InputLayouts, _Definition] = {}
         results: Any = self.graph.output_node().args[0]
         self._orders = [order_of(node.meta["val"]) for node in results]
         self._in_torch: Callable[[list[Any]], Any] = boxed(graph_module)
@@ -98,7 +98,7 @@ class Region:
             taken.add(_address(result))
         return fresh
 
-    def _definition(self, layout: Layout) -> _Definition:
+    def _definition(self, layout: InputLayouts) -> _Definition:
         if layout not in self._definitions:
             with _lock:
                 shared = _definitions.get((self._text, layout)) or _Definition(self.graph, layout)

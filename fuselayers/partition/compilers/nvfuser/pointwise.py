@@ -96,7 +96,8 @@ def _accepts_power(node: fx.Node) -> bool:
 def _where(builder: Builder, node: fx.Node) -> Value:
     dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     condition = builder.operand(node.args[0], torch.bool, rank)
-    return Value(builder.ops.where(condition, *(builder.operand(one, dtype, rank) for one in node.args[1:3])), dtype)
+    operands = (builder.operand(argument, dtype, rank) for argument in node.args[1:3])
+    return Value(builder.ops.where(condition, *operands), dtype)
 
 
 def _accepts_where(node: fx.Node) -> bool:

@@ -60,7 +60,7 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
 
 def _tensors(value: Any) -> list[torch.Tensor]:
     values = value if isinstance(value, tuple | list) else [value]
-    return [one for one in values if isinstance(one, torch.Tensor)]
+    return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
 
 
 def _is_known(value: torch.Tensor, device: torch.device) -> bool:

@@ -38,11 +38,11 @@ class TensorLayout:
     on_cpu: bool
 
 
-Layout = tuple[TensorLayout, ...]
+InputLayouts = tuple[TensorLayout, ...]
 """The layouts of a region's inputs."""
 
 
-def layout_of(inputs: Sequence[torch.Tensor]) -> Layout:
+def layout_of(inputs: Sequence[torch.Tensor]) -> InputLayouts:
     """Return the layouts of these inputs."""
     return tuple(
         _tensor_layout(value.shape, value.stride(), value.dtype, value.is_cpu and value.dim() == 0) for value in inputs
@@ -79,7 +79,7 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(len(strides)), key=lambda dim: -strides[dim]))
 
 
-def translate(graph: fx.Graph, layout: Layout, definition: Any, module: ModuleType) -> None:
+def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: ModuleType) -> None:
     """Add a region's graph to a `FusionDefinition` inside its `with`; `module` is `nvfuser_direct`."""
     builder = Builder(definition, module)
     inputs = [

@@ -1,26 +1,29 @@
-"""Tables of text that fit a terminal, and sizes in words. Used by the memory report."""
+"""Tables of text, and figures in words. Used by the reports and the commands; it imports nothing that imports torch."""
 
 import itertools
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from types import MappingProxyType
 from typing import Final
 
 # A line may end after a space, and after a dot that is no decimal point. A figure and its unit have no space between.
 _BREAK: Final = re.compile(r"(?<=\S )(?=\S)|(?<=[^\W\d]\.)(?=\w)|(?<=\d\.)(?=[^\W\d])")
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
+_SCALES: Final = MappingProxyType({"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
 
 Row = str | tuple[str, ...]
 
 
-def table_lines(rows: Sequence[Row], width: int, *, left: Collection[int]) -> Iterator[str]:
+def table_lines(rows: Sequence[Row], width: int | None, *, left: Collection[int]) -> Iterator[str]:
     """Return the lines of a table. A cell that is too wide is folded between words, or at a dot of a name.
 
     A row that is no tuple is a line of its own. `left` are the columns that are aligned to the left. Where names are
-    too long for columns, the text in the last column stands below its row.
+    too long for columns, the text in the last column stands below its row. Without a width nothing is folded.
     """
     columns = [*zip(*(row for row in rows if isinstance(row, tuple)), strict=True)]
     natural = [max(map(len, column)) for column in columns]
+    width = sum(natural) + 2 * (len(natural) - 1) if width is None else width
     widths = [max(len(line) for cell in column for line in _folded(cell, 0)) for column in columns]
     spare = width - sum(widths) - 2 * (len(widths) - 1)
     if spare < 0 and len(columns) - 1 in left:
@@ -71,7 +74,31 @@ def readable_bytes(size: float) -> str:
     >>> readable_bytes(12_582_912), readable_bytes(8)
     ('12.6 MB', '8 B')
     """
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:,.1f} {unit}"
-    return f"{size:.0f} B"
+    return amount(size, "B")
+
+
+def amount(value: float, unit: str) -> str:
+    """Return a number with its unit, in thousands, millions and so on.
+
+    >>> amount(1.5e9, "FLOP"), amount(999_970_000, "B"), amount(12, "FLOP")
+    ('1.5 GFLOP', '1.0 GB', '12 FLOP')
+    """
+    for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= 0.99995 * scale:  # what is rounded to 1,000 of a unit is 1 of the next
+            return f"{value / scale:,.1f} {prefix}{unit}"
+    return f"{value:.0f} {unit}"
+
+
+def bytes_of(text: str) -> int:
+    """Return the bytes of a size as text.
+
+    Raises:
+        ValueError: it is no number with a unit.
+
+    >>> bytes_of("2 GB"), bytes_of("12.5kB")
+    (2000000000, 12500)
+    """
+    parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(\w+)", text.strip())
+    if parts is None or parts[2] not in _SCALES:
+        raise ValueError(f"a size is a number and one of {', '.join(_SCALES)}, as '2 GB', got {text!r}")
+    return round(float(parts[1]) * _SCALES[parts[2]])
