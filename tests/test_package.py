@@ -29,6 +29,7 @@ LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing
 # The only modules that call importlib with a name which a reader of the source cannot see.
 IMPORTS_BY_NAME = {
     "fuselayers": "the lazy table",
+    "fuselayers.cli.bench.first_step": "the modules that a timed process has imported before",
     "fuselayers.cli.main": "the command that is called, and the modules of --import",
     "fuselayers.partition.compilers.nvfuser.availability": "a package that need not be installed",
 }
