@@ -53,6 +53,7 @@ class HierarchicalVision(Classifier):
     Raises:
         ValueError: as `Model`; or lists of different lengths, or a stage without patches.
 
+    >>> import torch
     >>> heads = Choice("multi_head", {"num_heads": 1})
     >>> sizes = {"widths": (8, 16), "depths": (1, 1), "patch_sizes": (3, 3), "strides": (2, 2)}
     >>> model = HierarchicalVision(image_size=8, num_classes=5, **sizes, attention=heads)
