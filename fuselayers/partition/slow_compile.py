@@ -1,4 +1,4 @@
-"""slow_compile -- a line for whoever waits for a compiler."""
+"""slow_compile -- warn once when compiling takes more than three seconds."""
 
 import logging
 import threading
@@ -18,8 +18,8 @@ def told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
         if not _said.is_set():
             _said.set()
             logging.getLogger("fuselayers").warning(
-                "%s compiles a graph of %d operations, at the first call only; fusion=off in a config, or no fuse, "
-                "avoids the wait",
+                "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
+                "fusion=off in a config, level='layers' in swap, or no fuse, avoids it",
                 backend,
                 num_nodes,
             )

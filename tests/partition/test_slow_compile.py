@@ -20,4 +20,4 @@ def test_a_compilation_of_three_seconds_says_what_it_does_once() -> None:
     lines = [line for line in run(PROGRAM).errors.splitlines() if "compiles a graph" in line]
     assert len(lines) == 1
     assert lines[0].startswith("eager compiles a graph of ")
-    assert lines[0].endswith("at the first call only; fusion=off in a config, or no fuse, avoids the wait")
+    assert lines[0].endswith("fusion=off in a config, level='layers' in swap, or no fuse, avoids it")
