@@ -1,4 +1,4 @@
-"""slow_compile -- warn once when compiling takes more than three seconds."""
+"""slow_compile -- warn when a compilation takes more than three seconds."""
 
 import logging
 import threading
@@ -7,22 +7,19 @@ from contextlib import contextmanager
 from typing import Final
 
 _SECONDS: Final = 3.0
-_said = threading.Event()
 
 
 @contextmanager
 def told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
-    """Say after three seconds what compiles, once per process. Used by `compile_chain`."""
+    """Say after three seconds what compiles, also when a changed shape compiles once more. Used by `compile_chain`."""
 
     def tell() -> None:
-        if not _said.is_set():
-            _said.set()
-            logging.getLogger("fuselayers").warning(
-                "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
-                "fusion=off in a config, level='layers' in swap, or no fuse, avoids it",
-                backend,
-                num_nodes,
-            )
+        logging.getLogger("fuselayers").warning(
+            "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
+            "fusion=off in a config, level='layers' in swap, or no fuse, avoids it",
+            backend,
+            num_nodes,
+        )
 
     timer = threading.Timer(_SECONDS, tell)
     timer.daemon = True

@@ -10,14 +10,15 @@ def slow(*arguments, **options):
     time.sleep(3.5)
     return min_cut(*arguments, **options)
 
-for power in (2, 3):
-    x = torch.ones(3, requires_grad=True)
-    fuse(lambda x: (x * power).sin().cos(), backend="eager", partition=slow if power < 3 else "min_cut")(x)
+fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=slow)
+for size in (3, 5):
+    fused(torch.ones(size, requires_grad=True))
+fuse(lambda x: x.sin().cos(), backend="eager")(torch.ones(3, requires_grad=True))
 """
 
 
-def test_a_compilation_of_three_seconds_says_what_it_does_once() -> None:
+def test_each_compilation_of_three_seconds_says_what_it_does() -> None:
     lines = [line for line in run(PROGRAM).errors.splitlines() if "compiles a graph" in line]
-    assert len(lines) == 1
+    assert len(lines) == 2
     assert lines[0].startswith("eager compiles a graph of ")
     assert lines[0].endswith("fusion=off in a config, level='layers' in swap, or no fuse, avoids it")
