@@ -9,7 +9,7 @@ bias_dropout_residual_layer_norm   y = norm(dropout(x + bias, p) + residual), th
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from ..ops import (
 from .fused_op import check_names, op_for
 from .hooks import has_hooks
 from .norm import LayerNorm, join
-from .ranges import NotNegative, OptionsOf, Probability, Size, in_range
+from .ranges import NotNegative, Probability, Size, in_range
 from .registry import register
 
 
@@ -47,13 +47,7 @@ class BiasedOp(nn.Module):
 
     @in_range
     def __init__(
-        self,
-        op: Callable[..., Any],
-        p: Probability,
-        bias_shape: Size | None,
-        *,
-        backend: str = "auto",
-        partition: str = "min_cut",
+        self, op: Callable[..., Any], *, p: Probability, bias_shape: Size | None, backend: str, partition: str
     ) -> None:
         super().__init__()
         check_names(backend, partition)
@@ -83,9 +77,6 @@ class BiasedOp(nn.Module):
         return f"p={self.p}, bias_shape={bias_shape}, backend={self.backend!r}, partition={self.partition!r}"
 
 
-FusionOptions: TypeAlias = Annotated[Any, OptionsOf(BiasedOp)]
-
-
 @register("fused", "bias_activation_dropout")
 class FusedBiasActivationDropout(BiasedOp):
     """Bias, activation and dropout in one op.
@@ -110,10 +101,11 @@ class FusedBiasActivationDropout(BiasedOp):
         bias_shape: Size | None = None,
         *,
         activation: str | None = None,
-        **fusion: FusionOptions,
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         check_activation(activation)
-        super().__init__(bias_activation_dropout, p, bias_shape, **fusion)
+        super().__init__(bias_activation_dropout, p=p, bias_shape=bias_shape, backend=backend, partition=partition)
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,8 +130,15 @@ class FusedBiasDropoutResidual(BiasedOp):
     """
 
     @in_range
-    def __init__(self, p: Probability, bias_shape: Size | None = None, **fusion: FusionOptions) -> None:
-        super().__init__(bias_dropout_residual, p, bias_shape, **fusion)
+    def __init__(
+        self,
+        p: Probability,
+        bias_shape: Size | None = None,
+        *,
+        backend: str = "auto",
+        partition: str = "min_cut",
+    ) -> None:
+        super().__init__(bias_dropout_residual, p=p, bias_shape=bias_shape, backend=backend, partition=partition)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """[..., N], [..., N] -> [..., N]."""
@@ -183,12 +182,15 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
         bias_shape: Size | None = None,
         style: NormStyle = "post",
         eps: NotNegative = 1e-5,
-        **fusion: FusionOptions,
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         check_style(style)
         if bias_shape is not None and bias_shape != d_model:
             raise ValueError(f"bias_shape must be d_model {d_model} or None, got {bias_shape}")
-        super().__init__(bias_dropout_residual_layer_norm, p, bias_shape, **fusion)
+        super().__init__(
+            bias_dropout_residual_layer_norm, p=p, bias_shape=bias_shape, backend=backend, partition=partition
+        )
         self.style: NormStyle = style
         self.norm = LayerNorm(d_model, eps=eps)
 

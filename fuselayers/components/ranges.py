@@ -71,8 +71,8 @@ def range_of(annotation: Any) -> Range | None:
     >>> range_of(Size | None)
     Range(minimum=1, above=None, maximum=None, below=None)
     """
-    number = _number_of(annotation)
-    return None if number is None else number[1]
+    found = _number_of(annotation)
+    return None if found is None else found[1]
 
 
 def _number_of(annotation: Any) -> tuple[Any, Range] | None:
@@ -101,18 +101,6 @@ def _is_whole(value: Any) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class OptionsOf:
-    """Marks the `**arguments` of a function that passes them on to a class, whose keyword-only ones they are.
-
-    `**stack: Annotated[Any, OptionsOf(Stack)]` stands for those of `Stack.__init__` that the function does not list
-    itself, but for those in `without`. `in_range` writes them into the function's signature.
-    """
-
-    component: type
-    without: tuple[str, ...] = ()
-
-
 def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
     """Decorate a function, above all an `__init__`, to check each argument with an annotated range.
 
@@ -129,13 +117,13 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     Traceback (most recent call last):
     TypeError: num_heads must be a whole number, got 2.5
     """
-    signature = _spelt_out(inspect.signature(function))
+    signature = inspect.signature(function)
 
     @functools.cache
     def wanted() -> dict[str, tuple[Any, Range]]:
         # Not at import: an annotation may name a later definition.
-        numbers = {name: _number_of(hint) for name, hint in get_type_hints(checked, include_extras=True).items()}
-        return {name: number for name, number in numbers.items() if number is not None}
+        found = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
+        return {name: number for name, number in found.items() if number is not None}
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
@@ -150,20 +138,7 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
                 bounds.check(name, value)
         return function(*args, **kwargs)
 
-    checked.__signature__ = signature  # type: ignore[attr-defined]
-    checked.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
     return checked
-
-
-def _spelt_out(signature: inspect.Signature) -> inspect.Signature:
-    """The signature with the arguments that an `OptionsOf` stands for in its place."""
-    own = list(signature.parameters.values())
-    marks = getattr(own[-1].annotation, "__metadata__", ()) if own else ()
-    for mark in (mark for mark in marks if isinstance(mark, OptionsOf)):
-        listed = {*signature.parameters, *mark.without}
-        others = inspect.signature(mark.component.__init__).parameters.values()  # type: ignore[misc]
-        own[-1:] = [other for other in others if other.kind is other.KEYWORD_ONLY and other.name not in listed]
-    return signature.replace(parameters=own)
 
 
 def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any, error: TypeError) -> str:

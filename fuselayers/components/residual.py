@@ -23,14 +23,14 @@ In sandwich that applies to the output of the second norm, which would otherwise
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..ops import Shard, bias_dropout_residual, dropout
 from .norm import Norm
-from .ranges import Count, OptionsOf, Positive, Probability, Size, in_range
+from .ranges import Count, Positive, Probability, Size, in_range
 from .registry import Choice, as_choice, create, register
 
 Sublayer = Callable[[Tensor], Tensor]
@@ -129,9 +129,6 @@ class Residual(nn.Module):
         return f"dropout={self.dropout}, layer_scale={self.layer_scale}, skipped={self.skipped}"
 
 
-ResidualOptions: TypeAlias = Annotated[Any, OptionsOf(Residual)]
-
-
 def _built_norm(norm: Choice | str, hidden_dim: int) -> Norm:
     built = create("norm", norm, hidden_dim)
     if not isinstance(built, Norm):
@@ -198,11 +195,25 @@ class DeepNormResidual(Residual):
         self,
         hidden_dim: Size,
         *,
+        norm: Choice | str = "layer_norm",
+        num_sublayers: Size = 2,
+        layer: Count = 0,
         num_layers: Size = 1,
+        dropout: Probability = 0.0,
+        layer_scale: Positive | None = None,
+        stochastic_depth: Probability = 0.0,
         alpha: Positive | None = None,
-        **of_all: ResidualOptions,
     ) -> None:
-        super().__init__(hidden_dim, num_layers=num_layers, **of_all)
+        super().__init__(
+            hidden_dim,
+            norm=norm,
+            num_sublayers=num_sublayers,
+            layer=layer,
+            num_layers=num_layers,
+            dropout=dropout,
+            layer_scale=layer_scale,
+            stochastic_depth=stochastic_depth,
+        )
         self.alpha = (2 * num_layers) ** 0.25 if alpha is None else alpha
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
@@ -263,10 +274,23 @@ class ParallelResidual(Residual):
         *,
         norm: Choice | str = "layer_norm",
         num_sublayers: Size = 2,
+        layer: Count = 0,
+        num_layers: Size = 1,
+        dropout: Probability = 0.0,
+        layer_scale: Positive | None = None,
+        stochastic_depth: Probability = 0.0,
         separate_norms: bool = False,
-        **of_all: ResidualOptions,
     ) -> None:
-        super().__init__(hidden_dim, norm=norm, num_sublayers=num_sublayers, **of_all)
+        super().__init__(
+            hidden_dim,
+            norm=norm,
+            num_sublayers=num_sublayers,
+            layer=layer,
+            num_layers=num_layers,
+            dropout=dropout,
+            layer_scale=layer_scale,
+            stochastic_depth=stochastic_depth,
+        )
         if separate_norms:
             self.norms.extend(_built_norm(norm, hidden_dim) for _ in range(1, num_sublayers))
 

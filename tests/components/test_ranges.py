@@ -1,12 +1,11 @@
 import inspect
 import re
-from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 from fuselayers.components import KINDS, Range, get, names, options
-from fuselayers.components.ranges import Count, OptionsOf, Probability, Share, Size, in_range, range_of
+from fuselayers.components.ranges import Count, Probability, Share, Size, in_range, range_of
 from fuselayers.components.registry import Choice
 
 NUMBERS = [
@@ -76,34 +75,6 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
     assert built == [(3, 0.5, None), (3, 0.0, 0)]
     assert list(inspect.signature(Layer).parameters) == ["width", "p", "heads"]
     assert range_of(Share) == Range(above=0, maximum=1)
-
-
-def test_arguments_that_are_passed_on_are_in_the_signature() -> None:
-    class Base:
-        @in_range
-        def __init__(self, name: str, *, width: Size, p: Probability = 0.0, heads: Count = 1) -> None:
-            self.built = (name, width, p, heads)
-
-    class Layer(Base):
-        @in_range
-        def __init__(
-            self, *, depth: Size, p: Probability = 0.5, **of_base: Annotated[Any, OptionsOf(Base, without=("heads",))]
-        ) -> None:
-            super().__init__("layer", p=p, **of_base)
-
-    parameters = inspect.signature(Layer).parameters
-    assert [(name, parameter.default) for name, parameter in parameters.items()] == [
-        ("depth", inspect.Parameter.empty),
-        ("p", 0.5),
-        ("width", inspect.Parameter.empty),
-    ]
-    assert Layer(depth=1, width=3).built == ("layer", 3, 0.5, 1)
-    with pytest.raises(ValueError, match=r"^width must be at least 1, got 0$"):
-        Layer(depth=1, width=0)
-    with pytest.raises(TypeError, match=r"^no Layer argument 'heads'; there are: depth, p, width$"):
-        Layer(depth=1, width=3, heads=2)
-    with pytest.raises(TypeError, match=r"^Layer: missing .*'width'; it takes by name depth, p, width$"):
-        Layer(depth=1)
 
 
 WHOLE = "must be a whole number, got"

@@ -109,7 +109,7 @@ def test_a_dict_as_xformers_takes_it() -> None:
 
 def test_a_wrong_call_of_a_class_names_it() -> None:
     with pytest.raises(
-        TypeError, match=r"^FusedMLP: too many positional arguments; it takes hidden_dim, and by name backend, part"
+        TypeError, match=r"^FusedMLP: too many positional arguments; it takes hidden_dim, and by name expansion, wid"
     ):
         components.FusedMLP(64, 256)  # type: ignore[misc]
     with pytest.raises(TypeError, match=r"^FusedMLP: missing a required argument: 'hidden_dim'; it takes hidden_dim"):

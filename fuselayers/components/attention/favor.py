@@ -23,7 +23,7 @@ from ...ops import dropout as dropout_op
 from ..ranges import Count, Probability, Size, in_range
 from ..registry import register
 from .kernel_sums import kernel_attention
-from .packed_heads import CrossHeads, HeadOptions
+from .packed_heads import CrossHeads
 
 
 @register("attention", "favor")
@@ -58,13 +58,16 @@ class FavorAttention(CrossHeads):
         self,
         hidden_dim: Size,
         *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
         num_features: Size | None = None,
         seed: Count = 0,
         dropout: Probability = 0.0,
         causal: bool = False,
-        **heads: HeadOptions,
     ) -> None:
-        super().__init__(hidden_dim, **heads)
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         if num_features is None:
             num_features = max(1, int(self.head_dim * math.log(self.head_dim)))
         self.num_features = num_features

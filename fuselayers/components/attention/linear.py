@@ -19,7 +19,7 @@ from ..ranges import Size, in_range
 from ..registry import register
 from .inputs import Rotate
 from .kernel_sums import kernel_attention
-from .packed_heads import HeadOptions, PackedHeads
+from .packed_heads import PackedHeads
 
 
 @register("attention", "linear")
@@ -45,10 +45,13 @@ class LinearAttention(PackedHeads):
         self,
         hidden_dim: Size,
         *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
         causal: bool = False,
-        **heads: HeadOptions,
     ) -> None:
-        super().__init__(hidden_dim, **heads)
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.causal = causal
 
     def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:

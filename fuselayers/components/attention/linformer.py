@@ -22,7 +22,7 @@ from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
-from .packed_heads import HeadOptions, PackedHeads
+from .packed_heads import PackedHeads
 
 
 @register("attention", "linformer")
@@ -58,12 +58,15 @@ class LinformerAttention(PackedHeads):
         hidden_dim: Size,
         *,
         context_length: Size,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
         projected_length: Size = 256,
         share_projection: bool = False,
         dropout: Probability = 0.0,
-        **heads: HeadOptions,
     ) -> None:
-        super().__init__(hidden_dim, **heads)
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.dropout = dropout
         self.context_length = context_length
         # Modules, although only some columns of their weights are used, so that they are initialised like other

@@ -27,7 +27,7 @@ from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
-from .packed_heads import HeadOptions, PackedHeads
+from .packed_heads import PackedHeads
 
 
 @register("attention", "local")
@@ -54,12 +54,15 @@ class LocalAttention(PackedHeads):
         self,
         hidden_dim: Size,
         *,
+        num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
         window: Size = 128,
         dropout: Probability = 0.0,
         causal: bool = False,
-        **heads: HeadOptions,
     ) -> None:
-        super().__init__(hidden_dim, **heads)
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.window = window
         self.dropout = dropout
         self.causal = causal

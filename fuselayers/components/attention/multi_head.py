@@ -30,7 +30,7 @@ from .cache import KeyValueCache
 from .inputs import Rotate
 from .kernels import KERNELS, Kernel, attend
 from .masks import Rules, check_bias, check_mask
-from .packed_heads import HeadOptions, PackedHeads
+from .packed_heads import PackedHeads
 
 Projections = Literal["packed", "separate", "shared"]
 
@@ -80,6 +80,7 @@ class MultiHeadAttention(PackedHeads):
         *,
         num_heads: Size,
         num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
         bias: bool = True,
         out_bias: bool | None = None,
         dropout: Probability = 0.0,
@@ -92,7 +93,6 @@ class MultiHeadAttention(PackedHeads):
         kernel: Kernel = "auto",
         projections: Projections = "packed",
         causal: bool = False,
-        **heads: HeadOptions,
     ) -> None:
         _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
         if projections not in get_args(Projections):
@@ -101,7 +101,9 @@ class MultiHeadAttention(PackedHeads):
             raise ValueError(
                 f"shared projections need as many key-value heads as query heads, got {num_kv_heads} and {num_heads}"
             )
-        super().__init__(hidden_dim, out_bias, num_heads=num_heads, num_kv_heads=num_kv_heads, bias=bias, **heads)
+        super().__init__(
+            hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias, out_bias=out_bias
+        )
         self.projections: Projections = projections
         if projections != "packed":
             del self.qkv
@@ -280,6 +282,6 @@ def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> Non
 def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:
     if name is None:
         return None
-    norm_options = {"eps": eps} if any(option.name == "eps" for option in options("norm", name)) else {}
-    norm: nn.Module = create("norm", Choice(name, norm_options), head_dim)
+    given = {"eps": eps} if any(option.name == "eps" for option in options("norm", name)) else {}
+    norm: nn.Module = create("norm", Choice(name, given), head_dim)
     return norm

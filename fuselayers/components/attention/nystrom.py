@@ -25,7 +25,7 @@ from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
-from .packed_heads import CrossHeads, HeadOptions
+from .packed_heads import CrossHeads
 
 
 @register("attention", "nystrom")
@@ -62,13 +62,15 @@ class NystromAttention(CrossHeads):
         hidden_dim: Size,
         *,
         num_heads: Size,
+        num_kv_heads: Size | None = None,
+        head_dim: Size | None = None,
+        bias: bool = True,
         num_landmarks: Size = 64,
         inverse_iterations: Size = 6,
         conv_kernel_size: Size | None = None,
         dropout: Probability = 0.0,
-        **heads: HeadOptions,
     ) -> None:
-        super().__init__(hidden_dim, num_heads=num_heads, **heads)
+        super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.num_landmarks = num_landmarks
         self.inverse_iterations = inverse_iterations
         self.dropout = dropout

@@ -6,7 +6,7 @@ q        [B, H, T, C]   H query heads, C channels of a head
 k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
 """
 
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ..checks import check_input, check_padding, check_sequence
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
-from ..ranges import OptionsOf, Size, in_range
 from .inputs import Rotate
 
 
@@ -23,11 +22,11 @@ class PackedHeads(nn.Module):
 
     Args:
         hidden_dim: D, the width of the model.
-        out_bias: whether the output projection has a bias; None for the same as `bias`.
         num_heads: number of query heads.
         num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
         head_dim: channels of a head; None for hidden_dim / num_heads.
         bias: whether both projections have a bias.
+        out_bias: whether the second one has one; None for the same as `bias`.
 
     Raises:
         ValueError: heads that do not divide, or a number out of its range.
@@ -37,16 +36,15 @@ class PackedHeads(nn.Module):
     shown: ClassVar[tuple[str, ...]] = ()
     layout: Layout = WHOLE
 
-    @in_range
     def __init__(
         self,
-        hidden_dim: Size,
-        out_bias: bool | None = None,
+        hidden_dim: int,
         *,
-        num_heads: Size,
-        num_kv_heads: Size | None = None,
-        head_dim: Size | None = None,
-        bias: bool = True,
+        num_heads: int,
+        num_kv_heads: int | None,
+        head_dim: int | None,
+        bias: bool,
+        out_bias: bool | None = None,
     ) -> None:
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
@@ -134,9 +132,6 @@ class PackedHeads(nn.Module):
     def extra_repr(self) -> str:
         shown = ("num_heads", "num_kv_heads", "head_dim", *self.shown)
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
-
-
-HeadOptions: TypeAlias = Annotated[Any, OptionsOf(PackedHeads)]
 
 
 class CrossHeads(PackedHeads):

@@ -19,21 +19,24 @@ from torch import Tensor, nn
 
 from ...ops import dropout
 from ..checks import check_input, check_odd, zero_padding
-from ..ranges import Size, in_range
+from ..layout import WHOLE, Layout
+from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
-from .hidden import activated
-from .mlp import MLP, MLPOptions
+from .hidden import activated, custom_activation, hidden_width
 
 
 @register("feedforward", "conv_mlp")
-class ConvMLP(MLP):
+class ConvMLP(nn.Module):
     """An MLP with a convolution over tokens. Each hidden channel has a filter of its own, before the activation.
 
-    The arguments of `MLP`, and:
-
     Args:
+        hidden_dim: D, the width of the model.
         kernel_size: K, how many tokens the convolution sees, in tokens; an odd number where it is not causal.
+        expansion: the hidden width as a multiple of D.
+        width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
+        activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers and the convolution have a bias.
+        dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
         causal: whether a token sees itself and the K - 1 tokens before it; else (K - 1) / 2 on either side.
 
     Raises:
@@ -50,6 +53,7 @@ class ConvMLP(MLP):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     mixes_tokens: ClassVar[bool] = True
     takes_padding: ClassVar[bool] = True
+    layout: Layout = WHOLE
 
     @in_range
     def __init__(
@@ -57,19 +61,25 @@ class ConvMLP(MLP):
         hidden_dim: Size,
         *,
         kernel_size: Size = 3,
+        expansion: Positive = 4.0,
+        width: Size | None = None,
+        activation: str | None = "gelu",
         bias: bool = True,
+        dropout: Probability = 0.0,
         causal: bool = False,
-        **of_mlp: MLPOptions,
     ) -> None:
+        super().__init__()
         if not causal:
             check_odd("kernel_size", kernel_size)
-        super().__init__(hidden_dim, bias=bias, **of_mlp)
+        width = hidden_width(hidden_dim, expansion=expansion, width=width)
+        self.activation = activation
+        self.dropout = dropout
+        self.hidden_dim = hidden_dim
         self.causal = causal
-        width = self.up.out_features
-        down = self.down
-        del self.down  # and set again, so that the modules are in the order of forward
+        self.custom_activation = custom_activation(activation)
+        self.up = nn.Linear(hidden_dim, width, bias=bias)
         self.conv = nn.Conv1d(width, width, kernel_size, groups=width, bias=bias)
-        self.down = down
+        self.down = nn.Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x_BTD: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D].
@@ -94,4 +104,4 @@ class ConvMLP(MLP):
         return y_BTD
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, causal={self.causal}"
+        return f"activation={self.activation!r}, dropout={self.dropout}, causal={self.causal}"

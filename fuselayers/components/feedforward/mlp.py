@@ -8,7 +8,7 @@ keys and the numbers of mlp; only the values saved for backward differ.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
-from ..ranges import OptionsOf, Positive, Probability, Size, in_range
+from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
@@ -88,9 +88,6 @@ class MLP(nn.Module):
         return f"activation={self.activation!r}, dropout={self.dropout}"
 
 
-MLPOptions: TypeAlias = Annotated[Any, OptionsOf(MLP)]
-
-
 @register("feedforward", "fused_mlp")
 class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
@@ -118,11 +115,17 @@ class FusedMLP(MLP):
         self,
         hidden_dim: Size,
         *,
+        expansion: Positive = 4.0,
+        width: Size | None = None,
+        activation: str | None = "gelu",
+        bias: bool = True,
+        dropout: Probability = 0.0,
         backend: str = "auto",
         partition: str = "min_cut",
-        **of_mlp: MLPOptions,
     ) -> None:
-        super().__init__(hidden_dim, **of_mlp)
+        super().__init__(
+            hidden_dim, expansion=expansion, width=width, activation=activation, bias=bias, dropout=dropout
+        )
         check_names(backend, partition)
         self.backend = backend
         self.partition = partition

@@ -22,9 +22,10 @@ from ..norm import Norm
 from ..position import Position
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, register
+from .layers import LayerChange
 from .model import named_as_here
 from .sampling import continued, generating
-from .stack import Stack, StackOptions
+from .stack import Stack
 from .tokens import (
     Loss,
     build_token_embedding,
@@ -61,8 +62,15 @@ class Decoder(Stack):
         vocab_size: Size,
         hidden_dim: Size,
         num_layers: Size,
+        context_length: Size,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
         norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
         embedding: Choice | str = "token",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         embedding_norm: bool = False,
         embedding_dropout: Probability | None = None,
@@ -74,11 +82,27 @@ class Decoder(Stack):
         init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        **stack: StackOptions,
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
         check_loss(loss, soft_cap=logit_soft_cap)
-        super().__init__(hidden_dim, causal=True, num_layers=num_layers, norm=norm, dropout=dropout, **stack)
+        super().__init__(
+            hidden_dim,
+            num_layers=num_layers,
+            context_length=context_length,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
+            dropout=dropout,
+            causal=True,
+            backend=backend,
+            partition=partition,
+        )
         self.logit_soft_cap = logit_soft_cap
         self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)

@@ -7,6 +7,8 @@
 BERT (Devlin et al. 2018) with learned positions and the residual style post.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
@@ -15,10 +17,11 @@ from ...ops import activate
 from ...ops import dropout as dropout_op
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..norm import Norm
-from ..ranges import Count, NotNegative, Size, in_range
+from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
+from .layers import LayerChange
 from .model import named_as_here
-from .stack import Stack, StackOptions
+from .stack import Stack
 from .tokens import (
     Loss,
     build_token_embedding,
@@ -53,20 +56,43 @@ class Encoder(Stack):
         vocab_size: Size,
         hidden_dim: Size,
         num_layers: Size,
+        context_length: Size,
+        attention: Choice | str,
+        feedforward: Choice | str = "mlp",
         norm: Choice | str = "layer_norm",
         num_segments: Count = 2,
         residual: Choice | str = "post",
+        position: Choice | str = "learned",
         embedding: Choice | str = "token",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
         tie_embeddings: bool = True,
         loss: Loss = "auto",
         init: Scheme = "bert",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        **stack: StackOptions,
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
         check_loss(loss)
-        super().__init__(hidden_dim, causal=False, num_layers=num_layers, norm=norm, residual=residual, **stack)
+        super().__init__(
+            hidden_dim,
+            num_layers=num_layers,
+            context_length=context_length,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
+            dropout=dropout,
+            causal=False,
+            backend=backend,
+            partition=partition,
+        )
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
         self.embedding_norm: Norm = create("norm", norm, hidden_dim)

@@ -10,7 +10,7 @@ Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
-from ..ranges import Count, NotNegative, Positive, Size, in_range
+from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
 from .model import Model, named_as_here
 from .sampling import continued, generating
-from .stack import Stack, StackOptions
+from .stack import Stack
 from .tokens import (
     IGNORED,
     Loss,
@@ -76,12 +76,18 @@ class EncoderDecoder(Model):
         hidden_dim: Size,
         num_layers: Size,
         num_decoder_layers: Size | None = None,
+        context_length: Size,
         attention: Choice | str,
         cross_attention: Annotated[Choice | str | None, Component("attention")] = None,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
         residual: Choice | str = "pre",
+        position: Choice | str = "learned",
         embedding: Choice | str = "token",
+        block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         decoder_layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
         tie_embeddings: bool = True,
         loss: Loss = "auto",
         logit_scale: Positive = 1.0,
@@ -89,7 +95,8 @@ class EncoderDecoder(Model):
         init: Scheme = "gpt2",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        **stacks: StackOptions,
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
         check_loss(loss)
@@ -97,30 +104,39 @@ class EncoderDecoder(Model):
             raise ValueError(f"start_token must be in 0..{vocab_size - 1}, got {start_token}")
         super().__init__()
         num_decoder_layers = num_layers if num_decoder_layers is None else num_decoder_layers
+        both: dict[str, Any] = {
+            "context_length": context_length,
+            "attention": attention,
+            "feedforward": feedforward,
+            "norm": norm,
+            "position": position,
+            "block": block,
+            "dropout": dropout,
+            "backend": backend,
+            "partition": partition,
+        }
         alpha = 0.81 * (num_layers**4 * num_decoder_layers) ** (1 / 16)
         self.encoder = Stack(
             hidden_dim,
-            causal=False,
             num_layers=num_layers,
-            attention=attention,
             residual=_with_alpha(residual, alpha),
             layers=_layers_with_alpha(layers, alpha),
-            **stacks,
+            causal=False,
+            **both,
         )
         alpha = (3 * num_decoder_layers) ** (1 / 4)
         self.decoder = Stack(
             hidden_dim,
-            causal=True,
-            cross_attention=attention if cross_attention is None else cross_attention,
             num_layers=num_decoder_layers,
-            attention=attention,
             residual=_with_alpha(residual, alpha),
             layers=_layers_with_alpha(decoder_layers, alpha),
-            **stacks,
+            cross_attention=attention if cross_attention is None else cross_attention,
+            causal=True,
+            **both,
         )
         self.hidden_dim = hidden_dim
-        self.context_length = self.encoder.context_length
-        self.dropout = self.encoder.dropout
+        self.context_length = context_length
+        self.dropout = dropout
         self.start_token = start_token
         self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)

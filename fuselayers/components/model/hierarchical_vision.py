@@ -16,14 +16,14 @@ attention=pooling Yu et al., "MetaFormer is actually what you need for vision", 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from torch import Tensor, nn
 
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise
-from ..ranges import NotNegative, OptionsOf, Probability, Range, Size, in_range
+from ..ranges import NotNegative, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
 from .stack import Stack
@@ -73,11 +73,17 @@ class HierarchicalVision(Classifier):
         strides: tuple[int, ...],
         attention: Choice | str,
         channels: Size = 3,
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
+        block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
         dropout: Probability = 0.0,
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
-        **stacks: Annotated[Any, OptionsOf(Stack, without=("num_layers", "context_length"))],
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         if init == "mup":
             raise ValueError("init 'mup' is for models of one width; take another scheme")
@@ -103,8 +109,14 @@ class HierarchicalVision(Classifier):
                 context_length=side**2,
                 attention=_with_heads(attention, width, widths[0]),
                 layers=of_stage,
+                feedforward=feedforward,
+                norm=norm,
+                residual=residual,
+                position=position,
+                block=block,
                 dropout=dropout,
-                **stacks,
+                backend=backend,
+                partition=partition,
             )
             for width, depth, side, of_stage in zip(widths, depths, sides, changes, strict=True)
         )

@@ -6,7 +6,7 @@ memory   [B, S, D]   the input of cross-attention, S tokens
 
 import functools
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ..attention.masks import block_diagonal_mask
 from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..position import Position
-from ..ranges import OptionsOf, Probability, Size, in_range
+from ..ranges import Probability, Size, in_range
 from ..registry import Choice, accepted, as_choice, check_base, create, title
 from .layers import LayerChange, changed_parts
 from .model import Model
@@ -30,16 +30,14 @@ class Stack(Model):
     The arguments and errors of `Model`; its subclasses also apply dropout to the embeddings.
 
     Args:
-        causal: whether a token looks only at itself and the tokens before it.
         cross_attention: the attention to the memory, or None for blocks without one.
+        causal: whether a token looks only at itself and the tokens before it.
     """
 
     @in_range
     def __init__(
         self,
         hidden_dim: Size,
-        causal: bool,
-        cross_attention: Choice | str | None = None,
         *,
         num_layers: Size,
         context_length: Size,
@@ -50,7 +48,9 @@ class Stack(Model):
         position: Choice | str = "learned",
         block: Choice | str = "transformer",
         layers: Sequence[LayerChange] = (),
+        cross_attention: Choice | str | None = None,
         dropout: Probability = 0.0,
+        causal: bool,
         backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
@@ -170,7 +170,3 @@ class Stack(Model):
 
     def extra_repr(self) -> str:
         return f"context_length={self.context_length}, dropout={self.dropout}"
-
-
-StackOptions: TypeAlias = Annotated[Any, OptionsOf(Stack)]
-"""Those of a model's arguments that it passes on to its stack."""

@@ -9,7 +9,8 @@
 Dosovitskiy et al., "An image is worth 16x16 words", 2021, section 3.1.
 """
 
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from ...names import no_such
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise, logit_factor
-from ..ranges import NotNegative, OptionsOf, Size, in_range
+from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
+from .layers import LayerChange
 from .model import Model, named_as_here
 from .stack import Stack
 from .tokens import check_range, to_logits, token_loss
@@ -126,13 +128,22 @@ class VisionTransformer(Classifier, Stack):
         num_classes: Size,
         hidden_dim: Size,
         num_layers: Size,
+        attention: Choice | str,
         channels: Size = 3,
         pooling: Pooling = "class_token",
+        feedforward: Choice | str = "mlp",
+        norm: Choice | str = "layer_norm",
+        residual: Choice | str = "pre",
+        position: Choice | str = "learned",
         embedding: Choice | str = "patch",
+        block: Choice | str = "transformer",
+        layers: Sequence[LayerChange] = (),
+        dropout: Probability = 0.0,
         init: Scheme = "vit",
         init_std: NotNegative = 0.02,
         base_width: Size | None = None,
-        **stack: Annotated[Any, OptionsOf(Stack, without=("context_length",))],
+        backend: str = "auto",
+        partition: str = "min_cut",
     ) -> None:
         if pooling not in get_args(Pooling):
             raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
@@ -141,8 +152,22 @@ class VisionTransformer(Classifier, Stack):
         patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
-        context_length = patches_along(patch, image_size, patch_size) ** 2 + with_class_token
-        super().__init__(hidden_dim, causal=False, num_layers=num_layers, context_length=context_length, **stack)
+        super().__init__(
+            hidden_dim,
+            num_layers=num_layers,
+            context_length=patches_along(patch, image_size, patch_size) ** 2 + with_class_token,
+            attention=attention,
+            feedforward=feedforward,
+            norm=norm,
+            residual=residual,
+            position=position,
+            block=block,
+            layers=layers,
+            dropout=dropout,
+            causal=False,
+            backend=backend,
+            partition=partition,
+        )
         self.image_size = image_size
         self.channels = channels
         self.patch = patch
