@@ -89,7 +89,8 @@ setup(
     ],
     python_requires=">=3.11,<3.14",
     # Lower bounds, not pins: a torch that is already installed stays. The pins we develop with are in constraints.txt.
-    # Hydra brings OmegaConf and PyYAML, in versions that it can use, and torch brings typing-extensions.
+    # Hydra brings OmegaConf and PyYAML, in versions that it can use, and torch brings typing-extensions. torch
+    # writes the checkpoints of `train` with safetensors.
     install_requires=[
         "torch>=2.12",
         'triton>=3.6; platform_system == "Linux"',

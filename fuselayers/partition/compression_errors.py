@@ -91,7 +91,7 @@ def _gradients(
 
 
 def _fresh(value: Any) -> Any:
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
 
 
 def _copied(value: Any) -> Any:
