@@ -77,7 +77,8 @@ def fuse(
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, "budget:peak:2GB" or `budget(peak="2 GB")`, or a
             function with AOTAutograd's partitioner signature.
         compress: "int8", "float8" or "bfloat16" hands large values from forward to backward in fewer bits, whatever the
-            partitioner; forward's results stay exact. None: every value is exact. "int8" draws a seed in each call.
+            partitioner; forward's results stay exact. None: every value is exact. "int8" draws a seed in each call of a
+            graph that draws none for a dropout.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
             With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.

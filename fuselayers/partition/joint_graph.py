@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ from .passes import (
     MASK_OPS,
     Compression,
     checkpoint_tags_pass,
-    compared_in,
     compress_saved_pass,
     early_getitems_pass,
     held_by_caller,
@@ -41,6 +40,7 @@ from .passes import (
     late_recompute_pass,
     merge_equal_nodes_pass,
     one_mask_pass,
+    read_exactly_in,
     recompute_again_pass,
     tables_once_pass,
     unread_collectives_pass,
@@ -221,8 +221,8 @@ class JointGraph:
         """Return None if the value is saved compressed, else why it is not."""
         if self.compress is None:
             return "nothing is compressed"
-        held, compared = self._held_and_compared
-        return why_exact(node, self.compress, held=held, compared=compared)
+        held, read_exactly = self._held_and_read_exactly
+        return why_exact(node, self.compress, held=held, read_exactly=read_exactly)
 
     @functools.cached_property
     def compressed(self) -> dict[fx.Node, int]:
@@ -231,14 +231,14 @@ class JointGraph:
         return {} if way is None else {node: way.bytes_of(node) for node in self.needed if self.why_exact(node) is None}
 
     @functools.cached_property
-    def _held_and_compared(self) -> tuple[Collection[fx.Node], Collection[str]]:
+    def _held_and_read_exactly(self) -> tuple[Collection[fx.Node], Mapping[str, str]]:
         outputs: Any = self.module.graph.output_node().args[0]
         inputs = [node for node in self.nodes if node in self.inputs]
         static = {node.name for node in self.static_inputs}
         needed = {*self.needed, *self.from_gradients}
         number = self.num_forward_outputs
         held = held_by_caller(inputs, outputs[number:], outputs[:number], static=static)
-        return held, compared_in([node for node in self.nodes if node in needed])
+        return held, read_exactly_in([node for node in self.nodes if node in needed])
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
         """Bytes saved with these values: compressed ones, of the others each storage once, static inputs not at all."""

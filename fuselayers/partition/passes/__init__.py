@@ -3,11 +3,11 @@
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
-from .compress_saved import compared_in as compared_in
 from .compress_saved import compress_saved_pass as compress_saved_pass
 from .compress_saved import compression as compression
 from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
+from .compress_saved import read_exactly_in as read_exactly_in
 from .compress_saved import why_exact as why_exact
 from .early_getitems import early_getitems_pass as early_getitems_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass

@@ -13,17 +13,21 @@ with it, has no bias. Infinities and NaN have codes of their own, and a row of z
 Note: [one number for a row and one for a column] u[r, c] = frac(a[r] + b[c]) with independent uniform a and b. Any two
 of these u are independent, so each sum over a compressed value has the mean and the variance that independent numbers
 would give it, and R + C of Philox's numbers do instead of R * C. They come from `keep_factors`, 16 bits each, and are
-added exactly: Inductor and eager round alike. Forward draws one seed for all values; each has Philox groups of its own.
+added exactly: Inductor and eager round alike. One seed serves all values; each has Philox groups of its own. It is made
+of the first seed that forward draws for a dropout, so that the masks are those of exact saves; a forward that draws
+none draws one.
 
 Note: [what stays exact] What the caller holds anyway: parameters, inputs without a gradient, outputs. An input with a
 gradient is the result of an earlier graph, which only this one keeps alive, so it is compressed. Statistics (means,
 deviations, log-sum-exps: the results of reductions, and what an op returns beside its first result) are small and
-scale whole rows. A value that backward compares with a number would take another branch than forward did.
+scale whole rows. A value that backward compares with a number would take another branch than forward did. A logarithm,
+of which backward takes the exponential, would make its absolute error a relative one: a probability of one in a million
+is saved as -14, and a step of int8 is then 0.1.
 """
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -35,7 +39,7 @@ from torch import Tensor
 from ..._torch.tracing import is_gradient_input, is_sym_node, make_fx, overload_packet, size_hint
 from ...names import no_such
 from ...ops.philox import keep_factors
-from ..node_kinds import is_fusible, looks_at_its_input, num_elements, storage_of
+from ..node_kinds import draws, is_fusible, looks_at_its_input, num_elements, storage_of
 from .seeded_dropout import SEED_OP
 
 # Below this a value is not worth two conversions.
@@ -58,7 +62,15 @@ _REDUCES: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "prod")
 )
+# What stands between a logarithm and its exponential, products with a number among it. Not a negation: silu has it.
+_SHIFTS: Final = frozenset(
+    {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.where, torch.ops.prims.convert_element_type}
+)
+_SCALES: Final = frozenset({torch.ops.aten.mul, torch.ops.aten.div})
+_EXPONENTIALS: Final = frozenset({torch.ops.aten.exp, torch.ops.aten.exp2})
 _SEED: Final = "rounding_seed"
+# Any number: another key of Philox than the mask's.
+_OTHER_KEY: Final = 0x2545F4914F6CDD1D
 COMPRESSED_FROM: Final = "compressed_from"
 """A key of a node's meta: the node of which this one, an output of forward, is a compressed part."""
 
@@ -196,21 +208,36 @@ def held_by_caller(
     return held | {storage_of(node) for node in outputs if isinstance(node, fx.Node)}
 
 
-def compared_in(nodes: Sequence[fx.Node]) -> set[str]:
-    """Return the names of the float values of a joint or a backward graph that backward compares or indexes with.
+def read_exactly_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
+    """Return why backward must read float values of a joint or a backward graph exactly, by their names.
 
-    Directly, or in what it computes from them by elementwise ops.
+    It compares them or indexes with them, directly or in what it computes from them by elementwise ops, or it takes
+    their exponential.
     """
     gradients = {node for node in nodes if is_gradient_input(node)}
     for node in nodes:
         if not gradients.isdisjoint(node.all_input_nodes):
             gradients.add(node)
     compared: set[fx.Node] = set()
+    exponents: set[fx.Node] = set()
     for node in reversed(nodes):
+        op, is_gradient = overload_packet(node), node in gradients
         chained = node in compared and (is_fusible(node) or looks_at_its_input(node))
-        if overload_packet(node) in _COMPARES or (node not in gradients and (chained or _is_made_of_floats(node))):
+        if op in _COMPARES or (not is_gradient and (chained or _is_made_of_floats(node))):
             compared.update(node.all_input_nodes)
-    return {node.name for node in compared}
+        is_shift = (
+            op in _SHIFTS or (op in _SCALES and not isinstance(node.args[1], fx.Node)) or looks_at_its_input(node)
+        )
+        if (
+            (is_shift and node in exponents)
+            or op is torch.ops.aten._log_softmax_backward_data
+            or (op in _EXPONENTIALS and not is_gradient)
+        ):
+            exponents.update(node.all_input_nodes)
+    return {
+        **{node.name: "backward takes its exponential" for node in exponents},
+        **{node.name: "backward compares it" for node in compared},
+    }
 
 
 def _is_made_of_floats(node: fx.Node) -> bool:
@@ -224,7 +251,9 @@ def _is_float(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def why_exact(node: fx.Node, way: Compression, *, held: Collection[fx.Node], compared: Collection[str]) -> str | None:
+def why_exact(
+    node: fx.Node, way: Compression, *, held: Collection[fx.Node], read_exactly: Mapping[str, str]
+) -> str | None:
     """Return None if a saved value is compressed, else why it is not, see [what stays exact]."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -235,8 +264,8 @@ def why_exact(node: fx.Node, way: Compression, *, held: Collection[fx.Node], com
         return "the caller holds it"
     if num_elements(node) < _FEWEST_ELEMENTS or (way.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
         return "it is small"
-    if node.name in compared:
-        return "backward compares it"
+    if node.name in read_exactly:
+        return read_exactly[node.name]
     if _is_statistic(node):
         return "it is a statistic"
     # torch keeps it out of `save_for_backward`, by its place among the outputs.
@@ -283,7 +312,7 @@ def compress_saved_pass(
     inputs, ends = forward.graph.find_nodes(op="placeholder"), backward.graph.find_nodes(op="placeholder")
     of_inputs: Any = gradients.args[0]
     held = held_by_caller(inputs, of_inputs, outputs, static=static_inputs)
-    compared = compared_in(list(backward.graph.nodes))
+    read_exactly = read_exactly_in(list(backward.graph.nodes))
     position = {node: index for index, node in enumerate(backward.graph.nodes)}
     start = next(node for node in forward.graph.nodes if node.op != "placeholder")
     seed: list[fx.Node] = []
@@ -291,12 +320,14 @@ def compress_saved_pass(
     tensors = [node for node in saved if not _is_size(node)]
     for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
         # A partitioner of one's own may give the two other names.
-        names = {node.name} if isinstance(node, fx.Node) and end.name in compared else set()
-        if not isinstance(node, fx.Node) or why_exact(node, way, held=held, compared=names) is not None:
+        if not isinstance(node, fx.Node):
+            continue
+        reasons = {node.name: read_exactly[end.name]} if end.name in read_exactly else {}
+        if why_exact(node, way, held=held, read_exactly=reasons) is not None:
             continue
         if way.draws and not seed:
-            with forward.graph.inserting_before(start):
-                seed = _inlined(forward.graph, _draw_like, [node], _SEED)
+            seed = _rounding_seed(forward.graph, inputs[-1], node)
+            start = seed[0].next
         with forward.graph.inserting_before(start if node.op == "placeholder" else node.next):
             compress = _compressing(way, number=len(parts_of))
             parts = _inlined(forward.graph, compress, [node, *seed], f"{node.name}_{way.name}")
@@ -326,6 +357,25 @@ def compress_saved_pass(
 def is_rounding_seed(node: fx.Node) -> bool:
     """True for the op that draws the seed for stochastic rounding."""
     return node.target is SEED_OP and node.name.startswith(_SEED)
+
+
+def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> list[fx.Node]:
+    """Add a seed right behind the inputs, on the device of `value`; return its node, in a list.
+
+    It is made of the first seed that is drawn, which moves to the front, unless another random op comes before that.
+    """
+    drawn = next((node for node in graph.nodes if draws(node) and not _is_operand_of_seed(node)), None)
+    if drawn is None or drawn.target is not SEED_OP:
+        with graph.inserting_before(last_input.next):
+            return _inlined(graph, _draw_like, [value], _SEED)
+    for node in (drawn, *drawn.all_input_nodes):
+        last_input.append(node)
+    with graph.inserting_before(drawn.next):
+        return _inlined(graph, lambda seed: (seed ^ _OTHER_KEY,), [drawn], _SEED)
+
+
+def _is_operand_of_seed(node: fx.Node) -> bool:
+    return any(user.target is SEED_OP for user in node.users)
 
 
 def _is_size(value: Any) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from benchmarks.layers import LAYERS
 from fuselayers._torch.tracing import torch_default_partition
 from fuselayers.components import MultiHeadAttention
+from fuselayers.ops import dropout
 from fuselayers.partition import SavePolicy, capture, explain, fuse, saved_bytes
 
 WAYS = ("bfloat16", "float8", "int8")
@@ -85,6 +86,25 @@ def test_int8_draws_anew_in_each_call() -> None:
     torch.manual_seed(0)
     assert torch.equal(torch.autograd.grad(fused(x, y).sum(), y)[0], first)
     assert not torch.equal(first, second)
+
+
+def test_masks_are_those_of_exact_saves() -> None:
+    """The rounding has a seed that a dropout draws anyway, if no other random number is drawn before it."""
+    layer = LAYERS["GPT, SDPA"].make(64, 4, dropout=0.5)
+    x = torch.randn(2, 64, 64)
+    results = []
+    for way in ("int8", None):
+        torch.manual_seed(0)
+        results.append((fuse(layer, backend="eager", compress=way)(x), torch.rand(1)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_a_random_op_before_the_first_dropout() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return (dropout(x + torch.rand_like(x), 0.5) * x).sin()
+
+    errors = explain(noisy, torch.randn(64, 128, requires_grad=True), backend="eager", compress="int8").gradient_errors
+    assert 0 < max(errors.values()) < 0.05
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -204,6 +224,21 @@ class TestStaysExact:
             for way in ("int8", None)
         )
         assert relative_error(found, exact) < 0.02
+
+    @pytest.mark.parametrize("backend", ["eager", "inductor"])
+    def test_the_logarithms_of_probabilities(self, backend: str) -> None:
+        """A probability of one in a million is saved as -14: int8's step would be a tenth of it."""
+        x, targets = (10 * torch.randn(64, 128)).requires_grad_(), torch.randint(128, (64,))
+
+        def loss(x: Tensor) -> Tensor:
+            return F.cross_entropy(x, targets)
+
+        saved = explain(loss, x, backend=backend, compress="int8").saved
+        assert "backward takes its exponential" in {value.why_exact for value in saved}
+        found, exact = (
+            torch.autograd.grad(fuse(loss, backend=backend, compress=way)(x), x)[0] for way in ("int8", None)
+        )
+        assert torch.equal(found, exact)
 
     def test_a_deviation(self) -> None:
         def scaled(x: Tensor) -> Tensor:
