@@ -173,8 +173,8 @@ class TestPeak:
         least = int(lowest[1].replace(",", ""))
         assert least < 0.7 * whole[0]
         before, flops = 0, math.inf
-        for step in range(5):
-            limit = least + (whole[0] - least) * step // 4
+        for step in range(4):
+            limit = least + (whole[0] - least) * step // 3
             peak, again = self.cut(joint, budget(peak=limit))
             assert before <= peak <= limit
             assert again <= flops
@@ -230,10 +230,10 @@ class TestThroughFuse:
 
 def test_a_smaller_budget_does_not_raise_the_peak() -> None:
     # https://github.com/pytorch/pytorch/issues/197838
-    blocks, x = GPT(layers=3).blocks, torch.randn(4, 64, 64, requires_grad=True)
+    blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
     stack = nn.Sequential(*blocks)
     whole = peak_of_step(fuse(stack, backend="eager", partition="default"), x)
-    for share in (0.1, 0.03):  # some layers, and all of them, are recomputed from the input of the first
+    for share in (0.1, 0.035):  # some layers, and all of them, are recomputed from the input of the first
         fused = fuse(stack, backend="eager", partition=budget(share))
         peak = peak_of_step(fused, x)
         assert peak <= 0.65 * whole
