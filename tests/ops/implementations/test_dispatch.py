@@ -233,8 +233,14 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
 
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone says which address was asked for")
-@pytest.mark.parametrize("width", [16, 9000])
-@pytest.mark.parametrize("name", FAR_APART)
+# Norms alone have other kernels for long rows.
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *((name, 16) for name in FAR_APART),
+        *(pytest.param(name, 9000, marks=() if "norm" in name else pytest.mark.slow) for name in FAR_APART),
+    ],
+)
 def test_row_strides_beyond_32_bits(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each kernel is told that its rows are 2^31 elements apart, and asks for the right place, where there is none."""
     case, seen = CASES[name], set()
