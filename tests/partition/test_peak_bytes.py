@@ -5,8 +5,17 @@ from fuselayers.configs import build, compose
 from fuselayers.partition import explain, fuse
 from tests.partition.tracing import peak_of_step
 
-QUICK = ("bert_tiny", "vit_tiny")
-OTHERS = ("bloom_tiny", "gemma2_tiny", "gpt2_tiny", "gpt_nano", "gpt_neox_tiny", "llama_tiny", "mistral_tiny")
+EVERY_DAY = "vit_tiny"
+OTHERS = (
+    "bert_tiny",
+    "bloom_tiny",
+    "gemma2_tiny",
+    "gpt2_tiny",
+    "gpt_nano",
+    "gpt_neox_tiny",
+    "llama_tiny",
+    "mistral_tiny",
+)
 OTHERS += ("mixtral_tiny", "opt_tiny", "phi_tiny", "qwen2_tiny", "qwen3_tiny", "t5_tiny")
 # A model takes a minute to compile.
 COMPILED = ("bert_tiny", "bloom_tiny", "gemma2_tiny", "gpt_nano", "opt_tiny", "qwen3_tiny", "t5_tiny", "vit_tiny")
@@ -24,9 +33,11 @@ def computed_over_measured(name: str, *, backend: str, partition: str) -> float:
     return computed / peak_of_step(fused, *inputs)
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+# The numbers are exact for a stack of blocks, which test_saved_by_budget.py measures too; the other models are compiled
+# for that alone, at five seconds each.
+@pytest.mark.parametrize("name", [EVERY_DAY, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_op_by_op_it_is_what_the_allocator_has(name: str) -> None:
-    for partition in ("min_cut", "budget:0.3"):
+    for partition in ("budget:0.3",) if name == EVERY_DAY else ("min_cut", "budget:0.3"):
         assert computed_over_measured(name, backend="eager", partition=partition) == pytest.approx(1, abs=0.05)
 
 

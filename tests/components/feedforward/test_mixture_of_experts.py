@@ -320,7 +320,9 @@ def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> N
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("partition", ["min_cut", "default", "budget:0.5"])
+@pytest.mark.parametrize(
+    "partition", ["min_cut", *(pytest.param(one, marks=pytest.mark.slow) for one in ("default", "budget:0.5"))]
+)
 def test_without_a_capacity_it_is_fused_as_one_graph(partition: str) -> None:
     layer = mixture(num_experts=3)
     fused = fuse(layer, backend="eager", partition=partition, fallback=())

@@ -88,8 +88,9 @@ def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: P
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-def test_torch_keeps_its_openmp_and_no_compiler_is_imported() -> None:
-    printed = ran(
+def test_in_a_new_process() -> None:
+    """Torch keeps its OpenMP, no compiler is imported, and the kernels run in forked workers of a data loader."""
+    libraries, imported, same = ran(
         """
 import sys
 import torch
@@ -100,11 +101,21 @@ ops.bias_activation_dropout(x, torch.zeros(300), activation="gelu", p=0.1).sum()
 ops.layer_norm(x, weight=torch.ones(300)).sum().backward()
 print(sorted({line.split("/")[-1].strip() for line in open("/proc/self/maps") if "gomp" in line or "libomp" in line}))
 print([name for name in ("torch._dynamo", "torch._inductor", "sympy", "networkx", "hydra") if name in sys.modules])
+
+class Steps(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return ops.dropout(torch.ones(512, 256), 0.5, seed=torch.tensor(index))
+
+expected = [Steps()[index] for index in range(2)]
+loaded = torch.utils.data.DataLoader(Steps(), batch_size=None, num_workers=1, multiprocessing_context="fork")
+print(all(map(torch.equal, loaded, expected)))
 """
-    )
-    libraries, imported = printed.splitlines()
+    ).splitlines()
     assert len(json.loads(libraries.replace("'", '"'))) == 1
-    assert imported == "[]"
+    assert (imported, same) == ("[]", "True")
 
 
 MISSING = """
@@ -157,33 +168,13 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
     assert warning.endswith(": pip install --force-reinstall --no-deps --no-cache-dir")
 
 
+@pytest.mark.slow  # a process of its own, for a rare leftover
 def test_a_damaged_old_library_beside_the_new_one_is_no_loss(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
     for path in list((tmp_path / "fuselayers" / "ops" / "cpu").glob("*.so")):
         path.with_name(path.name.partition(".")[0] + ".a.so").write_bytes(b"")
     (imported,) = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
     assert imported.startswith(str(tmp_path))
-
-
-def test_the_kernels_run_in_forked_workers_of_a_data_loader() -> None:
-    printed = ran(
-        """
-import torch
-from fuselayers import ops
-
-class Steps(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return ops.dropout(torch.ones(512, 256), 0.5, seed=torch.tensor(index))
-
-expected = [ops.dropout(torch.ones(512, 256), 0.5, seed=torch.tensor(index)) for index in range(2)]
-loaded = torch.utils.data.DataLoader(Steps(), batch_size=None, num_workers=1, multiprocessing_context="fork")
-print(all(map(torch.equal, loaded, expected)))
-"""
-    )
-    assert printed == "True\n"
 
 
 def wheel_of(folder: Path, **environment: str) -> list[str]:
