@@ -1,6 +1,5 @@
 """dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -107,25 +106,3 @@ class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
             self.seen.add((name.removeprefix(self.prefix), device, own))
         return func(*args, **kwargs or {})
-
-
-class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, ops of a namespace run their CUDA implementation on tensors of any device. With meta tensors it shows
-    which kernels they would launch. `see` gets each other op, its arguments and its result."""
-
-    def __init__(self, namespace: str, see: Callable[[Any, tuple[Any, ...], Any], None] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.prefix = f"{namespace}::"
-        self.see = see
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name()
-        if name.startswith(self.prefix) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            with self:  # for the ops that the implementation calls
-                return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs or {})
-        result = func(*args, **kwargs or {})
-        if self.see is not None:
-            self.see(func, args, result)
-        return result
