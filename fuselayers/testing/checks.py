@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..errors import in_one_line
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
     Op,
@@ -39,7 +40,6 @@ __all__ = [
     "check_poisoned",
     "check_single_gradients",
     "check_transforms",
-    "one_line",
     "poisoned_memory",
 ]
 
@@ -176,7 +176,7 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
     except Overwritten:
         raise
     except Exception as error:
-        return one_line(error)
+        return f"raises {in_one_line(error)}"
     compare(got, plain, exact, inputs, slack=_LOOSE)
     return None
 
@@ -214,7 +214,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         except Overwritten:
             raise
         except Exception as error:
-            said.append(f"{name} {one_line(error)}")
+            said.append(f"{name} raises {in_one_line(error)}")
         else:
             compare(got, plain[place], exact[place], inputs, where=f"{name}: ", slack=_LOOSE)
     return "; ".join(said) or None
@@ -259,7 +259,7 @@ def check_dynamic(
         for family in families:
             results(reference, family, **options)
     except Exception as error:
-        raise NotApplicable(f"the reference takes no other sizes: {one_line(error)}") from error
+        raise NotApplicable(f"the reference takes no other sizes: raises {in_one_line(error)}") from error
     fused = fuse(lambda *args: op(*args, **options), backend="eager", fallback=(), fullgraph=True, dynamic=True)
 
     def call(*args: Any, **_: Any) -> Any:
@@ -298,9 +298,3 @@ def _flipped(x: Tensor) -> Tensor:
 
 def _static(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, value in options.items() if not isinstance(value, Tensor))
-
-
-def one_line(error: Exception) -> str:
-    """The error's type and the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"raises {type(error).__name__}: {lines[0] if lines else ''}"

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..errors import in_one_line
 from ..names import no_such
 from . import checks as contract
-from .checks import NotApplicable, one_line
+from .checks import NotApplicable
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
 
@@ -246,11 +247,10 @@ def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
         return Cell(name, column, "pass", run() or "")
     except NotApplicable as reason:
         return Cell(name, column, "n/a", str(reason))
+    except AssertionError as error:
+        return Cell(name, column, "FAIL", str(error).strip().partition("\n")[0])
     except Exception as error:
-        said = one_line(error)
-        if isinstance(error, AssertionError):
-            said = said.removeprefix(f"raises {type(error).__name__}: ")
-        return Cell(name, column, "FAIL", said)
+        return Cell(name, column, "FAIL", f"raises {in_one_line(error)}")
 
 
 def _or_not_applicable(reference: Op) -> Op:
@@ -258,7 +258,7 @@ def _or_not_applicable(reference: Op) -> Op:
         try:
             return reference(*args, **options)
         except Exception as error:
-            raise NotApplicable(f"the reference {one_line(error)}") from error
+            raise NotApplicable(f"the reference raises {in_one_line(error)}") from error
 
     return call
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import Config, build, compose
+from ...errors import in_one_line
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config, with_values
@@ -46,7 +47,7 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: s
         try:
             reason = _op_fault(name, make(), op, settings)
         except Exception as error:  # of a compiler, or for want of memory; the others are measured
-            reason = one_line(error)
+            reason = in_one_line(error)
         if reason is None:
             candidates.append(_op_candidate(name, case, make()))
         else:
@@ -192,12 +193,10 @@ def _built(call: ModelCall, config: Config) -> nn.Module:
     return build(config).to(device=call.device, dtype=call.dtype).train()
 
 
-def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], list[Tensor]]:
+def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The shape of a batch, and a random batch."""
     shape = _batch_shape(call.shape, config.model.options.get("context_length"))
-    examples = example_batch(model, config, shape, device=call.device, option="--shape")
-    highest = config.model.options.get("vocab_size", config.model.options.get("num_classes", 1))
-    return shape, [tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in examples]
+    return shape, example_batch(model, config, shape, device=call.device, option="--shape")
 
 
 def _model_candidate(
@@ -226,9 +225,3 @@ def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[in
             f"got {'x'.join(map(str, shape))}"
         )
     return shape
-
-
-def one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its text."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
