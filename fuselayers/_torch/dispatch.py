@@ -1,5 +1,7 @@
 """dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -85,6 +87,20 @@ def is_intercepted() -> bool:
 def hooks_of_all_modules() -> bool:
     """True if there is a hook of `torch.nn.modules.module.register_module_forward_hook` or its kin."""
     return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[None]:
+    """Within it torch's algorithms are deterministic. Filled, fresh memory is NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled_before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fill_memory  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled_before  # type: ignore[attr-defined]
 
 
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._torch.dispatch import deterministic_algorithms
 from ..errors import in_one_line
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
@@ -114,18 +115,8 @@ def poisoned_memory() -> Iterator[None]:
     ...     torch.empty(2)
     tensor([nan, nan])
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
+    with deterministic_algorithms(warn_only=True, fill_memory=True):
         yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
 
 
 def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..errors import in_one_line
-from ..names import no_such
+from ..names import name_of, no_such
 from . import checks as contract
 from .checks import NotApplicable
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
@@ -138,7 +138,8 @@ def check(
     FAIL  values and gradients (float32): d0: error 0.19..., allowed ...
     FAIL  values and gradients (float64): d0: error 0.19..., allowed ...
     """
-    return _matrix(_name(op), op, reference, _tensors(inputs), None, options or {}, checks, backends, dtypes)
+    subject = name_of(op.func if isinstance(op, partial) else op)
+    return _matrix(subject, op, reference, _tensors(inputs), None, options or {}, checks, backends, dtypes)
 
 
 def check_module(
@@ -273,8 +274,3 @@ def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]
     device = next((item.device for item in inputs if isinstance(item, Tensor)), torch.device("cpu"))
     drawn = samples(*(item.shape if isinstance(item, Tensor) else item for item in inputs), device=device)
     return [item if isinstance(item, Tensor) else new for item, new in zip(inputs, drawn, strict=True)]
-
-
-def _name(op: Op) -> str:
-    inner = op.func if isinstance(op, partial) else op
-    return str(getattr(inner, "__name__", type(inner).__name__))

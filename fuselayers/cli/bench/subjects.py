@@ -24,18 +24,14 @@ _LAYERS: Final = "plain layers"
 _SEQUENCES: Final = 4
 
 
-def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: str = "") -> Subject:
+def op_subject(op: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
     """An op: plain eager PyTorch, the same in `torch.compile`, the op as it is called, and the op on backends.
-
-    Args:
-        label: of the title; the options if it is empty.
 
     Raises:
         ValueError: no such op, or settings that do not fit it.
     """
     torch.compiler.reset()  # Dynamo would run a function uncompiled after eight kinds of call
     case = op_case(op, settings)
-    label = label or ", ".join(f"{name} {value}" for name, value in case.options.items())
     makers: dict[str, Callable[[], Callable[..., Outputs]]] = {
         COMPILE: lambda: torch.compile(case.plain, fullgraph=True),
         OURS: lambda: case.op,
@@ -54,7 +50,7 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: s
             wrong[name] = reason
     size = next(iter(case.tensors.values())).nbytes
     return Subject(
-        title=f"{op}, {label}" if label else op,
+        title=", ".join([op, *(f"{name} {value}" for name, value in case.options.items())]),
         shape=settings.shape,
         dtype=dtype_name(settings.dtype),
         candidates=candidates,
