@@ -16,6 +16,7 @@ write two gradients).
 Shazeer, "GLU variants improve transformer", 2020.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,10 +93,7 @@ class _GatedActivation(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
         if backward_takes_formula():
-
-            def formula(gate: Tensor, up: Tensor | None) -> Tensor:
-                return _formula(gate, up, ctx.activation)
-
+            formula = partial(_formula, activation=ctx.activation)
             return (*gradients_by_formula(formula, (gate, up), dy, ctx.needs_input_grad[:2]), None)
         dgate, dup = _backward(dy, gate, up, ctx.activation)
         wants_gate, wants_up = ctx.needs_input_grad[:2]

@@ -89,9 +89,7 @@ def linear_cross_entropy(
     >>> linear_cross_entropy(x, weight, torch.tensor([0]))
     tensor(50.)
     """
-    check_linear(x, weight, bias, letter="V")
-    if not weight.shape[0]:
-        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")
+    check_linear(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     given = x, weight, bias

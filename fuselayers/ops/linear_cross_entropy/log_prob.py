@@ -61,9 +61,7 @@ def linear_log_prob(
     >>> round(log_prob.exp().item(), 4), round(entropy.exp().item(), 4), is_argmax.item()
     (0.5, 2.0, True)
     """
-    check_linear(x, weight, bias, letter="V")
-    if not weight.shape[0]:
-        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")
+    check_linear(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, 0.0, 0.0, "none")
     x, weight, bias = under_autocast(x, weight, bias)

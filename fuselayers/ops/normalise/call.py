@@ -1,5 +1,6 @@
 """The one call of all norm ops: the formula, or the fused implementation with its gradients."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,10 +106,7 @@ class _Normalise(torch.autograd.Function):
         ds = None if ctx.s_is_x else ds  # the op's second output is empty then, but a compiler passes a gradient for it
         dweight = dnorm_bias = dbias = None
         if backward_takes_formula():
-
-            def formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None) -> Tensor:
-                return norm_formula(s, weight, norm_bias, eps=eps, rms=rms)
-
+            formula = partial(norm_formula, eps=eps, rms=rms)
             wanted = s.requires_grad, wants_weight, wants_norm_bias
             through, dweight, dnorm_bias = gradients_by_formula(formula, (s, weight, norm_bias), dy.to(s.dtype), wanted)
             dresidual = torch.zeros_like(s) if through is None else through
