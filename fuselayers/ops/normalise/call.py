@@ -9,6 +9,7 @@ from torch import Tensor
 from ..dropout import dropout_formula
 from ..implementations import Op, backward_takes_formula, differentiable, gradients_by_formula
 from ..shards import Shard, check_shard, row_indices
+from ..sums import sum_of_rows
 from .backward import normalise_backward
 from .formula import check_eps, norm_formula, s_is_x
 from .forward import normalise_forward
@@ -112,7 +113,7 @@ class _Normalise(torch.autograd.Function):
             dresidual = torch.zeros_like(s) if through is None else through
             dresidual = dresidual if ds is None else dresidual + ds
             dx = dresidual if seed is None else dropout_formula(dresidual, seed, row_R, 0, p)
-            dbias = (dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx).to(bias_dtype) if wants_bias else None
+            dbias = sum_of_rows(dx).to(bias_dtype) if wants_bias else None
             dx = dx.to(x_dtype)
         else:
             apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
