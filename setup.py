@@ -94,7 +94,6 @@ setup(
     install_requires=[
         "torch>=2.12",
         'triton>=3.6; platform_system == "Linux"',
-        "networkx>=3.2",
         "hydra-core>=1.3,<1.4",
         "numpy>=1.26",
         "rich>=13",
@@ -114,6 +113,7 @@ setup(
             "accelerate>=1.10",
             "expecttest",
             "matplotlib>=3.8",
+            "networkx>=3.2",
             "peft>=0.18",
             "pytest>=8",
             "pytest-timeout",

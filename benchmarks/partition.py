@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from benchmarks.command import run_command
 from benchmarks.layers import GPT, LAYERS, LayerCase
+from benchmarks.torch_min_cut import torch_min_cut_at_budget
 from fuselayers import __version__
-from fuselayers._torch.tracing import torch_min_cut_at_budget
 from fuselayers.cli.bench.measure import COMPILE, Candidate, time_interleaved, wrong_numbers
 from fuselayers.cli.files import write_text
 from fuselayers.cli.machine import choose_device, measured_machine

@@ -18,6 +18,12 @@ class MissingPackageError(ImportError):
     """A package that need not be installed, and that this call needs."""
 
 
+def in_one_line(error: Exception) -> str:
+    """Return the kind of an error and the first line of its text."""
+    first_line, *_ = str(error).strip().split("\n")
+    return f"{type(error).__name__}: {first_line}"
+
+
 _said: set[str] = set()
 
 

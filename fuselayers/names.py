@@ -24,6 +24,15 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
+def name_of(function: object) -> str:
+    """Return the name of a function or a class, or of the class of another object.
+
+    >>> name_of(len), name_of(3)
+    ('len', 'int')
+    """
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def no_such(kind: str, name: object, known: Iterable[str], *, elsewhere: Sequence[str] = ()) -> str:
     """Return the text: `name` is no `kind`, what may have been meant, all known names.
 

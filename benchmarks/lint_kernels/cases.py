@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.lint_kernels.compile import CHIPS, kind_of, resident
+from benchmarks.lint_kernels.record import Launch, recorded_launches
 from fuselayers import ops
 from fuselayers.cli.bench.cases import Settings, dtype_name, op_case
-from fuselayers.ops.implementations.launch import Launch, recorded_launches
 
 ROWS: Final = 1 << 13
 _META: Final = torch.device("meta")

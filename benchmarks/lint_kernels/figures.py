@@ -21,8 +21,8 @@ from torch import Tensor
 
 from benchmarks.lint_kernels.assembly import Code
 from benchmarks.lint_kernels.cases import Case
+from benchmarks.lint_kernels.record import Launch
 from fuselayers.cli.files import write_text
-from fuselayers.ops.implementations.launch import Launch
 
 FIGURES: Final = Path(__file__).with_name("figures.json")
 BUDGET: Final = 6.9

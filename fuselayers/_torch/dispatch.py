@@ -1,6 +1,7 @@
 """dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +89,20 @@ def hooks_of_all_modules() -> bool:
     return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[None]:
+    """Within it torch's algorithms are deterministic. Filled, fresh memory is NaN, or the largest integer."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled_before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = fill_memory  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled_before  # type: ignore[attr-defined]
+
+
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Within it, `seen` collects the ops of a namespace that run: name, device, and whether they have an implementation
     for that device alone. What they call in turn is not seen."""
@@ -107,25 +122,3 @@ class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
             own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
             self.seen.add((name.removeprefix(self.prefix), device, own))
         return func(*args, **kwargs or {})
-
-
-class AsOnGPU(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, ops of a namespace run their CUDA implementation on tensors of any device. With meta tensors it shows
-    which kernels they would launch. `see` gets each other op, its arguments and its result."""
-
-    def __init__(self, namespace: str, see: Callable[[Any, tuple[Any, ...], Any], None] | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.prefix = f"{namespace}::"
-        self.see = see
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name()
-        if name.startswith(self.prefix) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA"):
-            with self:  # for the ops that the implementation calls
-                return func.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), *args, **kwargs or {})
-        result = func(*args, **kwargs or {})
-        if self.see is not None:
-            self.see(func, args, result)
-        return result

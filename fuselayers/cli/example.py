@@ -12,7 +12,7 @@ from ..configs.create import check_described
 def example_batch(
     model: Any, config: Config, sizes: tuple[int, ...], *, device: torch.device | str, option: str = "--batch"
 ) -> tuple[Tensor, ...]:
-    """Return a training batch of zeros for the model of a config.
+    """Return a random training batch for the model of a config.
 
     Args:
         sizes: examples; for a model with a context length also the tokens of each (default all).
@@ -27,5 +27,8 @@ def example_batch(
             f"model {config.model.name!r} has no context length; {option} must be a number of examples, as 4, "
             f"got {'x'.join(map(str, sizes))}"
         )
-    inputs = tuple(model.example_inputs(sizes[0], device=device))
-    return inputs if len(sizes) == 1 else tuple(tensor[:, : sizes[1]].contiguous() for tensor in inputs)
+    inputs = model.example_inputs(sizes[0], device=device)
+    if len(sizes) > 1:
+        inputs = [tensor[:, : sizes[1]].contiguous() for tensor in inputs]
+    highest = config.model.options.get("vocab_size") or config.model.options.get("num_classes") or 1
+    return tuple(tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in inputs)

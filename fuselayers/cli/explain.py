@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from ..configs import Config, build, compose
+from ..configs import build, compose
 from ..configs.sources import split_source
 from ..names import shown
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
@@ -70,8 +70,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = eager_view(model)
         sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
         inputs = example_batch(plain, config, sizes, device=device)
-        if compress is not None:
-            inputs = tuple(_random(tensor, config) for tensor in inputs)
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
         report = explain(plain, *inputs, backend=backend, partition=cut, compress=compress)
     say(console, report.to_text(rows=arguments.rows, width=console.width))
@@ -83,14 +81,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if written:
         say(console, f"written: {', '.join(written)}")
     return 0
-
-
-def _random(tensor: torch.Tensor, config: Config) -> torch.Tensor:
-    """Return random tokens, classes or images in place of the zeros of an example batch."""
-    if tensor.is_floating_point():
-        return torch.randn_like(tensor)
-    choices = config.model.options.get("vocab_size") or config.model.options.get("num_classes") or 1
-    return torch.randint_like(tensor, choices)
 
 
 def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:

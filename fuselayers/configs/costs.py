@@ -135,7 +135,7 @@ def _flops(model: Any) -> tuple[int, int]:
     """Return the FLOPs of forward, and of forward and backward."""
     # Attention as matrix products has the same FLOPs on every device.
     with FakeTensorMode(), FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        weights = fake_weights(model, torch.float32)
+        weights = _fake_weights(model, torch.float32)
         # The fused loss computes gradients in forward; the FLOPs of both together are the same.
         if isinstance(getattr(model, "loss", None), str):
             model, model.loss = copy.copy(model), "plain"
@@ -147,19 +147,12 @@ def _flops(model: Any) -> tuple[int, int]:
 
 def _saved_bytes(model: nn.Module, dtype: torch.dtype) -> int:
     with FakeTensorMode():
-        weights = fake_weights(model, dtype)
+        weights = _fake_weights(model, dtype)
         return saved_by_call(lambda: _call(model, weights, dtype), exempt=weights.values())
 
 
-def fake_weights(model: nn.Module, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Parameters and buffers as fake tensors on a CPU, which chooses kernels for them as for real ones.
-
-    Used here and by `fuselayers plan`.
-
-    Args:
-        model: on any device.
-        dtype: of those that are floating; None for what they have.
-    """
+def _fake_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Parameters and buffers as fake tensors on a CPU, the floating ones of a dtype; torch chooses a CPU's kernels."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {
         name: torch.empty(tensor.shape, dtype=_in(dtype, tensor), device="cpu", requires_grad=tensor.requires_grad)
@@ -175,5 +168,5 @@ def _call(model: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
     return loss
 
 
-def _in(dtype: torch.dtype | None, tensor: Tensor) -> torch.dtype:
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+def _in(dtype: torch.dtype, tensor: Tensor) -> torch.dtype:
+    return dtype if tensor.is_floating_point() else tensor.dtype

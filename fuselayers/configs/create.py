@@ -40,16 +40,16 @@ def check_memory(config: Config) -> None:
     except Exception as error:
         # A tensor of more than 2**63 bytes. Any other error is raised again when the model is built.
         needed = math.inf if "overflow" in str(error).lower() else 0
-    check_bytes(needed, device, what="the model")
+    check_bytes(needed, device)
 
 
-def check_bytes(needed: float, device: torch.device, *, what: str) -> None:
-    """Raise ValueError if a device has less memory than `what` needs."""
+def check_bytes(needed: float, device: torch.device) -> None:
+    """Raise ValueError if a device has less memory than a model needs."""
     available = device_memory(device)
     if needed > available:
         where = f"{device} has" if device.type == "cuda" else "this machine has"
         raise ValueError(
-            f"{what} needs at least {_in_gigabytes(needed)} of memory, and {where} {_in_gigabytes(available)}; "
+            f"the model needs at least {_in_gigabytes(needed)} of memory, and {where} {_in_gigabytes(available)}; "
             "choose smaller sizes"
         )
 

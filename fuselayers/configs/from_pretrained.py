@@ -83,7 +83,7 @@ def from_pretrained(
         for name, tensor in model.state_dict().items()
     }
     needed = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
-    check_bytes(needed, device, what="the model")
+    check_bytes(needed, device)
     ours = weights if is_exported else matched(model, weights, family=family)
     # Copied one by one: a file's tensors are views of the file.
     state = {

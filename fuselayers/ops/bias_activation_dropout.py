@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, activate, check_activation, slope_tile
+from .activations import activate, check_activation, slope_tile
 from .cpu import name_of, pointer, rows, run, vector
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_reference
 from .elementwise import launch_elementwise, mask_arguments
-from .implementations import Op, define, differentiable, differentiable_gradients, in_cpp
+from .implementations import Op, backward_takes_formula, define, differentiable, gradients_by_formula, in_cpp
 from .implementations.launch import kernel, launch, most_programs
 from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
@@ -41,7 +41,7 @@ __all__ = [
     "bias_activation_dropout",
     "bias_activation_dropout_op",
     "bias_activation_dropout_reference",
-    "gradients_formula",
+    "identity_gradients",
 ]
 
 
@@ -133,15 +133,13 @@ class _BiasActivationDropout(torch.autograd.Function):
         bias: Tensor | None,
         seed: Tensor | None,
         row_R: Tensor | None,
-        first_column: int,
-        activation: str | None,
-        p: float,
+        *options: Any,
     ) -> Tensor:
+        _, activation, _ = ctx.options = options
         # The identity has slope one everywhere, so backward needs only the dtypes of x and bias.
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
-        ctx.options = first_column, activation, p
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        y: Tensor = bias_activation_dropout_op(x, bias, seed, row_R, first_column, activation, p)
+        y: Tensor = bias_activation_dropout_op(x, bias, seed, row_R, *options)
         return y
 
     @staticmethod
@@ -150,42 +148,40 @@ class _BiasActivationDropout(torch.autograd.Function):
         first_column, activation, p = ctx.options
         x_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_bias = ctx.needs_input_grad[:2]
-        if torch.is_grad_enabled() and activation is not None:
+        by_formula = backward_takes_formula()
+        if by_formula and activation is not None:
 
             def formula(x: Tensor, bias: Tensor | None) -> Tensor:
                 return _formula(x, bias, seed, row_R, first_column, activation, p)
 
-            dx, dbias = differentiable_gradients(formula, (x, bias), (dy,), (wants_x, wants_bias))
+            dx, dbias = gradients_by_formula(formula, (x, bias), dy, (wants_x, wants_bias))
+        elif activation is None and (by_formula or seed is None):  # without dropout plain torch makes no copy
+            dx, dbias = identity_gradients(
+                dy, seed, row_R, first_column, p, x_dtype, bias_dtype if wants_bias else None
+            )
         else:
-            # For the identity without dropout plain torch makes no copy. Under create_graph it is differentiable.
-            plain = activation is None and (seed is None or torch.is_grad_enabled())
-            dx, dbias = (gradients_formula if plain else activation_gradients)(
+            dx, dbias = activation_gradients(
                 *(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype),
                 bias_dtype if wants_bias else None,
             )
         return dx if wants_x else None, dbias if wants_bias else None, *(None,) * 5
 
 
-def gradients_formula(
+def identity_gradients(
     dy: Tensor,
-    x: Tensor | None,
-    bias: Tensor | None,
     seed: Tensor | None,
     row_R: Tensor | None,
     first_column: int,
-    activation: str | None,
     p: float,
     x_dtype: torch.dtype,
     bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of x and bias. bias_dropout_residual uses it too, with the identity as activation."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return the gradients of x and bias without an activation, in plain torch. Used here and by bias_dropout_residual.
+
+    A `bias_dtype` of None is for no gradient of the bias.
+    """
     dz = dy if seed is None else dropout_formula(dy, seed, row_R, first_column, p)
-    if x is not None and activation is not None:
-        z = x if bias is None else x + bias
-        (dz,) = torch.func.vjp(ACTIVATIONS[activation], z)[1](dz)
-    if bias_dtype is None:
-        return dz.to(x_dtype), dz.new_empty(0, dtype=x_dtype)
-    return dz.to(x_dtype), sum_of_rows(dz).to(bias_dtype)
+    return dz.to(x_dtype), None if bias_dtype is None else sum_of_rows(dz).to(bias_dtype)
 
 
 def _launch_forward(
@@ -324,7 +320,6 @@ activation_gradients = define(
     "int first_column, str? activation, float p, ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
-    formula=gradients_formula,
 )
 _fused = differentiable(_BiasActivationDropout, bias_activation_dropout_op)
 _op = Op("bias_activation_dropout", _formula, _fused)

@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .bias_activation_dropout import activation_gradients, gradients_formula
+from .bias_activation_dropout import activation_gradients, identity_gradients
 from .draw import seed_or_draw
 from .dropout import dropout_formula, dropout_op, dropout_reference
 from .elementwise import launch_elementwise
-from .implementations import Op, define, differentiable
+from .implementations import Op, backward_takes_formula, define, differentiable
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -117,13 +117,12 @@ class _BiasDropoutResidual(torch.autograd.Function):
         bias: Tensor | None,
         seed: Tensor | None,
         row_R: Tensor | None,
-        first_column: int,
-        p: float,
+        *options: Any,
     ) -> Tensor:
         ctx.save_for_backward(seed, row_R)
-        ctx.options = first_column, p
+        ctx.options = options
         ctx.dtypes = x.dtype, residual.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, residual, bias, seed, row_R, first_column, p)
+        y: Tensor = _forward(x, residual, bias, seed, row_R, *options)
         return y
 
     @staticmethod
@@ -133,10 +132,9 @@ class _BiasDropoutResidual(torch.autograd.Function):
         x_dtype, residual_dtype, bias_dtype = ctx.dtypes
         wants_x, wants_residual, wants_bias = ctx.needs_input_grad[:3]
         dx = dbias = None
-        if seed is None or torch.is_grad_enabled():  # plain torch makes no copy and is differentiable
-            dx, dbias = gradients_formula(
-                *(dy, None, None, seed, row_R, first_column, None, p, x_dtype),
-                bias_dtype if wants_bias else None,
+        if seed is None or backward_takes_formula():  # without dropout plain torch makes no copy
+            dx, dbias = identity_gradients(
+                dy, seed, row_R, first_column, p, x_dtype, bias_dtype if wants_bias else None
             )
         elif wants_bias:
             dx, dbias = activation_gradients(dy, None, None, seed, row_R, first_column, None, p, x_dtype, bias_dtype)

@@ -4,13 +4,8 @@
     weight, bias              [N]        bias optional
     seed                      []         int64
 
-With d = dropout(x + bias, p) and s = d + residual, `style` selects one of three arrangements:
-
-    "post"      y = norm(s)                 a post-norm block (Vaswani et al. 2017)
-    "pre"       y = norm(d) + residual      normalises the sublayer's output before the sum ("pre" as in xFormers)
-    "prenorm"   (norm(s), s)                a pre-norm block: the next sublayer's input, and the residual stream
-
-See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved; "prenorm" is "post" with a second output.
+The three arrangements of `style` are those of bias_dropout_residual_layer_norm. See `normalise.formula` for gradients,
+dtypes, saved tensors and bytes moved.
 """
 
 from typing import TYPE_CHECKING, Literal, overload
@@ -70,7 +65,7 @@ def bias_dropout_residual_rms_norm(
         bias: [N], added to x, or None for none.
         p: dropout probability, 0 <= p <= 1.
         eps: added to the mean square.
-        style: "post", "pre" or "prenorm", see the top of this file; "prenorm" returns two tensors.
+        style: "post", "pre" or "prenorm", as in bias_dropout_residual_layer_norm; "prenorm" returns two tensors.
         training: False drops nothing.
         seed: int64 tensor of shape [] on x's device, which fixes the mask; drawn from torch's generator when None.
         shard: the position of x, in whole rows, in a larger tensor, whose mask it uses; None if x is the whole tensor.

@@ -28,7 +28,7 @@ from torch import Tensor
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
 from .elementwise import launch_elementwise
-from .implementations import Op, define, needs_grad
+from .implementations import Op, backward_takes_formula, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
 from .shards import Shard, first_column, locate, row_indices
@@ -182,10 +182,8 @@ class _EagerDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.drop is _masked:  # backward may run inside a transform
-            dx = dropout_formula(dy, *ctx.saved_tensors, *ctx.options)
-        else:
-            dx = _fused(dy, *ctx.saved_tensors, *ctx.options)
+        drop = dropout_formula if ctx.drop is _masked or backward_takes_formula() else dropout_op
+        dx = drop(dy, *ctx.saved_tensors, *ctx.options)
         return None, dx, None, None, None, None
 
 
@@ -201,6 +199,5 @@ dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
     _empty,
-    formula=dropout_formula,
 )
 _op = Op("dropout", dropout_formula, _fused)

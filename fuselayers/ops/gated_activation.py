@@ -16,14 +16,15 @@ write two gradients).
 Shazeer, "GLU variants improve transformer", 2020.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .activations import ACTIVATIONS, activate, activate_tile, check_activation, slope_tile
+from .activations import activate, activate_tile, check_activation, slope_tile
 from .cpu import name_of, rows, run
-from .implementations import Op, define, differentiable, differentiable_gradients, in_cpp
+from .implementations import Op, backward_takes_formula, define, differentiable, gradients_by_formula, in_cpp
 from .implementations.launch import kernel, launch
 from .implementations.triton_language import tl
 from .rows import as_rows, column_tile, elementwise_plan
@@ -91,27 +92,12 @@ class _GatedActivation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        if torch.is_grad_enabled():
-
-            def formula(gate: Tensor, up: Tensor | None) -> Tensor:
-                return _formula(gate, up, ctx.activation)
-
-            return (*differentiable_gradients(formula, (gate, up), (dy,), ctx.needs_input_grad[:2]), None)
+        if backward_takes_formula():
+            formula = partial(_formula, activation=ctx.activation)
+            return (*gradients_by_formula(formula, (gate, up), dy, ctx.needs_input_grad[:2]), None)
         dgate, dup = _backward(dy, gate, up, ctx.activation)
         wants_gate, wants_up = ctx.needs_input_grad[:2]
         return dgate if wants_gate else None, dup if wants_up else None, None
-
-
-def _gradients_formula(dy: Tensor, gate: Tensor, up: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
-    first, second = _halves(gate, up)
-    activated, dfirst = first, (dy * second).to(first.dtype)
-    if activation is not None:
-        activated = ACTIVATIONS[activation](first)
-        (dfirst,) = torch.func.vjp(ACTIVATIONS[activation], first)[1](dfirst)
-    dsecond = (dy * activated).to(second.dtype)
-    if up is None:
-        return torch.cat((dfirst, dsecond), dim=-1), gate.new_empty(0)
-    return dfirst, dsecond
 
 
 def _launch_forward(gate: Tensor, up: Tensor | None, activation: str | None) -> Tensor:
@@ -234,6 +220,5 @@ _backward = define(
     "gated_activation_backward(Tensor dy, Tensor gate, Tensor? up, str? activation) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
-    formula=_gradients_formula,
 )
 _op = Op("gated_activation", _formula, differentiable(_GatedActivation, _forward))

@@ -56,13 +56,12 @@ _dtype_on_cpu = torch.bfloat16
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def philox_4x32(counter: Words, key: tuple[Tensor, Tensor], *, rounds: int = 10) -> Words:
+def philox_4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     """Return the four 32-bit words Philox 4x32 makes of `counter` and `key`.
 
     Args:
         counter: four int64 tensors with values in [0, 2**32), broadcastable against each other.
         key: two int64 tensors with the same range.
-        rounds: 10 is the published standard.
 
     >>> zero = torch.zeros((), dtype=torch.int64)
     >>> [hex(word) for word in philox_4x32((zero,) * 4, (zero,) * 2)]
@@ -70,7 +69,7 @@ def philox_4x32(counter: Words, key: tuple[Tensor, Tensor], *, rounds: int = 10)
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(rounds):
+    for _ in range(10):  # as published
         high0, low0 = _multiply(c0, _MULTIPLIERS[0])
         high1, low1 = _multiply(c2, _MULTIPLIERS[1])
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0

@@ -28,7 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from .._torch.dispatch import is_batched_gradient
+from .._torch.dispatch import is_batched_gradient, is_compiling, transforms_are_active
 from .cpu import Heads, pointer, run
 from .implementations import Op, define, in_cpp, needs_grad
 from .implementations.launch import kernel, launch, num_processors
@@ -176,7 +176,7 @@ class _Rotary(torch.autograd.Function):
         ctx.save_for_backward(cos, sin, *(heads if saves_heads else ()))
         ctx.options = interleaved, back, token_major
         ctx.set_materialize_grads(False)
-        return tuple(_rotate_in_memory_order(heads, cos, sin, interleaved, back, token_major))
+        return tuple(_rotate_heads(heads, cos, sin, interleaved, back, token_major))
 
     @staticmethod
     def backward(ctx: Any, *dy: Tensor | None) -> tuple[Any, ...]:
@@ -199,39 +199,19 @@ class _Rotary(torch.autograd.Function):
 def _rotated(
     heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, token_major: list[bool]
 ) -> Sequence[Tensor]:
-    """Rotate q and k, or rotate them back; differentiable any number of times.
+    """Rotate heads [B, H, T, C], or rotate them back; `token_major` gives the memory order of the results.
 
-    The gradient of a rotation is a rotation, so the second derivative needs no formula.
+    The gradient of a rotation is a rotation, so it is differentiable any number of times.
     """
+    # Backward may run in a transform, or on batched gradients, for which torch has no rule of an op that takes a list.
+    if (not is_compiling() and transforms_are_active()) or any(map(is_batched_gradient, heads)):
+        tables = cos.unsqueeze(-3), (-sin if back else sin).unsqueeze(-3)
+        return [_rotate(x, *tables, interleaved) for x in heads]
     if needs_grad(cos, sin, *heads):
         recorded: Sequence[Tensor] = _Rotary.apply(interleaved, back, token_major, cos, sin, *heads)  # type: ignore[no-untyped-call]
         return recorded
-    return _rotate_in_memory_order(heads, cos, sin, interleaved, back, token_major)
-
-
-def _rotate_in_memory_order(
-    heads: Sequence[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, token_major: list[bool]
-) -> list[Tensor]:
-    """Rotate heads [B, H, T, C]; `token_major` gives the memory order of the results.
-
-    The registered op takes and returns token-major heads as [B, T, H, C], which is contiguous.
-    """
-    inputs_token_major = [x.stride(1) < x.stride(2) for x in heads]
-    # torch batches an op of the library by itself where gradients are batched, but not one that takes a list.
-    rotate = _rotation_formula if any(map(is_batched_gradient, heads)) else _rotate_heads
-    turned = rotate(
-        _transposed(heads, inputs_token_major), cos, sin, interleaved, back, inputs_token_major, token_major
-    )
-    return _transposed(turned, token_major)
-
-
-def _transposed(heads: Sequence[Tensor], token_major: list[bool]) -> list[Tensor]:
-    return [x.transpose(1, 2) if order else x for x, order in zip(heads, token_major, strict=True)]
-
-
-def _reordered(heads: Sequence[Tensor], inputs_token_major: list[bool], token_major: list[bool]) -> list[Tensor]:
-    """Return the heads, given in their memory order, in the memory order of the results."""
-    return _transposed(heads, [given != order for given, order in zip(inputs_token_major, token_major, strict=True)])
+    turned: Sequence[Tensor] = _rotate_heads(heads, cos, sin, interleaved, back, token_major)
+    return turned
 
 
 def _table_gradients(
@@ -248,44 +228,18 @@ def _table_gradients(
     return dcos.to(cos.dtype), (-dsin if back else dsin).to(cos.dtype)
 
 
-def _rotation_formula(
-    heads: list[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    back: bool,
-    inputs_token_major: list[bool],
-    token_major: list[bool],
-) -> list[Tensor]:
-    sin = -sin if back else sin
-    # Tables have no head dimension; in token-major heads it comes after the tokens.
-    token_major_tables = cos.unsqueeze(-2), sin.unsqueeze(-2)
-    head_major_tables = cos.unsqueeze(-3), sin.unsqueeze(-3)
-    return [
-        _rotate(x, *(token_major_tables if order else head_major_tables), interleaved)
-        for x, order in zip(_reordered(heads, inputs_token_major, token_major), token_major, strict=True)
-    ]
-
-
 def _launch(
-    heads: list[Tensor],
-    cos: Tensor,
-    sin: Tensor,
-    interleaved: bool,
-    back: bool,
-    inputs_token_major: list[bool],
-    token_major: list[bool],
+    heads: list[Tensor], cos: Tensor, sin: Tensor, interleaved: bool, back: bool, token_major: list[bool]
 ) -> list[Tensor]:
     if len({x.dtype for x in heads}) > 1:
-        one_by_one = zip(heads, inputs_token_major, token_major, strict=True)
-        return [_launch([x], cos, sin, interleaved, back, [given], [order])[0] for x, given, order in one_by_one]
-    results = _empty_results(heads, inputs_token_major, token_major)
+        one_by_one = zip(heads, token_major, strict=True)
+        return [_launch([x], cos, sin, interleaved, back, [order])[0] for x, order in one_by_one]
+    results = _empty_results(heads, cos, sin, interleaved, back, token_major)
     if not any(y.numel() for y in results):
         return results
-    heads, turned = _transposed(heads, inputs_token_major), _transposed(results, token_major)
     if in_cpp(cos):
         cos, sin = cos.float().contiguous(), sin.float().contiguous()
-        for x, y in zip(heads, turned, strict=True):
+        for x, y in zip(heads, results, strict=True):
             x = x if x.stride(-1) == 1 else x.contiguous()
             run(
                 "rotary",
@@ -298,7 +252,7 @@ def _launch(
     # A single tensor is passed as the second one too, with zero heads.
     num_heads = [x.shape[1] for x in heads] + [0]
     x0, x1 = (x if x.stride(3) == 1 else x.contiguous() for x in (heads[0], heads[-1]))
-    y0, y1 = turned[0], turned[-1]
+    y0, y1 = results[0], results[-1]
     batch, _, tokens, channels = x0.shape
     num_pairs = cos.shape[-1]
     rest = channels - 2 * num_pairs
@@ -329,8 +283,8 @@ def _launch(
 
 
 def _empty_results(heads: list[Tensor], *rest: Any) -> list[Tensor]:
-    ordered = _reordered(heads, *rest[-2:])
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in ordered]
+    orders = [(0, 2, 1, 3) if token_major else (0, 1, 2, 3) for token_major in rest[-1]]
+    return [x.new_empty(x.permute(order).shape).permute(order) for x, order in zip(heads, orders, strict=True)]
 
 
 # The widths are constants: a model has one head size, and constant masks and divisions are free.
@@ -439,10 +393,8 @@ def _units(  # type: ignore[no-untyped-def]
 
 
 _rotate_heads = define(
-    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] inputs_token_major, "
-    "bool[] token_major) -> Tensor[]",
+    "rotary(Tensor[] heads, Tensor cos, Tensor sin, bool interleaved, bool back, bool[] token_major) -> Tensor[]",
     _launch,
     _empty_results,
-    formula=_rotation_formula,
 )
 _op = Op("rotary", _formula, _fused)

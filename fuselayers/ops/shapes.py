@@ -66,17 +66,15 @@ def check_like(name: str, other: Tensor, x: Tensor) -> None:
         raise ValueError(f"{name} must be on x's device {x.device}, got {other.device}; move it with .to(x.device)")
 
 
-def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, letter: str = "N") -> None:
-    """Raise unless x [..., K], weight [N, K] and bias [N] or None fit each other, as for F.linear. Used by linear ops.
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Raise unless x [..., D], weight [V, D] and bias [V] or None fit each other, as for F.linear, and V is not 0.
 
-    Args:
-        x, weight, bias: of one device and, outside autocast, of one dtype.
-        letter: what the caller's docstring calls N.
+    All are of one device and, outside autocast, of one dtype. Used by the losses with a linear layer.
     """
     check_rows("x", x)
     check_floating("weight", weight)
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1]:
-        raise ValueError(f"weight must be [{letter}, {x.shape[-1]}] to fit x {list(x.shape)}, got {list(weight.shape)}")
+        raise ValueError(f"weight must be [V, {x.shape[-1]}] to fit x {list(x.shape)}, got {list(weight.shape)}")
     others = {"weight": weight}
     if bias is not None:
         check_floating("bias", bias)
@@ -91,3 +89,5 @@ def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, letter: str 
             raise TypeError(
                 f"{name} must have x's dtype {x.dtype}, got {other.dtype}; convert it, or call under torch.autocast"
             )
+    if not weight.shape[0]:
+        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")

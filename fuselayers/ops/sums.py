@@ -1,5 +1,6 @@
 """sums -- sums over rows: in plain torch, and the last step of the backward kernels."""
 
+import math
 from typing import Final
 
 import torch
@@ -23,7 +24,8 @@ def sum_of_rows(x: Tensor) -> Tensor:
     tensor([6., 6., 6., 6.])
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    return x.flatten(0, -2).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
+    # Not x.flatten, which torch does not do for batched gradients.
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
 
 
 def sum_partials(partial_PN: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,7 @@ import torch.fx as fx
 from torch import nn
 
 from .._torch.tracing import aot_autograd, forget_donated_buffers, make_boxed_func
+from ..names import name_of
 from .backends import GraphReport, graph_name
 from .fuse import function_of
 from .fused_function import FusedFunction, FuseOptions
@@ -181,8 +182,7 @@ def _boxed(role: str, compiler: GraphCompiler, report: GraphReport) -> GraphComp
         run = compiler(graph_module, example_inputs)
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
-        name = getattr(compiler, "__name__", type(compiler).__name__)
-        names = [*filter(None, report.served_by.split(", ")), name]
+        names = [*filter(None, report.served_by.split(", ")), name_of(compiler)]
         report.served_by = ", ".join(dict.fromkeys(names))
         boxed: Callable[..., Any] = run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
         return boxed

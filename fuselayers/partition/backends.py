@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from .._torch.guards import inner_error, is_error_of_dynamo
 from .._torch.tracing import copy_of
-from ..errors import BackendUnavailableError, say_once
+from ..errors import BackendUnavailableError, in_one_line, say_once
 from ..names import no_such
 from .compilers import (
     compile_eager,
@@ -160,7 +160,7 @@ def compile_chain(
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):
                     raise  # no backend can trace this graph, or cut it as asked
-                reason = f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause) else ''}"
+                reason = in_one_line(cause)
             else:
                 for failed, why in failures:
                     say_once(f"backend {failed!r} is not used: {why}; {name!r} serves instead")

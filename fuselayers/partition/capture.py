@@ -10,7 +10,7 @@ the arguments. It returns ATen ops, not the graph that Inductor gives its partit
 import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ import torch.fx as fx
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException
 from .._torch.guards import dynamo_optimize, forget_compiled_code
 from .._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
-from ..names import no_such
+from ..names import name_of, no_such
 from .compilers import compile_eager, compile_nvfuser
 from .fake_copies import fake_copies
 from .joint_graph import JointGraph
@@ -186,7 +186,7 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
-            f"{_name(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a fake "
+            f"{name_of(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a fake "
             "tensor has none; compute it in the graph, or capture the part before and the part after"
         ) from error
 
@@ -224,7 +224,9 @@ def compile_op_by_op(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
 ) -> Callable[..., Any]:
     """Cut a graph of Dynamo's as `backend` would, with a partitioner that Inductor takes, and run it op by op."""
-    compiled: Callable[..., Any] = _BACKENDS[backend](graph_module, example_inputs, partitioner)
+    compiled: Callable[..., Any] = _BACKENDS[backend](
+        graph_module, example_inputs, partition=partitioner, torch_random=False
+    )
     return compiled
 
 
@@ -235,34 +237,25 @@ def compile_functional(
     return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
-def _compile_eager(graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any) -> Callable[..., Any]:
-    return compile_eager(graph_module, example_inputs, partition=partitioner, torch_random=False)
-
-
 def _compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: Any, torch_random: bool
 ) -> Callable[..., Any]:
     graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
-    return trace_with_inductor(graph_module, example_inputs, partitioner, run=_run_op_by_op)
-
-
-def _compile_nvfuser(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any
-) -> Callable[..., Any]:
-    return compile_nvfuser(graph_module, example_inputs, partition=partitioner, torch_random=False, runnable=boxed)
+    return trace_with_inductor(graph_module, example_inputs, partition, run=_run_op_by_op)
 
 
 def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     return boxed(graph_module)
 
 
-_BACKENDS: Final = types.MappingProxyType(
-    {"eager": _compile_eager, "inductor": _compile_inductor, "triton": _compile_inductor, "nvfuser": _compile_nvfuser}
+_BACKENDS: Final[Mapping[str, Callable[..., Any]]] = types.MappingProxyType(
+    {
+        "eager": compile_eager,
+        "inductor": _compile_inductor,
+        "triton": _compile_inductor,
+        "nvfuser": functools.partial(compile_nvfuser, runnable=boxed),
+    }
 )
-
-
-def _name(fn: Any) -> str:
-    return str(getattr(fn, "__name__", type(fn).__name__))
 
 
 def _last_line(error: BaseException) -> str:

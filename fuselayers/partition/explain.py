@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
+from ..names import name_of
 from ..text_table import readable_bytes
 from .capture import CapturedGraph, capture, explained_without_values
 from .compression_errors import CompressionErrors, compression_errors
@@ -94,12 +95,12 @@ def explain(
     if not captured:
         if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
             raise ValueError(
-                f"Dynamo leaves {_name(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
+                f"Dynamo leaves {name_of(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
                 f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
             )
         raise ValueError(
-            f"nothing that {_name(fn)} computes from these arguments requires grad, so nothing is saved; let an input "
-            f"or a parameter require grad, and leave torch.no_grad()"
+            f"nothing that {name_of(fn)} computes from these arguments requires grad, so nothing is saved; let an "
+            f"input or a parameter require grad, and leave torch.no_grad()"
         )
     errors = CompressionErrors((), {})
     if way is not None and not any(tensor.is_meta for tensor in _tensors_of(fn, args, kwargs)):
@@ -113,7 +114,7 @@ def explain(
         totals[rule] = _sum(part.totals[rule] for part in parts)
     cost = parts[0].cost
     return MemoryReport(
-        subject=_name(fn),
+        subject=name_of(fn),
         backend=backend,
         partition=_text(cut),
         compress=None if way is None else way.name,
@@ -316,11 +317,7 @@ def _options_of(fn: Any) -> Any:
 
 def _text(cut: Partitioner) -> str:
     if not isinstance(cut, SavePolicy):
-        return str(getattr(cut, "__name__", type(cut).__name__))
+        return name_of(cut)
     how = "" if cut.compress is None else f" in {cut.compress}"
     limit = "" if cut.limit is None else f"({cut.limit:,})"
     return cut.name + (limit if cut.peak is None else f"(peak={cut.peak:,})") + how
-
-
-def _name(fn: Any) -> str:
-    return type(fn).__name__ if isinstance(fn, nn.Module) else str(getattr(fn, "__name__", type(fn).__name__))

@@ -15,6 +15,7 @@ from torch import nn
 from .._torch.dispatch import pytree
 from .._torch.guards import is_graph_break
 from .._torch.tracing import descriptors
+from ..names import name_of
 from .capture import ROOT, Trace, compile_functional, trace
 
 
@@ -124,7 +125,6 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
 def _trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Trace:
     if not callable(fn):
         raise TypeError(f"joint_graph takes a function or a module, got {type(fn).__name__}")
-    name = getattr(fn, "__name__", type(fn).__name__)
     try:
         traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=True)
     except Exception as error:
@@ -133,13 +133,13 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
         stack = list(getattr(error, "real_stack", None) or ())
         where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "a place that Dynamo does not name"
         raise ValueError(
-            f"joint_graph needs one graph, and {name} breaks it at {where} ({str(error).splitlines()[0]}); change that "
-            "line, or use `capture`, which returns a graph for each part"
+            f"joint_graph needs one graph, and {name_of(fn)} breaks it at {where} ({str(error).splitlines()[0]}); "
+            "change that line, or use `capture`, which returns a graph for each part"
         ) from error
     if not traces:
         raise ValueError(
-            f"joint_graph needs a backward, and no output of {name} requires grad here; give it a parameter or an "
-            "argument that does (`x.requires_grad_()`), outside of torch.no_grad()"
+            f"joint_graph needs a backward, and no output of {name_of(fn)} requires grad here; give it a parameter or "
+            "an argument that does (`x.requires_grad_()`), outside of torch.no_grad()"
         )
     return traces[0]
 

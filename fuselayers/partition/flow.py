@@ -6,97 +6,62 @@ tests use the first two as oracles.
 """
 
 import math
-from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    import networkx as nx  # 0.2 s, so it is imported where it is used
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, Final
 
 SOURCE: Final = "source"
 SINK: Final = "sink"
 
 
 class UnboundedCutError(ValueError):
-    """No finite cut exists. `path` leads from the source to the sink over edges without a capacity."""
+    """No finite cut exists. `path` leads from the source to the sink over edges that cannot be cut."""
 
     def __init__(self, path: list[Any]) -> None:
         super().__init__(f"no finite cut: {' -> '.join(map(str, path))}")
         self.path = path
 
 
-def minimum_cut(graph: "nx.DiGraph[Hashable]") -> tuple[float, frozenset[Hashable]]:
+def minimum_cut(edges: Iterable[tuple[Hashable, Hashable, float]]) -> tuple[float, frozenset[Hashable]]:
     """Return the value of the cheapest cut between SOURCE and SINK, and the nodes on the sink's side.
 
     Of several cheapest cuts it is the one nearest to the sink.
 
     Args:
-        graph: edges carry `capacity`; an edge without one cannot be cut.
+        edges: of each its start, its end and its capacity, the cost of cutting it; infinity if it cannot be cut.
 
     Raises:
         UnboundedCutError: a path of uncuttable edges leads from SOURCE to SINK.
 
-    >>> import networkx as nx
-    >>> graph = nx.DiGraph()
-    >>> graph.add_edge(SOURCE, "x", capacity=3.0)
-    >>> graph.add_edge("x", SINK, capacity=2.0)
-    >>> minimum_cut(graph)
+    >>> minimum_cut([(SOURCE, "x", 3.0), ("x", SINK, 2.0)])
     (2.0, frozenset({'sink'}))
     """
-    names = list(dict.fromkeys([SOURCE, SINK, *graph]))
-    number = {name: index for index, name in enumerate(names)}
-    edges = [
-        (number[start], number[end], data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)
-    ]
-    value, sink_side = sink_side_of_minimum_cut(
-        len(names), [edge[0] for edge in edges], [edge[1] for edge in edges], [edge[2] for edge in edges]
-    )
-    if value == math.inf:
-        raise UnboundedCutError(_uncuttable_path(graph))
-    return value, frozenset(name for name, inside in zip(names, sink_side, strict=True) if inside and name in graph)
-
-
-def _uncuttable_path(graph: "nx.DiGraph[Hashable]") -> list[Any]:
-    import networkx as nx
-
-    uncuttable = nx.DiGraph([(start, end) for start, end, data in graph.edges(data=True) if "capacity" not in data])
-    return list(nx.shortest_path(uncuttable, SOURCE, SINK))
-
-
-def sink_side_of_minimum_cut(
-    num_nodes: int, starts: Sequence[int], ends: Sequence[int], capacities: Sequence[float]
-) -> tuple[float, list[bool]]:
-    """Return the value of the cheapest cut between node 0 and node 1, and for each node whether it is on 1's side.
-
-    Each edge has a start, an end and a capacity, the cost of cutting it; infinity if it cannot be cut. If there is no
-    finite cut, the value is infinite and the sides mean nothing.
-    """
+    number: dict[Hashable, int] = {SOURCE: 0, SINK: 1}
     # An edge and its reverse are neighbours: 2i and 2i + 1, so that `edge ^ 1` is the other one.
-    adjacent: list[list[int]] = [[] for _ in range(num_nodes)]
+    adjacent: list[list[int]] = [[], []]
     target: list[int] = []
     residual: list[float] = []
-    for start, end, capacity in zip(starts, ends, capacities, strict=True):
-        if capacity > 0:
-            adjacent[start].append(len(target))
-            adjacent[end].append(len(target) + 1)
-            target += (end, start)
-            residual += (capacity, 0.0)
+    for start_name, end_name, capacity in edges:
+        if capacity <= 0:
+            continue
+        start, end = (number.setdefault(name, len(number)) for name in (start_name, end_name))
+        adjacent += ([] for _ in range(len(number) - len(adjacent)))
+        adjacent[start].append(len(target))
+        adjacent[end].append(len(target) + 1)
+        target += (end, start)
+        residual += (capacity, 0.0)
+    names = list(number)
     flow = 0.0
     while True:
-        distance = _distances_to_sink(num_nodes, adjacent, target, residual)
+        distance = _distances_to_sink(adjacent, target, residual)
         if distance[0] < 0:
-            return flow, [steps >= 0 for steps in distance]
-        pushed = _blocking_flow(adjacent, target, residual, distance)
-        if pushed == math.inf:
-            return math.inf, [False] * num_nodes
-        flow += pushed
+            return flow, frozenset(name for name, steps in zip(names, distance, strict=True) if steps >= 0)
+        flow += _blocking_flow(names, adjacent, target, residual, distance)
 
 
-def _distances_to_sink(
-    num_nodes: int, adjacent: list[list[int]], target: list[int], residual: list[float]
-) -> list[int]:
+def _distances_to_sink(adjacent: list[list[int]], target: list[int], residual: list[float]) -> list[int]:
     """Steps from each node to the sink over edges that still have capacity; -1 where there is no way."""
     # Searching from the sink leaves out dead ends, which a search from the source would walk into again and again.
-    distance = [-1] * num_nodes
+    distance = [-1] * len(adjacent)
     distance[1] = 0
     queue = [1]
     for node in queue:
@@ -109,8 +74,14 @@ def _distances_to_sink(
     return distance
 
 
-def _blocking_flow(adjacent: list[list[int]], target: list[int], residual: list[float], distance: list[int]) -> float:
-    """Push flow along shortest paths until each has a full edge; returns how much, infinity if one has no limit."""
+def _blocking_flow(
+    names: Sequence[Hashable],
+    adjacent: list[list[int]],
+    target: list[int],
+    residual: list[float],
+    distance: list[int],
+) -> float:
+    """Push flow along shortest paths until each has a full edge; return how much."""
     flow = 0.0
     following = [0] * len(adjacent)  # the edge of each node to try next; those before it lead nowhere any more
     nodes = [0]
@@ -120,7 +91,7 @@ def _blocking_flow(adjacent: list[list[int]], target: list[int], residual: list[
         if node == 1:
             amount = min(residual[edge] for edge in path)
             if amount == math.inf:
-                return math.inf
+                raise UnboundedCutError([names[passed] for passed in nodes])
             flow += amount
             full = -1
             for index in range(len(path) - 1, -1, -1):

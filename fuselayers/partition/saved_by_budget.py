@@ -15,11 +15,11 @@ from typing import Final
 import torch.fx as fx
 
 from .cost import CostModel, NodePrice, flops_of
-from .flow import SINK, SOURCE, sink_side_of_minimum_cut
+from .flow import SOURCE
 from .joint_graph import JointGraph, PartitionError
 from .knapsack import knapsack
 from .peak_bytes import peak_bytes
-from .saved_by_min_cut import flow_graph, saved_by_min_cut
+from .saved_by_min_cut import PricedEdge, priced_edges, saved_by_edges, saved_by_min_cut
 
 _HIGHEST_PRICE: Final = 1e9
 _PRICE_STEPS: Final = 10
@@ -105,26 +105,13 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
 
 
 class _PricedCut:
-    """The flow graph as flat lists, to be solved at one price of memory after the other."""
+    """The cut of a graph, at one price of memory after the other."""
 
     def __init__(self, joint: JointGraph, cost: CostModel) -> None:
-        graph = flow_graph(joint, cost=cost)
-        number = {name: index for index, name in enumerate(dict.fromkeys([SOURCE, SINK, *graph]))}
-        place_of = {node.name: index for index, node in enumerate(joint.needed)}
         self.joint = joint
         self.lowest_price = cost.memory_price
         self.flops = {node: flops for node in joint.needed if (flops := flops_of(node)) > 0}
-        self._num_nodes = len(number)
-        self._starts = [number[start] for start, _ in graph.edges]
-        self._ends = [number[end] for _, end in graph.edges]
-        self._prices: list[NodePrice | None] = [data.get("price") for _, _, data in graph.edges(data=True)]
-        # An edge with a price belongs to one value: source -> n.in is recomputing it, n.in -> n.out saving it.
-        self._values = [
-            joint.needed[place_of[end[0]]] if "price" in data else None  # type: ignore[index]
-            for _, end, data in graph.edges(data=True)
-        ]
-        self._recomputes = [start == SOURCE for start, _ in graph.edges]
-        self._sides = [(number[(node.name, "in")], number[(node.name, "out")]) for node in joint.needed]
+        self._edges = priced_edges(joint, cost=cost)
 
     def saved_at(
         self,
@@ -138,20 +125,15 @@ class _PricedCut:
         Ops in `run_once` are not recomputed. With `flops_first`, memory traffic counts little beside a matmul's FLOPs.
         """
         weight = _MOVED_BESIDE_FLOPS if flops_first else 1.0
-        capacities: list[float] = []
-        for parts, node, recomputes in zip(self._prices, self._values, self._recomputes, strict=True):
-            if parts is None or node is None or (recomputes and node in run_once):
-                capacities.append(math.inf)
-            else:
-                at = price(node) if callable(price) else price
-                capacities.append(parts.reluctance * (weight * parts.moved + parts.arithmetic) + at * parts.saved)
-        value, sink_side = sink_side_of_minimum_cut(self._num_nodes, self._starts, self._ends, capacities)
-        assert value < math.inf, "a finite cut exists at every price if it does at one"
-        return [
-            node
-            for node, (entry, leave) in zip(self.joint.needed, self._sides, strict=True)
-            if not sink_side[entry] and sink_side[leave]
-        ]
+
+        def capacity(edge: PricedEdge, parts: NodePrice) -> float:
+            assert edge.node is not None
+            if edge.start == SOURCE and edge.node in run_once:
+                return math.inf
+            at = price(edge.node) if callable(price) else price
+            return parts.reluctance * (weight * parts.moved + parts.arithmetic) + at * parts.saved
+
+        return saved_by_edges(self.joint, self._edges, capacity)
 
     def lowest_fitting(self, low: float, limit: float, **options: object) -> tuple[float, float, list[fx.Node]]:
         """Return a price at which the cut does not fit, one just above at which it does, and the latter's cut."""

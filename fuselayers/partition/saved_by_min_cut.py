@@ -9,8 +9,9 @@ Chen et al., "Training deep nets with sublinear memory cost", 2016, pose the pro
 runtime-memory tradeoffs in checkpointing by being fusion aware", MLSys 2023, solve it as a cut.
 """
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
 
 import torch.fx as fx
 
@@ -20,8 +21,22 @@ from .flow import SINK, SOURCE, UnboundedCutError, minimum_cut
 from .joint_graph import JointGraph, PartitionError
 from .node_kinds import source_line, why_runs_once
 
-if TYPE_CHECKING:
-    import networkx as nx
+
+class PricedEdge(NamedTuple):
+    """An edge of the graph to cut.
+
+    Attributes:
+        start: SOURCE, or the name and the side of a node.
+        end: SINK, or the name and the side of a node.
+        price: of cutting it: to recompute the node it leads to if it starts at SOURCE, else to save it. None if it
+            cannot be cut.
+        node: that node.
+    """
+
+    start: Hashable
+    end: Hashable
+    price: NodePrice | None = None
+    node: fx.Node | None = None
 
 
 def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
@@ -31,44 +46,46 @@ def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
         PartitionError: backward needs a value that can neither be saved nor recomputed; the message names it, the
             reasons, and the source lines.
     """
+    return saved_by_edges(joint, priced_edges(joint, cost=cost), lambda edge, price: cost.total(price))
+
+
+def saved_by_edges(
+    joint: JointGraph, edges: Sequence[PricedEdge], capacity_of: Callable[[PricedEdge, NodePrice], float]
+) -> list[fx.Node]:
+    """Return the values that the cheapest cut saves, at the capacities that a function gives to edges with a price.
+
+    Raises:
+        PartitionError: as `saved_by_min_cut`.
+    """
     try:
-        _, needed = minimum_cut(flow_graph(joint, cost=cost))
+        _, needed = minimum_cut(
+            (edge.start, edge.end, math.inf if edge.price is None else capacity_of(edge, edge.price)) for edge in edges
+        )
     except UnboundedCutError as error:
         raise _no_way(joint, error) from error
     return [node for node in joint.needed if (node.name, "in") not in needed and (node.name, "out") in needed]
 
 
-def flow_graph(joint: JointGraph, *, cost: CostModel) -> "nx.DiGraph[Hashable]":
-    """Return the graph whose minimum cut is the set of saved values.
-
-    An edge that can be cut has a `capacity`, the cost in bytes moved, and a `price`, the NodePrice with its terms.
-    """
-    import networkx as nx
-
-    graph: nx.DiGraph[Hashable] = nx.DiGraph()
+def priced_edges(joint: JointGraph, *, cost: CostModel) -> list[PricedEdge]:
+    """Return the graph whose minimum cut is the set of saved values."""
+    edges: list[PricedEdge] = []
     candidates = set(joint.needed)
-
-    def add_priced(start: Hashable, end: Hashable, price: NodePrice) -> None:
-        graph.add_edge(start, end, price=price, capacity=cost.total(price))
-
     for node in joint.needed:
         entry, leave = (node.name, "in"), (node.name, "out")
         if must_recompute(node) or not joint.runs_in_forward(node):
-            graph.add_edge(entry, SINK)
+            edges.append(PricedEdge(entry, SINK))
         elif why_runs_once(node) is not None:
-            graph.add_edge(SOURCE, entry)
+            edges.append(PricedEdge(SOURCE, entry))
         elif node not in joint.made_from_scalars:
-            price = cost.recomputing(node, joint)
-            if cost.total(price) > 0:
-                add_priced(SOURCE, entry, price)
+            edges.append(PricedEdge(SOURCE, entry, cost.recomputing(node, joint), node))
         if node in joint.made_from_scalars or joint.why_not_saveable(node) is not None:
-            graph.add_edge(entry, leave)
+            edges.append(PricedEdge(entry, leave))
         else:
-            add_priced(entry, leave, cost.saving(node, joint))
+            edges.append(PricedEdge(entry, leave, cost.saving(node, joint), node))
         if node in joint.backward or any(user in joint.from_gradients for user in node.users):
-            graph.add_edge(leave, SINK)
-        graph.add_edges_from((leave, (user.name, "in")) for user in node.users if user in candidates)
-    return graph
+            edges.append(PricedEdge(leave, SINK))
+        edges += [PricedEdge(leave, (user.name, "in")) for user in node.users if user in candidates]
+    return edges
 
 
 def _no_way(joint: JointGraph, error: UnboundedCutError) -> PartitionError:

@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from .._torch.dispatch import deterministic_algorithms
+from ..errors import in_one_line
 from ..partition import BackendUnavailableError, fuse
 from .comparison import (
     Op,
@@ -39,7 +41,6 @@ __all__ = [
     "check_poisoned",
     "check_single_gradients",
     "check_transforms",
-    "one_line",
     "poisoned_memory",
 ]
 
@@ -114,18 +115,8 @@ def poisoned_memory() -> Iterator[None]:
     ...     torch.empty(2)
     tensor([nan, nan])
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-    )
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
+    with deterministic_algorithms(warn_only=True, fill_memory=True):
         yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
 
 
 def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -176,7 +167,7 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
     except Overwritten:
         raise
     except Exception as error:
-        return one_line(error)
+        return f"raises {in_one_line(error)}"
     compare(got, plain, exact, inputs, slack=_LOOSE)
     return None
 
@@ -214,7 +205,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         except Overwritten:
             raise
         except Exception as error:
-            said.append(f"{name} {one_line(error)}")
+            said.append(f"{name} raises {in_one_line(error)}")
         else:
             compare(got, plain[place], exact[place], inputs, where=f"{name}: ", slack=_LOOSE)
     return "; ".join(said) or None
@@ -259,7 +250,7 @@ def check_dynamic(
         for family in families:
             results(reference, family, **options)
     except Exception as error:
-        raise NotApplicable(f"the reference takes no other sizes: {one_line(error)}") from error
+        raise NotApplicable(f"the reference takes no other sizes: raises {in_one_line(error)}") from error
     fused = fuse(lambda *args: op(*args, **options), backend="eager", fallback=(), fullgraph=True, dynamic=True)
 
     def call(*args: Any, **_: Any) -> Any:
@@ -298,9 +289,3 @@ def _flipped(x: Tensor) -> Tensor:
 
 def _static(options: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, value in options.items() if not isinstance(value, Tensor))
-
-
-def one_line(error: Exception) -> str:
-    """The error's type and the first line of its text."""
-    lines = str(error).strip().splitlines()
-    return f"raises {type(error).__name__}: {lines[0] if lines else ''}"

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..names import no_such
+from ..errors import in_one_line
+from ..names import name_of, no_such
 from . import checks as contract
-from .checks import NotApplicable, one_line
+from .checks import NotApplicable
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
 
@@ -137,7 +138,8 @@ def check(
     FAIL  values and gradients (float32): d0: error 0.19..., allowed ...
     FAIL  values and gradients (float64): d0: error 0.19..., allowed ...
     """
-    return _matrix(_name(op), op, reference, _tensors(inputs), None, options or {}, checks, backends, dtypes)
+    subject = name_of(op.func if isinstance(op, partial) else op)
+    return _matrix(subject, op, reference, _tensors(inputs), None, options or {}, checks, backends, dtypes)
 
 
 def check_module(
@@ -246,11 +248,10 @@ def _cell(name: str, dtype: torch.dtype, run: Callable[[], str | None]) -> Cell:
         return Cell(name, column, "pass", run() or "")
     except NotApplicable as reason:
         return Cell(name, column, "n/a", str(reason))
+    except AssertionError as error:
+        return Cell(name, column, "FAIL", str(error).strip().partition("\n")[0])
     except Exception as error:
-        said = one_line(error)
-        if isinstance(error, AssertionError):
-            said = said.removeprefix(f"raises {type(error).__name__}: ")
-        return Cell(name, column, "FAIL", said)
+        return Cell(name, column, "FAIL", f"raises {in_one_line(error)}")
 
 
 def _or_not_applicable(reference: Op) -> Op:
@@ -258,7 +259,7 @@ def _or_not_applicable(reference: Op) -> Op:
         try:
             return reference(*args, **options)
         except Exception as error:
-            raise NotApplicable(f"the reference {one_line(error)}") from error
+            raise NotApplicable(f"the reference raises {in_one_line(error)}") from error
 
     return call
 
@@ -273,8 +274,3 @@ def _tensors(inputs: Sequence[Tensor] | Sequence[Sequence[int]]) -> list[Tensor]
     device = next((item.device for item in inputs if isinstance(item, Tensor)), torch.device("cpu"))
     drawn = samples(*(item.shape if isinstance(item, Tensor) else item for item in inputs), device=device)
     return [item if isinstance(item, Tensor) else new for item, new in zip(inputs, drawn, strict=True)]
-
-
-def _name(op: Op) -> str:
-    inner = op.func if isinstance(op, partial) else op
-    return str(getattr(inner, "__name__", type(inner).__name__))

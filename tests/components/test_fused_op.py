@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.components import (
     KINDS,
     FusedBiasActivationDropout,
@@ -16,7 +17,7 @@ from fuselayers.components import (
     names,
 )
 from fuselayers.ops.implementations import dispatch
-from fuselayers.ops.implementations.launch import INTERPRETED, recorded_launches
+from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
 
 

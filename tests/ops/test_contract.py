@@ -15,6 +15,7 @@ from fuselayers.testing import (
     check_single_gradients,
     check_transforms,
 )
+from fuselayers.testing.comparison import as_tuple
 from tests.ops.cases import CASES, EVERY_DAY, Case
 from tests.ops.contract import (
     CHECKS,
@@ -159,3 +160,17 @@ def test_gradients_of_the_reference(name: str) -> None:
     case = CASES[name]
     inputs = [tensor.requires_grad_() for tensor in tensors(*case.shapes((3, 4)), dtype=torch.float64)]
     torch.autograd.gradcheck(lambda *args: case.reference(*args, **case.options), inputs)
+
+
+@pytest.mark.parametrize("name", EVERY_DAY)
+@pytest.mark.parametrize("backend", [on_cpp])
+def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, backend: str) -> None:
+    case = CASES[name]
+
+    def gradients(fn: Any) -> Any:
+        leaves = [tensor.requires_grad_() for tensor in tensors(*case.shapes((3, 21)))]
+        outputs = as_tuple(fn(*leaves, **case.options))
+        incoming = [torch.randn(2, *out.shape, generator=torch.Generator().manual_seed(1)) for out in outputs]
+        return torch.vmap(lambda *dy: torch.autograd.grad(outputs, leaves, dy))(*incoming)
+
+    torch.testing.assert_close(gradients(partial(case.op, backend=backend)), gradients(case.reference))

@@ -5,8 +5,9 @@ import sys
 import pytest
 import torch
 
+from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
-from fuselayers.ops.implementations.launch import kernel, launch, recorded_launches
+from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import (
     _keep_on_gpu,

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers import ops
 from fuselayers.ops import rows as module
-from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
 from fuselayers.ops.rows import elementwise_plan
 from tests.ops.contract import tensors

@@ -1,3 +1,4 @@
+import math
 import random
 from collections.abc import Hashable
 
@@ -6,11 +7,15 @@ import pytest
 from networkx.algorithms.flow import boykov_kolmogorov, preflow_push
 
 from fuselayers.partition import CostModel, machine_of
-from fuselayers.partition.flow import SINK, SOURCE, UnboundedCutError, minimum_cut, sink_side_of_minimum_cut
-from fuselayers.partition.saved_by_min_cut import flow_graph
+from fuselayers.partition.flow import SINK, SOURCE, UnboundedCutError, minimum_cut
+from fuselayers.partition.saved_by_min_cut import priced_edges
 from tests.partition.tracing import GPT
 
 Graph = nx.DiGraph
+
+
+def edges_of(graph: Graph) -> list[tuple[Hashable, Hashable, float]]:
+    return [(start, end, data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)]
 
 
 def random_graph(seed: int) -> Graph:
@@ -32,7 +37,7 @@ def random_graph(seed: int) -> Graph:
 
 def assert_is_minimal(graph: Graph) -> float:
     """The value is that of two other algorithms, and the cut that comes with it has it."""
-    value, needed = minimum_cut(graph)
+    value, needed = minimum_cut(edges_of(graph))
     for other in (preflow_push, boykov_kolmogorov):
         assert value == pytest.approx(nx.maximum_flow_value(graph, SOURCE, SINK, flow_func=other), rel=1e-9), other
     assert SINK in needed
@@ -55,13 +60,16 @@ def test_value_is_minimal_and_the_cut_has_it(seed: int) -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_graph_of_a_model(fused: bool, price: float) -> None:
     cost = CostModel(machine_of("cpu"), fused=fused, memory_price=price)
-    assert assert_is_minimal(flow_graph(GPT.decomposed(layers=2).joint(), cost=cost)) > 0
+    graph = nx.DiGraph()
+    for edge in priced_edges(GPT.decomposed(layers=2).joint(), cost=cost):
+        graph.add_edge(edge.start, edge.end, **({} if edge.price is None else {"capacity": cost.total(edge.price)}))
+    assert assert_is_minimal(graph) > 0
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink() -> None:
     graph = nx.DiGraph()
     nx.add_path(graph, [SOURCE, "a", "b", SINK], capacity=2.0)
-    assert minimum_cut(graph) == (2.0, {SINK})
+    assert minimum_cut(edges_of(graph)) == (2.0, {SINK})
 
 
 def test_uncuttable_path_is_named() -> None:
@@ -72,13 +80,10 @@ def test_uncuttable_path_is_named() -> None:
     graph.add_edge("c", SINK)
     graph.add_edge("b", SINK)
     with pytest.raises(UnboundedCutError, match=r"^no finite cut: source -> a -> c -> sink$") as error:
-        minimum_cut(graph)
+        minimum_cut(edges_of(graph))
     assert error.value.path == [SOURCE, "a", "c", SINK]
 
 
-class TestNumbers:
-    def test_a_long_chain_is_no_recursion(self) -> None:
-        length = 20_000
-        starts = [0, *range(2, length)]
-        ends = [*range(2, length), 1]
-        assert sink_side_of_minimum_cut(length, starts, ends, [4.0] * (length - 2) + [3.0])[0] == 3.0
+def test_a_long_chain_is_no_recursion() -> None:
+    nodes = [SOURCE, *range(20_000), SINK]
+    assert minimum_cut([*zip(nodes[:-2], nodes[1:-1], [4.0] * 20_000, strict=True), (nodes[-2], SINK, 3.0)])[0] == 3.0

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from ..._version import __version__
+from ...errors import in_one_line
 from ...names import shown
 from ...partition import backends
 from ..files import write_text
@@ -23,7 +24,7 @@ from .cases import OPS, Settings
 from .first_step import first_steps
 from .measure import COMPILE, Measured, Subject, copy_bandwidth, measure
 from .report import FIRST_STEP_NOTE, NOTES, Report, table
-from .subjects import EAGER, ModelCall, model_subject, one_line, op_subject
+from .subjects import EAGER, ModelCall, model_subject, op_subject
 from .suite import MINUTES, run_suite
 
 DESCRIPTION = """\
@@ -52,12 +53,7 @@ Writes a folder with the numbers, a table and pictures.
   fuselayers bench suite --out results/
   fuselayers bench suite --out results/ --ops layer_norm,rms_norm --minutes 3"""
 
-_DTYPES: Final = {
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_DTYPES: Final = ("float32", "float64", "bfloat16", "float16")
 _REPEATS: Final = 30
 _OP_SHAPE: Final = (8, 256, 512)
 _DEFAULT: Final = {"op": ("inductor",), "model": (EAGER, "inductor")}
@@ -157,14 +153,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _op_subject(arguments: argparse.Namespace, device: torch.device, chosen: Sequence[str]) -> Subject:
     shape = _OP_SHAPE if arguments.shape is None else _shape(arguments.shape)
     activation = arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu")
-    dtype = _DTYPES[arguments.dtype]
+    dtype = getattr(torch, arguments.dtype)
     settings = Settings(shape, dtype, device, dropout=arguments.dropout, activation=activation)
     return op_subject(arguments.name, settings, backends=chosen)
 
 
 def _model_call(arguments: argparse.Namespace, device: torch.device) -> ModelCall:
     shape = None if arguments.shape is None else _shape(arguments.shape)
-    overrides, dtype = tuple(arguments.overrides), _DTYPES[arguments.dtype]
+    overrides, dtype = tuple(arguments.overrides), getattr(torch, arguments.dtype)
     return ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device)
 
 
@@ -172,7 +168,7 @@ def _with_first_step(row: Measured, call: ModelCall, arguments: argparse.Namespa
     try:
         return replace(row, first_step=first_steps(call, row.candidate, imports=arguments.imports))
     except Exception as error:  # in the new process, or of it; what is measured stays
-        complain(f"{row.candidate} has no first step: {one_line(error)}")
+        complain(f"{row.candidate} has no first step: {in_one_line(error)}")
         return row
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...configs import Config, build, compose
+from ...errors import in_one_line
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config, with_values
@@ -23,18 +24,14 @@ _LAYERS: Final = "plain layers"
 _SEQUENCES: Final = 4
 
 
-def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: str = "") -> Subject:
+def op_subject(op: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
     """An op: plain eager PyTorch, the same in `torch.compile`, the op as it is called, and the op on backends.
-
-    Args:
-        label: of the title; the options if it is empty.
 
     Raises:
         ValueError: no such op, or settings that do not fit it.
     """
     torch.compiler.reset()  # Dynamo would run a function uncompiled after eight kinds of call
     case = op_case(op, settings)
-    label = label or ", ".join(f"{name} {value}" for name, value in case.options.items())
     makers: dict[str, Callable[[], Callable[..., Outputs]]] = {
         COMPILE: lambda: torch.compile(case.plain, fullgraph=True),
         OURS: lambda: case.op,
@@ -46,14 +43,14 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str], label: s
         try:
             reason = _op_fault(name, make(), op, settings)
         except Exception as error:  # of a compiler, or for want of memory; the others are measured
-            reason = one_line(error)
+            reason = in_one_line(error)
         if reason is None:
             candidates.append(_op_candidate(name, case, make()))
         else:
             wrong[name] = reason
     size = next(iter(case.tensors.values())).nbytes
     return Subject(
-        title=f"{op}, {label}" if label else op,
+        title=", ".join([op, *(f"{name} {value}" for name, value in case.options.items())]),
         shape=settings.shape,
         dtype=dtype_name(settings.dtype),
         candidates=candidates,
@@ -192,12 +189,10 @@ def _built(call: ModelCall, config: Config) -> nn.Module:
     return build(config).to(device=call.device, dtype=call.dtype).train()
 
 
-def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], list[Tensor]]:
+def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The shape of a batch, and a random batch."""
     shape = _batch_shape(call.shape, config.model.options.get("context_length"))
-    examples = example_batch(model, config, shape, device=call.device, option="--shape")
-    highest = config.model.options.get("vocab_size", config.model.options.get("num_classes", 1))
-    return shape, [tensor.normal_() if tensor.is_floating_point() else tensor.random_(highest) for tensor in examples]
+    return shape, example_batch(model, config, shape, device=call.device, option="--shape")
 
 
 def _model_candidate(
@@ -226,9 +221,3 @@ def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[in
             f"got {'x'.join(map(str, shape))}"
         )
     return shape
-
-
-def one_line(error: Exception) -> str:
-    """The kind of an error and the first line of its text."""
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

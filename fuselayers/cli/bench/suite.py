@@ -12,14 +12,15 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
+from ...errors import in_one_line
 from ..text import chosen_names, say
 from .cases import Settings, dtype_name
 from .measure import COMPILE, Subject, measure
 from .report import Report, write_folder
-from .subjects import EAGER, ModelCall, model_subject, one_line, op_subject
+from .subjects import EAGER, ModelCall, model_subject, op_subject
 
 MINUTES: Final = 12.0
-_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_DTYPES: Final = ("bfloat16", "float16", "float32")
 # The first shape is measured in every dtype. Eager dropout on a CPU takes 6 ns an element.
 _SHAPES: Final = ((2, 4096, 4096), (4, 1024, 1024), (1, 2048, 12288))
 _SHAPES_ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
@@ -143,7 +144,7 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
     chosen = [variant for variant in variants() if variant.op in names]
     on_cpu = device.type == "cpu"
     first, *others = (
-        _DTYPES[name]
+        getattr(torch, name)
         for name in chosen_names("dtype of bench suite", dtypes or ("float32" if on_cpu else None), _DTYPES)
     )
     shape, *more = _QUICK if quick else _SHAPES_ON_A_CPU if on_cpu else _SHAPES
@@ -206,5 +207,5 @@ def run_jobs(
             rows = report.models if job.is_model else report.rows
             rows += measure(subject, repeats=report.repeats, device=device)
         except Exception as error:  # as lack of memory; the others are measured
-            report.failed[job.title] = one_line(error)
+            report.failed[job.title] = in_one_line(error)
         write_folder(folder, report, pictures=False)

@@ -10,13 +10,14 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from ..._torch.dispatch import deterministic_algorithms
 from ...configs import TrainConfig
 from .data import Text, evaluation_batches, seed_generators, training_batch
 from .engine import Engine
@@ -284,25 +285,16 @@ def check_finite(step: int, numbers: dict[str, float]) -> None:
         )
 
 
-@contextmanager
-def reproducible(device: torch.device) -> Iterator[None]:
+def reproducible(device: torch.device) -> AbstractContextManager[None]:
     """Make steps deterministic on the CPU; restore torch's settings afterwards.
 
     Otherwise compiled code sums the gradient of an embedding with several threads, in any order. On a GPU some of
     torch's kernels have no deterministic implementation, so nothing changes there.
     """
-    before = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    if device.type == "cpu":
-        torch.use_deterministic_algorithms(True)
-        # Filling fresh memory costs time, and we read none of it.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-        torch.utils.deterministic.fill_uninitialized_memory = fill  # type: ignore[attr-defined]
+    if device.type != "cpu":
+        return nullcontext()
+    # Filling fresh memory costs time, and we read none of it.
+    return deterministic_algorithms(warn_only=False, fill_memory=False)
 
 
 def autocast(device: torch.device, *, precision: str) -> torch.autocast:

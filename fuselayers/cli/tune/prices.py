@@ -15,6 +15,9 @@ from ..text import print_table, say
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
 _CHAIN: Final = 32
+# Elements of a float32 vector that fits into no cache, and the width of the matrices that are multiplied.
+_SIZES_ON_A_CPU: Final = (1 << 25, 1536)
+_SIZES_ON_A_GPU: Final = (1 << 28, 8192)
 # A vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
 _EXP_FLOPS: Final = 16
 
@@ -44,18 +47,13 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
         say(console, "nothing stored (--dry-run)")
 
 
-def measure(device: torch.device, *, size: int | None = None, width: int | None = None) -> Machine:
+def measure(device: torch.device) -> Machine:
     """Return the machine that `device` is, from medians of a few runs each.
 
     On a GPU the times are its own, between two events, and every run but that of the smallest kernel fills the chip.
-
-    Args:
-        size: elements of the float32 vector that is streamed; it should not fit into a cache. None is 2^25, and 2^28 on
-            a GPU.
-        width: of the square matrices that are multiplied; None is 1536, and 8192 on a GPU.
     """
     on_cpu = device.type == "cpu"
-    size, width = size or 1 << (25 if on_cpu else 28), width or (1536 if on_cpu else 8192)
+    size, width = _SIZES_ON_A_CPU if on_cpu else _SIZES_ON_A_GPU
     x = torch.randn(size, device=device)
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
@@ -67,17 +65,17 @@ def measure(device: torch.device, *, size: int | None = None, width: int | None 
         flop_rate=rates[torch.float32],
         low_precision_flop_rate=rates[torch.bfloat16],
         # Without TF32 a GPU's float32 matmul runs on the units of elementwise ops, which no such op could keep busy.
-        vector_flop_rate=_exp_rate(min(size, 1 << 14), kernel_seconds) if on_cpu else rates[torch.float32],
+        vector_flop_rate=_exp_rate(kernel_seconds) if on_cpu else rates[torch.float32],
         kernel_seconds=kernel_seconds,
     )
 
 
-def _exp_rate(size: int, kernel_seconds: float) -> float:
+def _exp_rate(kernel_seconds: float) -> float:
     """FLOPs per second of exponentials, of a vector that fits into the cache, so that arithmetic takes the time."""
-    x = torch.rand(size)
+    x = torch.rand(1 << 14)
     out = torch.empty_like(x)
     seconds = _seconds(lambda: _repeat(lambda: torch.exp(x, out=out)), torch.device("cpu")) / _CHAIN - kernel_seconds
-    return size * _EXP_FLOPS / max(seconds, 1e-9)
+    return len(x) * _EXP_FLOPS / max(seconds, 1e-9)
 
 
 def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
-from ...ops.implementations import differentiable_gradients
+from ...ops.implementations import gradients_by_formula
 
 __all__ = ["linear_again", "made_again"]
 
@@ -67,7 +67,7 @@ class _LinearAgain(torch.autograd.Function):
                     return F.linear(_as_rows(ctx.make(*sources)), weight)
 
             wanted = wants_weight, *needs
-            dweight, *gradients = differentiable_gradients(formula, (weight, *sources), (dy,), wanted)
+            dweight, *gradients = gradients_by_formula(formula, (weight, *sources), dy, wanted)
             return None, dweight, dbias, *gradients
         dsources: list[Tensor | None] = [None] * len(sources)
         dweight = None
@@ -93,16 +93,13 @@ class _MadeAgain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
         sources, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # under create_graph
 
-            def formula(*sources: Tensor) -> Tensor:
-                with _autocast_of_forward(ctx):
-                    made: Tensor = ctx.make(*sources)
-                    return made
+        def formula(*sources: Tensor) -> Tensor:
+            with _autocast_of_forward(ctx):
+                made: Tensor = ctx.make(*sources)
+                return made
 
-            return None, *differentiable_gradients(formula, sources, (dmade,), needs)
-        made, inputs = _made(ctx, sources, needs)
-        return None, *_through(made, inputs, dmade)
+        return None, *gradients_by_formula(formula, sources, dmade, needs)
 
 
 def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..._torch.dispatch import SeeOps
+from ...errors import in_one_line
 from ...partition.saved_bytes import saved_by_call
 from .batch import Call, as_call
 from .cache import is_cache
@@ -130,7 +131,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     try:
         after = _run(swapped, call)
     except Exception as problem:
-        return Skipped(site.name, site.kind, f"it raises {_text(problem)}")
+        return Skipped(site.name, site.kind, f"it raises {in_one_line(problem):.200}")
     is_block = kind.rule == "block"
     dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), torch.float32)
     roundings = _ROUNDINGS if dtype.itemsize > 2 else _ROUNDINGS_OF_16_BITS
@@ -157,7 +158,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
             _run(swapped.train(), call)
     except Exception as problem:
-        return Skipped(site.name, site.kind, f"in training it raises {_text(problem)}")
+        return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
     # What Dynamo was told not to compile, nothing serves.
     backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
@@ -167,10 +168,6 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
 def _sharing_parameters(module: nn.Module) -> nn.Module:
     """Return a copy of a module with the same parameters: a comparison does not change them."""
     return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
-
-
-def _text(problem: Exception) -> str:
-    return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]:.200}"
 
 
 _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..implementations import Op, differentiable_gradients, needs_grad
+from ..implementations import Op, backward_takes_formula, differentiable, gradients_by_formula
 from ..losses import check_loss_options, check_target, loss_dtype
 from ..shapes import check_rows
 from .formula import loss_by_formula
@@ -96,10 +96,7 @@ def _formula(
 
 
 def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-    options = *options, loss_dtype(logits.dtype, logits.device)
-    recorded = needs_grad(logits)
-    call = logits, target, *options
-    loss: Tensor = _CrossEntropy.apply(*call) if recorded else fused_loss(*call)[0]  # type: ignore[no-untyped-call]
+    loss: Tensor = _differentiable(logits, target, *options, loss_dtype(logits.dtype, logits.device))
     return loss
 
 
@@ -115,15 +112,16 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         logits, target, sums, count = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if backward_takes_formula():
 
             def formula(logits: Tensor) -> Tensor:
                 return loss_by_formula(logits, target, *ctx.options)
 
-            (dlogits,) = differentiable_gradients(formula, (logits,), (dloss,), (True,))
+            (dlogits,) = gradients_by_formula(formula, (logits,), dloss, (True,))
         else:
             dlogits = fused_loss_gradients(dloss, count, logits, target, sums, *ctx.options[:3])
         return dlogits, None, *(None for _ in ctx.options)
 
 
+_differentiable = differentiable(_CrossEntropy, lambda *call: fused_loss(*call)[0])
 _op = Op("cross_entropy", _formula, _fused, cpu_from=1 << 20)  # torch has one kernel for all but the mean

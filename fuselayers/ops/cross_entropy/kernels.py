@@ -11,7 +11,6 @@ from ..implementations.launch import kernel, launch
 from ..implementations.triton_language import libdevice, tile_function, tl
 from ..losses import reduce_losses, row_count
 from ..rows import as_rows, cdiv, column_tile, elementwise_plan, next_power_of_2, vector_of
-from .formula import gradients_formula
 
 __all__ = ["fused_loss", "fused_loss_gradients"]
 
@@ -358,5 +357,4 @@ fused_loss_gradients = define(
     "float label_smoothing, float z_loss) -> Tensor",
     _launch_gradients,
     _empty_gradients,
-    formula=gradients_formula,
 )

@@ -3,9 +3,10 @@
 from .dispatch import CPU_KERNELS_FROM as CPU_KERNELS_FROM
 from .dispatch import Op as Op
 from .dispatch import autocast_dtype as autocast_dtype
+from .dispatch import backward_takes_formula as backward_takes_formula
 from .dispatch import define as define
 from .dispatch import differentiable as differentiable
-from .dispatch import differentiable_gradients as differentiable_gradients
+from .dispatch import gradients_by_formula as gradients_by_formula
 from .dispatch import in_cpp as in_cpp
 from .dispatch import needs_grad as needs_grad
 from .dispatch import uses_kernels as uses_kernels

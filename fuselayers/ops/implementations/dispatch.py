@@ -224,11 +224,11 @@ def in_cpp(tensor: Tensor) -> bool:
     return tensor.is_cpu and not INTERPRETED
 
 
-def needs_grad(*tensors: Tensor | None) -> bool:
-    """Return whether autograd records a call on these tensors."""
+def needs_grad(*arguments: Any) -> bool:
+    """Return whether autograd records a call with these arguments."""
     if torch.is_grad_enabled():
-        for tensor in tensors:  # any() would take four times as long
-            if tensor is not None and tensor.requires_grad:
+        for argument in arguments:  # any() would take four times as long
+            if isinstance(argument, Tensor) and argument.requires_grad:
                 return True
     return False
 
@@ -237,10 +237,8 @@ def differentiable(function: type[torch.autograd.Function], forward: Callable[..
     """Return a function that calls `forward`, inside its autograd function where autograd records the call."""
 
     def call(*arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            for argument in arguments:
-                if isinstance(argument, Tensor) and argument.requires_grad:
-                    return function.apply(*arguments)  # type: ignore[no-untyped-call]
+        if needs_grad(*arguments):
+            return function.apply(*arguments)  # type: ignore[no-untyped-call]
         return forward(*arguments)
 
     return call
@@ -254,70 +252,53 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(device.type)
 
 
-def differentiable_gradients(
-    formula: Callable[..., Tensor | tuple[Tensor, ...]],
-    inputs: Sequence[Tensor | None],
-    incoming: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    """Return the gradients of a formula as differentiable tensors.
+def backward_takes_formula() -> bool:
+    """Return whether a backward needs the formula: autograd differentiates no kernel, and no transform sees into one.
 
-    For a backward under `create_graph=True`: autograd cannot differentiate a kernel.
+    That is under `create_graph`, and in a transform of `torch.func`: backward may run in one though forward did not.
+    """
+    return torch.is_grad_enabled() or (not is_compiling() and transforms_are_active())
+
+
+def gradients_by_formula(
+    formula: Callable[..., Tensor], inputs: Sequence[Tensor | None], incoming: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Return the gradients of a formula, for `backward_takes_formula`; differentiable under `create_graph`.
 
     Args:
         formula: takes `inputs`.
         inputs: the inputs that forward saved.
-        incoming: the gradients of the outputs.
+        incoming: the gradient of the output.
         wanted: which inputs need a gradient.
     """
-    # Views, since one input may depend on another: that dependency is not part of the formula.
-    inputs = [one if one is None else one.view_as(one) for one in inputs]
-    outputs = formula(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    pairs = [(out, given) for out, given in zip(outputs, incoming, strict=True) if given is not None]
-    wanted_indices = [index for index, want in enumerate(wanted) if want]
-    found = torch.autograd.grad(
-        [out for out, _ in pairs],
-        [one for index in wanted_indices if (one := inputs[index]) is not None],
-        [given for _, given in pairs],
-        create_graph=True,
-        allow_unused=True,
-    )
-    gradients: list[Tensor | None] = [None] * len(inputs)
-    for index, gradient in zip(wanted_indices, found, strict=True):
-        gradients[index] = gradient
-    return gradients
+    if not any(wanted):
+        return [None] * len(inputs)
+    with torch.enable_grad():
+        # Views, since one input may depend on another: that dependency is not part of the formula.
+        inputs = [one if one is None else one.view_as(one) for one in inputs]
+        output = formula(*inputs)
+    leaves = [one for one, want in zip(inputs, wanted, strict=True) if one is not None and want]
+    created = torch.is_grad_enabled()
+    found = iter(torch.autograd.grad(output, leaves, incoming, create_graph=created, allow_unused=True))
+    return [next(found) if want else None for want in wanted]
 
 
 def define(
-    schema: str,
-    launch: Callable[..., Any],
-    fake: Callable[..., Any],
-    *,
-    formula: Callable[..., Any] | None = None,
+    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, keys: Sequence[str] = ("CUDA", "CPU")
 ) -> Callable[..., Any]:
-    """Register `torch.ops.fuselayers.name`, and return a function that calls it.
-
-    Inside a transform the function calls the formula: a backward may run there though its forward did not, and the op
-    would lose the tangents of forward mode.
+    """Register `torch.ops.fuselayers.name`, and return it.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
         launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
-        formula: the same in plain torch, for an op of a backward.
+        keys: of torch's dispatcher, for which `launch` is registered.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
-    for device in ("CUDA", "CPU"):
-        _library.impl(name, outside_dynamo(launch), device)  # type: ignore[no-untyped-call]
+    for key in keys:
+        _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    op = getattr(torch.ops.fuselayers, name).default
-
-    def call(*arguments: Any) -> Any:
-        if formula is not None and not is_compiling() and transforms_are_active():
-            return formula(*arguments)
-        # Through torch's dispatcher, 4 us a call: a gradient may be a subclass, negated, or batched.
-        return op(*arguments)
-
-    return call
+    # A call goes through torch's dispatcher, 4 us: a gradient may be a subclass, negated, or batched.
+    op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
+    return op

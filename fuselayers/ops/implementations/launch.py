@@ -7,14 +7,12 @@ then called directly.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from ..._torch.dispatch import AsOnGPU
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import patch_interpreter
 from .occupancy import AMD, NVIDIA, Processor
@@ -24,28 +22,10 @@ _ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
 _ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
-_PROCESSORS_OF_AN_H200: Final = 132
 _compiled: dict[tuple[Any, ...], Any] = {}
 _resident: dict[Any, int] = {}
-_recording: "Recording | None" = None
-
-
-class Launch(NamedTuple):
-    """The arguments of one call of `launch`."""
-
-    function: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    constants: tuple[Any, ...]
-    num_warps: int
-
-
-class Recording(NamedTuple):
-    """The launches that `recorded_launches` records, and the GPU that it stands for."""
-
-    launches: list[Launch]
-    processors: int
-    resident: Callable[[Launch], int]
+recorder: Any = None
+"""What takes all launches in place of a GPU: in a checkout `benchmarks.lint_kernels.record` sets it."""
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
@@ -85,20 +65,13 @@ def launch(
             most. grid then counts the tiles in x, and only as many programs start as the device runs at a time: more
             would run alone after the others. None starts all of them.
     """
-    if _recording is not None:
-        # Detached aliases, so that a record keeps no autograd graph alive; one for a tensor that is given twice.
-        aliases = {id(one): one.detach() for one in arguments if isinstance(one, Tensor)}
-        recorded = tuple(aliases.get(id(one), one) for one in arguments)
-        started = Launch(function, grid, recorded, constants, num_warps)
-        if persistent_warps is not None:
-            at_a_time = _recording.processors * min(_recording.resident(started), _most(num_warps, persistent_warps))
-            started = started._replace(grid=_persistent_grid(grid, at_a_time))
-        _recording.launches.append(started)
-        return started.grid[0]
+    if recorder is not None:
+        recorded: int = recorder(function, grid, arguments, constants, num_warps, persistent_warps)
+        return recorded
     device = arguments[0].device
     if INTERPRETED:
         if persistent_warps is not None:
-            grid = _persistent_grid(grid, num_processors(device))
+            grid = persistent_grid(grid, num_processors(device))
         patch_interpreter()
         function[grid](*arguments, *constants)
         return grid[0]
@@ -113,21 +86,21 @@ def launch(
         resident = _resident.get(compiled)
         if resident is None:
             resident = _resident[compiled] = _resident_programs(compiled, device, num_warps)
-        grid = _persistent_grid(grid, num_processors(device) * min(resident, _most(num_warps, persistent_warps)))
+        grid = persistent_grid(grid, num_processors(device) * min(resident, most_resident(num_warps, persistent_warps)))
     compiled[(*grid, 1, 1)[:3]](*arguments, *constants)
     return grid[0]
 
 
 def most_programs(grid: tuple[int, ...], device: torch.device, *, num_warps: int = 4, persistent_warps: int) -> int:
     """Return the most programs in x that `launch` starts of a persistent kernel: the rows of a buffer of their sums."""
-    return _persistent_grid(grid, num_processors(device) * _most(num_warps, persistent_warps))[0]
+    return persistent_grid(grid, num_processors(device) * most_resident(num_warps, persistent_warps))[0]
 
 
-def _most(num_warps: int, persistent_warps: int) -> int:
+def most_resident(num_warps: int, persistent_warps: int) -> int:
     return max(persistent_warps // num_warps, 1)
 
 
-def _persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
+def persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
     num_tiles, *side_by_side = grid
     return max(1, min(num_tiles, at_a_time // math.prod(side_by_side))), *side_by_side
 
@@ -160,7 +133,7 @@ def processor_of(properties: Any) -> Processor:
 def num_processors(device: torch.device) -> int:
     """Return the number of processors of a device; two in Triton's interpreter."""
     if device.type == "meta":
-        return _PROCESSORS_OF_AN_H200 if _recording is None else _recording.processors
+        return int(recorder.processors)
     return 2 if INTERPRETED else _count_processors(device)
 
 
@@ -173,35 +146,10 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Return None if Triton's kernels run on `device`, else what is missing."""
     if not HAS_TRITON:
         return "Triton is not installed; on Linux: pip install triton"
-    if INTERPRETED or (device.type == "meta" and _recording is not None):
+    if INTERPRETED or (device.type == "meta" and recorder is not None):
         return None
     if device.type != "cuda":
         return (
             f"Triton has no compiler for {device.type}; move the tensors to a GPU, or set TRITON_INTERPRET=1 to debug"
         )
     return None
-
-
-@contextmanager
-def recorded_launches(
-    *,
-    processors: int = _PROCESSORS_OF_AN_H200,
-    resident: Callable[[Launch], int] = lambda launch: 1,
-    see: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
-) -> Iterator[list[Launch]]:
-    """Record the launches of ops on meta tensors, and run none of them.
-
-    The ops must be called with backend="triton". Used by `benchmarks.lint_kernels`.
-
-    Args:
-        processors: of the GPU; an H200 has 132.
-        resident: returns how many programs of a launch one of them runs at a time.
-        see: gets every other op of torch that is called, its arguments and its result.
-    """
-    global _recording
-    before, _recording = _recording, Recording([], processors, resident)
-    try:
-        with AsOnGPU("fuselayers", see=see):
-            yield _recording.launches
-    finally:
-        _recording = before

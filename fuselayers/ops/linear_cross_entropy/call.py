@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference
-from ..implementations import autocast_dtype, uses_kernels, without_repeats
+from ..implementations import autocast_dtype, define, uses_kernels, without_repeats
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
 from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, loss_of_chunk
@@ -89,9 +89,7 @@ def linear_cross_entropy(
     >>> linear_cross_entropy(x, weight, torch.tensor([0]))
     tensor(50.)
     """
-    check_linear(x, weight, bias, letter="V")
-    if not weight.shape[0]:
-        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")
+    check_linear(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     given = x, weight, bias
@@ -114,7 +112,7 @@ def linear_cross_entropy(
     wanted = [records and one is not None and one.requires_grad for one in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), backend
     if not any(wanted):
-        losses = (_losses if compiling else _run_losses)(x, weight, bias, target, *options)[0]
+        losses = _losses(x, weight, bias, target, *options)[0]
         return reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)
     if compiling:
         x, weight, bias = without_repeats((x, weight, bias))
@@ -172,8 +170,8 @@ class _WithGradients(torch.autograd.Function):
         dtype: torch.dtype,
         wanted: Wanted,
     ) -> Tensor:
-        run = _with_gradients if is_compiling() else _run_with_gradients
-        loss, *gradients = run(x, weight, bias, target, *options, reduction, dtype, wanted)
+        loss: Tensor
+        loss, *gradients = _with_gradients(x, weight, bias, target, *options, reduction, dtype, wanted)
         found = (one if want else None for one, want in zip(gradients, wanted, strict=True))
         ctx.save_for_backward(*found)
         return loss
@@ -199,8 +197,8 @@ class _WithDlogits(torch.autograd.Function):
         reduction: str,
         dtype: torch.dtype,
     ) -> Tensor:
-        run = _with_dlogits if is_compiling() else _run_with_dlogits
-        loss, dlogits_RV = run(x, weight, bias, target, *options, reduction, dtype)
+        loss: Tensor
+        loss, dlogits_RV = _with_dlogits(x, weight, bias, target, *options, reduction, dtype)
         ctx.save_for_backward(x, weight, dlogits_RV)
         return loss
 
@@ -234,7 +232,7 @@ class _Recomputed(torch.autograd.Function):
         options: _Options,
         wanted: Wanted,
     ) -> Tensor:
-        numbers = (_losses if is_compiling() else _run_losses)(x, weight, bias, target, *options)
+        numbers = _losses(x, weight, bias, target, *options)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = options, wanted
         losses: Tensor = numbers[0].clone()  # what is saved is no output
@@ -244,7 +242,7 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         options, wanted = ctx.rest
-        found = (_backward if is_compiling() else _run_backward)(dlosses, *ctx.saved_tensors, *options, wanted)
+        found = _backward(dlosses, *ctx.saved_tensors, *options, wanted)
         return *(one if want else None for one, want in zip(found, wanted, strict=True)), *(None,) * 3
 
 
@@ -358,43 +356,41 @@ def _refuse_create_graph() -> None:
         )
 
 
-_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+def define_opaque(schema: str, run: Any, fake: Any) -> Any:
+    """Return `run`, which is one registered op while a compiler traces: see [opaque to compilers]."""
+    op = define(schema, run, fake, keys=["CompositeExplicitAutograd"])
 
+    def call(*arguments: Any) -> Any:
+        return (op if is_compiling() else run)(*arguments)
 
-# See [opaque to compilers]. The ops call torch's matmuls on any device, and on a GPU our kernels.
-def define(schema: str, run: Any, fake: Any) -> Any:
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    return getattr(torch.ops.fuselayers, name).default
+    return call
 
 
 _OPTIONS: Final = "int ignore_index, float label_smoothing, float z_loss, str backend"
-_losses = define(
+_losses = define_opaque(
     f"linear_cross_entropy_losses(Tensor x, Tensor weight, Tensor? bias, Tensor target, {_OPTIONS}) -> Tensor",
     _run_losses,
     _empty_losses,
 )
-_with_gradients = define(
+_with_gradients = define_opaque(
     f"linear_cross_entropy_with_gradients(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"{_OPTIONS}, str reduction, ScalarType dtype, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor)",
     _run_with_gradients,
     _empty_loss_and_gradients,
 )
-_with_dlogits = define(
+_with_dlogits = define_opaque(
     f"linear_cross_entropy_with_dlogits(Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"{_OPTIONS}, str reduction, ScalarType dtype) -> (Tensor, Tensor)",
     _run_with_dlogits,
     _empty_loss_and_dlogits,
 )
-_backward = define(
+_backward = define_opaque(
     "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"Tensor numbers, {_OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _run_backward,
     empty_gradients,
 )
-_no_second_derivative = define(
+_no_second_derivative = define_opaque(
     "linear_cross_entropy_no_second_derivative(Tensor dloss, Tensor[] leaves) -> Tensor",
     lambda dloss, leaves: dloss.clone(),
     lambda dloss, leaves: torch.empty_like(dloss),

@@ -25,7 +25,7 @@ from ..._torch.dispatch import is_compiling
 from ..implementations import without_repeats
 from ..losses import check_loss_options, check_target
 from ..shapes import check_linear
-from .call import define, empty_gradients, needs_all_logits, under_autocast
+from .call import define_opaque, empty_gradients, needs_all_logits, under_autocast
 from .chunks import Gradients, Wanted, cast, in_chunks
 
 _LOWEST: Final = -1e30  # in place of -inf, whose product with a probability of 0 would be NaN
@@ -61,9 +61,7 @@ def linear_log_prob(
     >>> round(log_prob.exp().item(), 4), round(entropy.exp().item(), 4), is_argmax.item()
     (0.5, 2.0, True)
     """
-    check_linear(x, weight, bias, letter="V")
-    if not weight.shape[0]:
-        raise ValueError(f"weight must have at least one class, got {list(weight.shape)}")
+    check_linear(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, 0.0, 0.0, "none")
     x, weight, bias = under_autocast(x, weight, bias)
@@ -75,8 +73,7 @@ def linear_log_prob(
             x, weight, bias = without_repeats((x, weight, bias))
         log_prob, entropy, likeliest = _LogProb.apply(x, weight, bias, target, ignore_index, wanted)  # type: ignore[no-untyped-call]
     else:
-        run = _numbers if is_compiling() else _run_numbers
-        log_prob, entropy, likeliest = run(x, weight, bias, target, ignore_index)[:3]
+        log_prob, entropy, likeliest = _numbers(x, weight, bias, target, ignore_index)[:3]
     shape = target.shape
     return log_prob.reshape(shape), entropy.reshape(shape), likeliest.reshape(shape) > 0
 
@@ -113,7 +110,7 @@ class _LogProb(torch.autograd.Function):
         ignore_index: int,
         wanted: Wanted,
     ) -> tuple[Tensor, ...]:
-        numbers = (_numbers if is_compiling() else _run_numbers)(x, weight, bias, target, ignore_index)
+        numbers = _numbers(x, weight, bias, target, ignore_index)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = ignore_index, wanted
         log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # what is saved is no output
@@ -126,8 +123,7 @@ class _LogProb(torch.autograd.Function):
             advice = "for a backward under create_graph take F.linear(x, weight, bias).log_softmax(-1)"
             raise RuntimeError(f"linear_log_prob is differentiated once; {advice}")
         ignore_index, wanted = ctx.rest
-        run: Any = _backward if is_compiling() else _run_backward
-        found = run(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
+        found = _backward(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
         return *(one if want else None for one, want in zip(found, wanted, strict=True)), None, None, None
 
 
@@ -179,14 +175,14 @@ def _chunk(
     return numbers_5C, cast(dlogits_CV, dtype)
 
 
-_numbers = define(
+_numbers = define_opaque(
     "linear_log_prob(Tensor x, Tensor weight, Tensor? bias, Tensor target, int ignore_index) -> Tensor",
     _run_numbers,
     lambda x, weight, bias, target, _: x.new_empty(
         5, target.numel(), dtype=torch.promote_types(x.dtype, torch.float32)
     ),
 )
-_backward = define(
+_backward = define_opaque(
     "linear_log_prob_backward(Tensor scale, Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor numbers, "
     "int ignore_index, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _run_backward,

@@ -12,7 +12,6 @@ from ..implementations.triton_language import tl
 from ..philox import keep_tile, mask_numbers
 from ..rows import WARPS_WITH_SUMS, as_rows, cdiv, tile_of_rows, vector_of
 from ..sums import sum_partials
-from .formula import gradients_formula
 from .forward import in_dtype
 
 
@@ -277,5 +276,4 @@ normalise_backward = define(
     "ScalarType? residual_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
-    formula=gradients_formula,
 )

@@ -1,13 +1,15 @@
 """The one call of all norm ops: the formula, or the fused implementation with its gradients."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..dropout import dropout_formula
-from ..implementations import Op, differentiable_gradients, needs_grad
+from ..implementations import Op, backward_takes_formula, differentiable, gradients_by_formula
 from ..shards import Shard, check_shard, row_indices
+from ..sums import sum_of_rows
 from .backward import normalise_backward
 from .formula import check_eps, norm_formula, s_is_x
 from .forward import normalise_forward
@@ -69,10 +71,8 @@ def _formula(
 
 
 def _fused(x: Tensor, residual: Tensor | None, bias: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    weight, norm_bias, seed, _, _, _, pre, _ = rest
-    recorded = needs_grad(x, residual, bias, weight, norm_bias)
-    call = _Normalise.apply if recorded else normalise_forward
-    y, s, *_ = call(x, residual, bias, *rest)  # type: ignore[no-untyped-call]
+    _, _, seed, _, _, _, pre, _ = rest
+    y, s, *_ = _differentiable(x, residual, bias, *rest)
     return y, x if s_is_x(residual, bias, seed, pre) else s
 
 
@@ -87,16 +87,13 @@ class _Normalise(torch.autograd.Function):
         norm_bias: Tensor | None,
         seed: Tensor | None,
         row_R: Tensor | None,
-        p: float,
-        eps: float,
-        pre: bool,
-        rms: bool,
+        *options: Any,
     ) -> tuple[Tensor, Tensor]:
-        y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, row_R, p, eps, pre, rms)
+        _, _, pre, _ = ctx.options = options
+        y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, row_R, *options)
         ctx.s_is_x = s_is_x(residual, bias, seed, pre)
         ctx.save_for_backward(x if ctx.s_is_x else s, weight, norm_bias, mean, rstd, seed, row_R)
         ctx.dtypes = [None if one is None else one.dtype for one in (x, residual, bias)]
-        ctx.options = p, eps, pre, rms
         ctx.set_materialize_grads(False)
         return y, s
 
@@ -109,19 +106,14 @@ class _Normalise(torch.autograd.Function):
         dy = torch.zeros_like(s) if dy is None else dy
         ds = None if ctx.s_is_x else ds  # the op's second output is empty then, but a compiler passes a gradient for it
         dweight = dnorm_bias = dbias = None
-        if torch.is_grad_enabled():
-
-            def formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None) -> Tensor:
-                return norm_formula(s, weight, norm_bias, eps=eps, rms=rms)
-
+        if backward_takes_formula():
+            formula = partial(norm_formula, eps=eps, rms=rms)
             wanted = s.requires_grad, wants_weight, wants_norm_bias
-            through, dweight, dnorm_bias = differentiable_gradients(
-                formula, (s, weight, norm_bias), (dy.to(s.dtype),), wanted
-            )
+            through, dweight, dnorm_bias = gradients_by_formula(formula, (s, weight, norm_bias), dy.to(s.dtype), wanted)
             dresidual = torch.zeros_like(s) if through is None else through
             dresidual = dresidual if ds is None else dresidual + ds
             dx = dresidual if seed is None else dropout_formula(dresidual, seed, row_R, 0, p)
-            dbias = (dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx).to(bias_dtype) if wants_bias else None
+            dbias = sum_of_rows(dx).to(bias_dtype) if wants_bias else None
             dx = dx.to(x_dtype)
         else:
             apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
@@ -147,4 +139,5 @@ class _Normalise(torch.autograd.Function):
         )
 
 
+_differentiable = differentiable(_Normalise, normalise_forward)
 _op = Op("normalise", _formula, _fused)

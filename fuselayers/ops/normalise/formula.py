@@ -38,9 +38,7 @@ import torch
 from torch import Tensor
 
 from ...names import no_such
-from ..dropout import dropout_formula
 from ..shards import Shard
-from ..sums import sum_of_rows
 
 NormStyle = Literal["post", "pre", "prenorm"]
 
@@ -106,39 +104,3 @@ def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: 
 def s_is_x(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:
     """Return whether s is x itself, so that s is not written."""
     return bias is None and seed is None and (pre or residual is None)
-
-
-def gradients_formula(
-    dy: Tensor,
-    ds: Tensor | None,
-    s: Tensor,
-    weight: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    p: float,
-    rms: bool,
-    wants_norm_bias: bool,
-    wants_bias: bool,
-    x_dtype: torch.dtype,
-    residual_dtype: torch.dtype | None,
-    sums_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dx, dresidual (empty where it is dx), and the sums for weight, norm_bias and bias: [K, N].
-
-    The sums are computed in float32 at least, and `sums_dtype` is None for just that.
-    """
-    rows = (*s.shape[:-1], 1)
-    n = (s if rms else s - mean.view(rows)) * rstd.view(rows)
-    wide = dy.to(rstd.dtype)
-    w = wide * weight.to(s.dtype)
-    through = w - n * (w * n).mean(-1, keepdim=True)
-    through = (through if rms else through - w.mean(-1, keepdim=True)) * rstd.view(rows)
-    dresidual = through if ds is None else through + ds
-    dx = dresidual if seed is None else dropout_formula(dresidual, seed, row_R, 0, p)
-    summed = [wide * n, *([wide] if wants_norm_bias else []), *([dx] if wants_bias else [])]
-    sums_KN = torch.stack([sum_of_rows(one) for one in summed])
-    sums_KN = sums_KN if sums_dtype is None else sums_KN.to(sums_dtype)
-    nothing = dx.new_empty(0, dtype=x_dtype)
-    return dx.to(x_dtype), nothing if residual_dtype is None else dresidual.to(residual_dtype), sums_KN

@@ -11,7 +11,7 @@ import torch.fx as fx
 
 from ..._torch.tracing import aot_autograd, forget_donated_buffers
 from ..partitioners import Partitioner, SavePolicy, partitioner
-from ..passes import replayed_dropout_pass, seeded_dropout_pass
+from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_pass
 
 
 def compile_ahead_of_time(
@@ -59,4 +59,4 @@ def compile_ahead_of_time(
         keep_inference_input_mutations=True,
         decompositions=None if decompositions is None else dict(decompositions),
     )
-    return backend(graph_module, example_inputs)
+    return backend(plain_dropout_calls_pass(graph_module), example_inputs)

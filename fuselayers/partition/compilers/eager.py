@@ -7,7 +7,7 @@ import torch.fx as fx
 
 from ..._torch.tracing import boxed
 from ..partitioners import Partitioner
-from ..passes import plain_dropout_calls_pass, views_that_copy_pass
+from ..passes import views_that_copy_pass
 from .ahead_of_time import compile_ahead_of_time
 
 
@@ -16,7 +16,7 @@ def compile_eager(
 ) -> Callable[..., Any]:
     """Return a function that runs forward and backward of a Dynamo graph op by op. See `compile_ahead_of_time`."""
     return compile_ahead_of_time(
-        plain_dropout_calls_pass(graph_module),
+        graph_module,
         example_inputs,
         compiler="eager",
         runnable=lambda one: boxed(views_that_copy_pass(one)),

@@ -13,7 +13,6 @@ def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     and autograd then finds that a saved tensor was modified in place.
     """
     graph = graph_module.graph
-    changed = False
     placeholders: list[fx.Node] = list(graph.find_nodes(op="placeholder"))
     last = placeholders[-1] if placeholders else None
     for node in mutated_inputs(graph):
@@ -25,10 +24,8 @@ def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         clone.meta.update({"val": node.meta["val"], "partitioner_tag": "is_forward"})
         for reader in readers:
             reader.replace_input_with(node, clone)
-        changed = True
-    if changed:
-        graph.lint()
-        graph_module.recompile()
+    graph.lint()
+    graph_module.recompile()
     return graph_module
 
 

@@ -11,13 +11,11 @@ from fuselayers.cli.tune import prices
 from fuselayers.partition import Machine, machine_of
 from fuselayers.partition.timer import Step
 
-whole = prices.measure
-
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(prices, "measure", lambda device: whole(device, size=1 << 18, width=128))
+    monkeypatch.setattr(prices, "_SIZES_ON_A_CPU", (1 << 18, 128))
 
 
 def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +67,7 @@ def test_on_a_gpu_each_run_fills_the_chip(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(prices, "time_in_turns", roofline)
     monkeypatch.setattr(prices, "describe_machine", lambda device: "an H200")
-    measured = whole(torch.device("meta"))
+    measured = prices.measure(torch.device("meta"))
     assert [seconds > 100 * stated.kernel_seconds for seconds in floors] == [True, True, True, False]
     for name in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"):
         assert getattr(measured, name) == pytest.approx(getattr(stated, name)), name

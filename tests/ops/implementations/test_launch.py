@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers import ops
 from fuselayers.ops.implementations.launch import (
     kernel,
-    recorded_launches,
 )
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 

@@ -12,8 +12,8 @@ from torch._functorch.aot_autograd import make_boxed_func
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import linear_cross_entropy
-from fuselayers.ops.implementations.launch import recorded_launches
 from fuselayers.ops.linear_cross_entropy import chunks
 from fuselayers.ops.linear_cross_entropy.chunks import chunk_rows
 from tests.ops.contract import DTYPES, assert_as_good_as, both_backends

@@ -9,7 +9,7 @@ import torch.fx as fx
 
 from ...._torch.tracing import boxed, decompositions_of
 from ...partitioners import Partitioner
-from ...passes import merge_equal_nodes_pass, plain_dropout_calls_pass
+from ...passes import merge_equal_nodes_pass
 from ..ahead_of_time import compile_ahead_of_time
 from .availability import fused_device_types
 from .definitions import Region
@@ -47,7 +47,7 @@ def compile_nvfuser(
     By default regions of each graph run in nvFuser.
     """
     return compile_ahead_of_time(
-        plain_dropout_calls_pass(graph_module),
+        graph_module,
         example_inputs,
         compiler="nvfuser",
         runnable=runnable or _runnable,
