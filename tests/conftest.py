@@ -24,17 +24,6 @@ def _fixed_seed() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    """One thread for each process: with tensors this small, threads of several workers mostly wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")  # of processes that tests start
-        yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
     with pytest.MonkeyPatch.context() as patch:
