@@ -1,12 +1,14 @@
-"""Imports the package before pytest does, and collects tests of kernels where they are.
+"""Imports the package before pytest does, gives each process one thread, and collects kernels where they are.
 
 Given one file of it, `--doctest-modules` would else run that file twice, as itself and as a part of its package, and
 the second one finds its names in the registry taken.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import fuselayers as fuselayers
 
@@ -27,3 +29,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("kernels") and not _has_kernels(item.path):
         pytest.fail("it runs kernels: add its folder to _WITH_KERNELS in the first conftest.py", pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> Iterator[None]:
+    """One thread for each process: with tensors this small, threads of several workers mostly wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # of processes that tests start
+        yield
+    torch.set_num_threads(threads)

@@ -163,16 +163,12 @@ assert "torch" not in sys.modules
         fuselayers.nothing  # noqa: B018
 
 
-def test_a_process_that_only_fuses_imports_no_package_that_prints_composes_or_draws() -> None:
+def test_ops_and_partition_import_no_package_that_prints_composes_or_draws() -> None:
     program = """
 import sys
-import torch
-from fuselayers.partition import fuse
-import fuselayers.ops
+import fuselayers.ops, fuselayers.partition
 heavy = {"rich", "hydra", "omegaconf", "yaml", "matplotlib", "networkx"} & set(sys.modules)
 assert not heavy, heavy
-layer, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
-torch.testing.assert_close(fuse(layer, backend="eager", fallback=())(x), layer(x))
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

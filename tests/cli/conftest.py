@@ -1,10 +1,8 @@
 """A text and a config so small that a run takes a second."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 _LINES = [f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)]
 
@@ -25,15 +23,6 @@ TINY_TRAINING = (
     "train.compare=false",
     "train.device=cpu",
 )
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    # Tensors this small take longer with a second thread, and on a busy machine the threads wait for each other.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

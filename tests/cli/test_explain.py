@@ -67,17 +67,22 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_model_is_explained_with(
-    model: str, batch: str | None, shapes: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+    model: str,
+    batch: str | None,
+    shapes: list[tuple[int, ...]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def look(model: Any, *inputs: Tensor, **options: Any) -> MemoryReport:
+    def look(model: Any, *inputs: Tensor, **options: Any) -> None:
         assert [tuple(tensor.shape) for tensor in inputs] == shapes
         assert (options["backend"], options["partition"]) == ("eager", default)
         assert {tensor.device.type for tensor in (*inputs, model(*inputs))} == {"meta"}
-        return explain_a_sine(**options)
+        raise ValueError("seen")
 
     monkeypatch.setattr("fuselayers.cli.explain.explain", look)
     rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", model, *rest]) == 0
+    assert main(["explain", model, "fusion=off", *rest]) == 2
+    assert capsys.readouterr().err == "fuselayers: seen\n"
 
 
 def test_a_wrong_suffix_is_refused_before_the_work(

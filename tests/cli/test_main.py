@@ -144,8 +144,7 @@ def test_python_m_trains_and_ctrl_c_saves(tiny: list[str], tmp_path: Path) -> No
     folder = tmp_path / "run"
     overrides = [text for text in tiny if not text.startswith("train.steps")]
     program = """
-import runpy, torch
-torch.set_num_threads(1)
+import runpy
 runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
 """
     process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
@@ -179,9 +178,8 @@ def test_output_without_the_letters_of_a_table_does_not_end_a_run(
 ) -> None:
     monkeypatch.setenv("TERM", "dumb")
     program = """
-import io, sys, torch
+import io, sys
 from fuselayers.cli.main import main
-torch.set_num_threads(1)
 sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="ascii")
 sys.exit(main(sys.argv[1:]))
 """

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-import fuselayers
 from fuselayers.configs import compose
+from tests.processes import run
 
 PRIMARY = """\
 hydra:
@@ -40,7 +37,7 @@ def main(cfg):
           model.blocks[0].feedforward.up.out_features, model.built_from.model.options["context_length"],
           optimizer.defaults["lr"], HydraConfig.get().job.name, hydra.compose("config").train.rate)
 
-# Each argument is the command line of a run; to import torch again would take as long as both.
+# Each argument is the command line of a run.
 for line in sys.argv[1:]:
     sys.argv[1:] = line.split()
     main()
@@ -52,27 +49,14 @@ def application(tmp_path: Path) -> Path:
     (tmp_path / "conf" / "train").mkdir(parents=True)
     (tmp_path / "conf" / "config.yaml").write_text(PRIMARY)
     (tmp_path / "conf" / "train" / "mine.yaml").write_text("rate: 0.5\nepochs: 3\n")
-    (tmp_path / "application.py").write_text(APPLICATION)
     return tmp_path
 
 
-def run(application: Path, *lines: str) -> str:
-    package = str(Path(fuselayers.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
-    result = subprocess.run(
-        [sys.executable, "application.py", *lines],
-        cwd=application,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return result.stdout + result.stderr
-
-
 def test_an_application_builds_what_it_composed(application: Path) -> None:
-    output = run(application, "", "feedforward=mlp +feedforward.expansion=2 train.rate=0.25")
-    built, *others = output.splitlines()
+    lines = ("", "feedforward=mlp +feedforward.expansion=2 train.rate=0.25")
+    done = run(APPLICATION, *lines, name=str(application / "application.py"), folder=application)
+    assert (done.code, done.errors) == (0, "")
+    built, *others = done.printed.splitlines()
     assert built == "Decoder 2 GatedMLP 96 64 0.5 application 0.5"
     assert any("feedforward: mlp has no option multiple_of, so multiple_of=32 is dropped" in one for one in others)
     assert others[-1] == "Decoder 2 MLP 64 64 0.25 application 0.5"

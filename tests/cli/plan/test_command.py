@@ -62,7 +62,6 @@ def test_prints_all_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["parallel.shard=zero"], "parallel.shard"),
         (["--check"], "no option of fuselayers plan '--check'"),
         (["train.batch_size=8"], "train.batch_size is of all data-parallel groups; a plan takes batch=, that of each"),
-        (["batch=100000000"], "gpt_nano does not fit with dp 1 none and a batch of 100000000"),
     ],
 )
 def test_errors_say_what_to_change(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,13 +18,9 @@ from tests.cli.conftest import tiny_on, write_text_file
 
 
 def run_train(overrides: list[str], *, code: int = 0) -> str:
-    """What a training on one thread prints that ends with this exit code; fixtures of a session begin with more."""
-    output, threads = io.StringIO(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert train(overrides, console=Console(file=output, width=200)) == code
-    finally:
-        torch.set_num_threads(threads)
+    """What a training prints that ends with this exit code."""
+    output = io.StringIO()
+    assert train(overrides, console=Console(file=output, width=200)) == code
     return output.getvalue()
 
 

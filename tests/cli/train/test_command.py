@@ -177,9 +177,8 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
 
 
 _PROGRAM = """
-import sys, torch
+import sys
 from fuselayers.cli.main import main
-torch.set_num_threads(1)
 sys.exit(main(sys.argv[1:]))
 """
 

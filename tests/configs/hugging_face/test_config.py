@@ -275,7 +275,10 @@ DEVIATES = {
 }
 
 
-@pytest.mark.parametrize("name", ON_THE_HUB)
+# Every third one each day; test_from_pretrained.py reads each model_type.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if number % 3 else ()) for number, name in enumerate(ON_THE_HUB)]
+)
 def test_a_released_config_gives_the_shipped_model(name: str) -> None:
     _, config = config_of(ON_THE_HUB[name])
     with torch.device("meta"):

@@ -18,6 +18,7 @@ from fuselayers.cli.train.engine import (
     start_engine,
 )
 from fuselayers.configs import Config, build, compose
+from fuselayers.partition import FusedModule
 
 _CPU = torch.device("cpu")
 
@@ -51,7 +52,8 @@ def _config(*overrides: str) -> Config:
 
 def _engine(config: Config) -> Engine:
     torch.manual_seed(0)
-    return start_engine(build(config), config, processes=Processes(launched=True), grid=Grid(), device=_CPU)
+    model = build(config, ["fusion=off"])  # which the engine fuses
+    return start_engine(model, config, processes=Processes(launched=True), grid=Grid(), device=_CPU)
 
 
 def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:
@@ -69,13 +71,26 @@ def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[st
     return norm, {name: _whole(tensor) for name, tensor in engine.module.state_dict().items()}
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize("overrides", [["parallel=ddp"], ["parallel=fsdp"], ["parallel=fsdp", "train.clip_norm=0"]])
+_FUSED = ["parallel.reshard=false", "fusion=eager", "fusion.scope=model", "parallel.checkpointing=budget:0.5"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "micro_batches"),
+    [
+        (["parallel=ddp"], 1),
+        (["parallel=ddp"], 2),
+        (["parallel=fsdp"], 1),
+        (["parallel=fsdp", "train.clip_norm=0"], 2),
+        (["parallel=fsdp", *_FUSED], 2),
+    ],
+)
 def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_batches: int) -> None:
     config = _config(*overrides, "model.dropout=0")
     torch.manual_seed(0)
-    norm, expected = _one_step(Engine(build(config)), micro_batches=micro_batches)
-    got_norm, got = _one_step(_engine(config), micro_batches=micro_batches)
+    norm, expected = _one_step(Engine(build(config, ["fusion=off"])), micro_batches=micro_batches)
+    engine = _engine(config)
+    got_norm, got = _one_step(engine, micro_batches=micro_batches)
+    assert isinstance(engine.module.blocks[0], FusedModule) == ("fusion=eager" in overrides)  # type: ignore[index]
     assert norm > 0.5
     assert got_norm == pytest.approx(norm, rel=1e-5)
     assert got.keys() == expected.keys()

@@ -43,13 +43,6 @@ def ended(root: Path) -> Ended:
     runs = {
         "ddp": ["parallel=ddp"],
         "fsdp": ["parallel=fsdp", "train.sample_bytes=20", "train.compare=true"],
-        "fused": [
-            "parallel=fsdp",
-            "parallel.reshard=false",
-            "fusion=eager",
-            "fusion.scope=model",
-            "parallel.checkpointing=budget:0.5",
-        ],
         "tp": ["parallel.tp=2", "parallel.sequence=true"],
         "diverged": ["parallel=fsdp"],
         "stopped": ["parallel=fsdp"],
@@ -68,7 +61,6 @@ def ended(root: Path) -> Ended:
     [
         ("ddp", "DistributedDataParallel", "whole"),
         ("fsdp", "FSDPDecoder", "(Shard(dim=0),)"),
-        ("fused", "FSDPDecoder", "(Shard(dim=0),)"),
         ("tp", "Decoder", "(Shard(dim=1),)"),
     ],
 )
@@ -76,7 +68,6 @@ def test_the_losses_of_one_process(ended: Ended, root: Path, name: str, wrapper:
     assert (ended[name]["code"], ended[name]["refused"]) == (0, "")
     assert ended[name]["wrapper"] == wrapper
     assert placement in ended[name]["placements"]
-    assert ended[name]["fused"] == (["eager"] if name == "fused" else [])
     _assert_same_curve(root / name, root / "alone")
 
 
@@ -88,8 +79,6 @@ def test_rank_0_prints_samples_and_writes_alone(ended: Ended, root: Path) -> Non
     assert 10 <= len((root / "fsdp" / "sample.txt").read_text()) <= 20
     # Each process wrote its part of the checkpoint.
     assert len(list((root / "fsdp" / "checkpoints" / "step-000004").glob("shard-*"))) == 2
-    # One graph of the whole model would need all of its weights at once.
-    assert "fusion scope block" in ended["fused"]["output"]
 
 
 def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(ended: Ended, root: Path) -> None:
@@ -125,6 +114,10 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
         "fsdp_tp": fsdp,
         "fsdp_tp_sequence": [*fsdp, "parallel.sequence=true"],
         "fsdp_tp_fused": [*fsdp, "fusion.scope=block", "fusion.backend=inductor"],
+        "fsdp_fused": [
+            *("parallel=fsdp", "parallel.reshard=false", "parallel.checkpointing=budget:0.5"),
+            *("fusion=eager", "fusion.scope=model"),
+        ],
     }
     drops = ["parallel=fsdp", *_DROPOUT]
     asked = {name: overrides(text, *more) for name, more in runs.items()}
@@ -138,6 +131,9 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
         assert ended[name]["code"] == 0, ended[name]
         _assert_same_curve(tmp_path / name, tmp_path / "alone")
     assert ended["fsdp_tp_fused"]["fused"] == ["inductor"]
+    assert ended["fsdp_fused"]["fused"] == ["eager"]
+    # One graph of the whole model would need all of its weights at once.
+    assert "fusion scope block" in ended["fsdp_fused"]["output"]
     _assert_same_curve(tmp_path / "recomputed", tmp_path / "dropout")
     assert curve(tmp_path / "dropout")[1].loss != pytest.approx(curve(tmp_path / "fsdp")[1].loss, abs=1e-4)
 
