@@ -42,14 +42,13 @@ def compression_errors(
     *,
     backend: str,
     cut: Partitioner,
-    way: Compression,
 ) -> CompressionErrors:
     """Run forward and backward twice, op by op, exact and with what `cut` compresses, from the same random state.
 
     The gradients are those of the sum of the results, each weighed with normal numbers unless it is a scalar. The
     function, its arguments and the random state do not change.
     """
-    exact, compressed = _Recorder(default, backend, way), _Recorder(cut, backend, way)
+    exact, compressed = _Recorder(default, backend), _Recorder(cut, backend)
     with torch.random.fork_rng():
         right = _gradients(fn, args, kwargs, exact)
         found = _gradients(fn, args, kwargs, compressed)
@@ -107,10 +106,9 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tenso
 class _Recorder:
     """A partitioner whose forward writes down the error of each value that it compresses."""
 
-    def __init__(self, cut: Partitioner, backend: str, way: Compression) -> None:
+    def __init__(self, cut: Partitioner, backend: str) -> None:
         self.backend = backend
         self.errors: list[dict[str, float]] = []
-        self._way = way
         self._cut: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
 
     def __call__(
@@ -120,7 +118,7 @@ class _Recorder:
         output = forward.graph.output_node()
         errors: dict[str, float] = {}
         self.errors.append(errors)
-        parts: dict[fx.Node, list[fx.Node]] = {}
+        parts: dict[tuple[fx.Node, Compression], list[fx.Node]] = {}
         for part in output.args[0]:
             if isinstance(part, fx.Node) and COMPRESSED_FROM in part.meta:
                 parts.setdefault(part.meta[COMPRESSED_FROM], []).append(part)
@@ -128,23 +126,24 @@ class _Recorder:
             if is_rounding_seed(node):  # a draw would change the masks that follow
                 fixed = {"dtype": torch.int64, "device": node.kwargs["device"]}
                 node.target, node.args, node.kwargs = torch.ops.aten.full.default, ([], 0), fixed
-        for exact, compressed in parts.items():
+        for (exact, way), compressed in parts.items():
             with forward.graph.inserting_before(output):
-                first = forward.graph.call_function(self._recording(errors, exact.name), (exact, *compressed))
+                first = forward.graph.call_function(_recording(errors, exact.name, way), (exact, *compressed))
             first.meta["val"] = compressed[0].meta["val"]
             output.replace_input_with(compressed[0], first)
         forward.recompile()
         return forward, backward
-
-    def _recording(self, errors: dict[str, float], name: str) -> Callable[..., Tensor]:
-        def record(exact: Tensor, *parts: Tensor) -> Tensor:
-            errors[name] = _relative_error(self._way.restore(parts, exact.dtype), exact)
-            return parts[0]
-
-        return record
 
     def uuid(self) -> None:
         return None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Recorder":
         return self  # Inductor copies the configuration that holds it
+
+
+def _recording(errors: dict[str, float], name: str, way: Compression) -> Callable[..., Tensor]:
+    def record(exact: Tensor, *parts: Tensor) -> Tensor:
+        errors[name] = _relative_error(way.restore(parts, exact.dtype), exact)
+        return parts[0]
+
+    return record

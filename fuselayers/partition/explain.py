@@ -104,7 +104,7 @@ def explain(
         )
     errors = CompressionErrors((), {})
     if way is not None and not any(tensor.is_meta for tensor in _tensors_of(fn, args, kwargs)):
-        errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut, way=way)
+        errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
         _Explained(graph, cut, of_values or {}, fused=backend != "eager")
         for graph, of_values in zip_longest(captured, errors.values[: len(captured)])
@@ -154,7 +154,7 @@ class _Explained:
         fewer: dict[fx.Node, int] = {}
         saved_nodes: dict[fx.Node, None] = {}
         for part in outgoing:
-            exact = part.meta.get(COMPRESSED_FROM, part)
+            exact, _ = part.meta.get(COMPRESSED_FROM, (part, None))
             node = node_of.get(exact.name, exact)
             saved_nodes[node] = None
             if exact is not part:

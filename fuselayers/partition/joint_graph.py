@@ -40,11 +40,11 @@ from .passes import (
     late_recompute_pass,
     merge_equal_nodes_pass,
     one_mask_pass,
-    read_exactly_in,
     recompute_again_pass,
+    sensitive_in,
     tables_once_pass,
     unread_collectives_pass,
-    why_exact,
+    way_for,
 )
 
 _SCALAR_BYTES: Final = 16
@@ -219,26 +219,30 @@ class JointGraph:
 
     def why_exact(self, node: fx.Node) -> str | None:
         """Return None if the value is saved compressed, else why it is not."""
-        if self.compress is None:
-            return "nothing is compressed"
-        held, read_exactly = self._held_and_read_exactly
-        return why_exact(node, self.compress, held=held, read_exactly=read_exactly)
+        way = self._way_for(node)
+        return way if isinstance(way, str) else None
 
     @functools.cached_property
     def compressed(self) -> dict[fx.Node, int]:
         """The values that are compressed if they are saved, with their compressed bytes."""
-        way = self.compress
-        return {} if way is None else {node: way.bytes_of(node) for node in self.needed if self.why_exact(node) is None}
+        ways = {node: self._way_for(node) for node in self.needed} if self.compress else {}
+        return {node: way.bytes_of(node) for node, way in ways.items() if not isinstance(way, str)}
+
+    def _way_for(self, node: fx.Node) -> Compression | str:
+        if self.compress is None:
+            return "nothing is compressed"
+        held, sensitive = self._held_and_sensitive
+        return way_for(node, self.compress, held=held, sensitive=sensitive)
 
     @functools.cached_property
-    def _held_and_read_exactly(self) -> tuple[Collection[fx.Node], Mapping[str, str]]:
+    def _held_and_sensitive(self) -> tuple[Collection[fx.Node], Mapping[str, str]]:
         outputs: Any = self.module.graph.output_node().args[0]
         inputs = [node for node in self.nodes if node in self.inputs]
         static = {node.name for node in self.static_inputs}
         needed = {*self.needed, *self.from_gradients}
         number = self.num_forward_outputs
         held = held_by_caller(inputs, outputs[number:], outputs[:number], static=static)
-        return held, read_exactly_in([node for node in self.nodes if node in needed])
+        return held, sensitive_in([node for node in self.nodes if node in needed])
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
         """Bytes saved with these values: compressed ones, of the others each storage once, static inputs not at all."""

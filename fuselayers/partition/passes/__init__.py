@@ -7,8 +7,8 @@ from .compress_saved import compress_saved_pass as compress_saved_pass
 from .compress_saved import compression as compression
 from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
-from .compress_saved import read_exactly_in as read_exactly_in
-from .compress_saved import why_exact as why_exact
+from .compress_saved import sensitive_in as sensitive_in
+from .compress_saved import way_for as way_for
 from .early_getitems import early_getitems_pass as early_getitems_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
 from .late_recompute import late_recompute_pass as late_recompute_pass

@@ -23,6 +23,10 @@ deviations, log-sum-exps: the results of reductions, and what an op returns besi
 scale whole rows. A value that backward compares with a number would take another branch than forward did. A logarithm,
 of which backward takes the exponential, would make its absolute error a relative one: a probability of one in a million
 is saved as -14, and a step of int8 is then 0.1.
+
+Note: [queries and keys] Backward of a fused attention computes its scores again, and takes exp(score - log-sum-exp).
+So an error in a query or key is no noise that averages out: on average the exponential of a rounded score is too large.
+They are saved in bfloat16 where other values have 8 bits.
 """
 
 import math
@@ -68,11 +72,15 @@ _SHIFTS: Final = frozenset(
 )
 _SCALES: Final = frozenset({torch.ops.aten.mul, torch.ops.aten.div})
 _EXPONENTIALS: Final = frozenset({torch.ops.aten.exp, torch.ops.aten.exp2})
+_LOG_SOFTMAX_BACKWARD: Final = torch.ops.aten._log_softmax_backward_data
+# What else stands between the saved value and a query or key, as in rotary positions.
+_JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
+_IN_SCORES: Final = "attention takes the exponential of its products"
 _SEED: Final = "rounding_seed"
 # Any number: another key of Philox than the mask's.
 _OTHER_KEY: Final = 0x2545F4914F6CDD1D
 COMPRESSED_FROM: Final = "compressed_from"
-"""A key of a node's meta: the node of which this one, an output of forward, is a compressed part."""
+"""A key of a node's meta: the node of which this one, an output of forward, is a compressed part, and the way."""
 
 
 @dataclass(frozen=True)
@@ -208,11 +216,11 @@ def held_by_caller(
     return held | {storage_of(node) for node in outputs if isinstance(node, fx.Node)}
 
 
-def read_exactly_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
-    """Return why backward must read float values of a joint or a backward graph exactly, by their names.
+def sensitive_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
+    """Return where backward is sensitive to float values of a joint or a backward graph, by their names.
 
-    It compares them or indexes with them, directly or in what it computes from them by elementwise ops, or it takes
-    their exponential.
+    It compares them or indexes with them, directly or in what it computes from them by elementwise ops; it takes their
+    exponential; or it computes the scores of an attention from them.
     """
     gradients = {node for node in nodes if is_gradient_input(node)}
     for node in nodes:
@@ -220,24 +228,32 @@ def read_exactly_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
             gradients.add(node)
     compared: set[fx.Node] = set()
     exponents: set[fx.Node] = set()
+    in_scores: set[fx.Node] = set()
     for node in reversed(nodes):
         op, is_gradient = overload_packet(node), node in gradients
-        chained = node in compared and (is_fusible(node) or looks_at_its_input(node))
+        looks = looks_at_its_input(node)
+        chained = node in compared and (is_fusible(node) or looks)
         if op in _COMPARES or (not is_gradient and (chained or _is_made_of_floats(node))):
             compared.update(node.all_input_nodes)
-        is_shift = (
-            op in _SHIFTS or (op in _SCALES and not isinstance(node.args[1], fx.Node)) or looks_at_its_input(node)
-        )
-        if (
-            (is_shift and node in exponents)
-            or op is torch.ops.aten._log_softmax_backward_data
-            or (op in _EXPONENTIALS and not is_gradient)
-        ):
+        is_shift = op in _SHIFTS or (op in _SCALES and not isinstance(node.args[1], fx.Node)) or looks
+        if (is_shift and node in exponents) or op is _LOG_SOFTMAX_BACKWARD or (op in _EXPONENTIALS and not is_gradient):
             exponents.update(node.all_input_nodes)
+        if node in in_scores and (is_fusible(node) or looks or op in _JOINS):
+            in_scores.update(node.all_input_nodes)
+        in_scores.update(_query_and_key(node))
     return {
+        **{node.name: _IN_SCORES for node in in_scores},
         **{node.name: "backward takes its exponential" for node in exponents},
         **{node.name: "backward compares it" for node in compared},
     }
+
+
+def _query_and_key(node: fx.Node) -> list[Any]:
+    """Return what the backward of a fused attention gets as query and key; nothing for other nodes."""
+    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
+    places = {argument.name: place for place, argument in enumerate(arguments)}
+    is_attention = "logsumexp" in places and "query" in places and "key" in places
+    return [node.args[places["query"]], node.args[places["key"]]] if is_attention else []
 
 
 def _is_made_of_floats(node: fx.Node) -> bool:
@@ -251,10 +267,22 @@ def _is_float(node: fx.Node) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def why_exact(
-    node: fx.Node, way: Compression, *, held: Collection[fx.Node], read_exactly: Mapping[str, str]
-) -> str | None:
-    """Return None if a saved value is compressed, else why it is not, see [what stays exact]."""
+def way_for(
+    node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Mapping[str, str]
+) -> Compression | str:
+    """Return how a value is saved if others are saved in this way, or why it is exact.
+
+    See [what stays exact] and [queries and keys].
+
+    Args:
+        node: the value.
+        way: as the caller asked for.
+        held: the storages of `held_by_caller`.
+        sensitive: see `sensitive_in`.
+    """
+    reason = sensitive.get(node.name)
+    if reason == _IN_SCORES:
+        way, reason = COMPRESSIONS["bfloat16"], None
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return "it holds no floats"
@@ -264,12 +292,12 @@ def why_exact(
         return "the caller holds it"
     if num_elements(node) < _FEWEST_ELEMENTS or (way.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
         return "it is small"
-    if node.name in read_exactly:
-        return read_exactly[node.name]
+    if reason is not None:
+        return reason
     if _is_statistic(node):
         return "it is a statistic"
     # torch keeps it out of `save_for_backward`, by its place among the outputs.
-    return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else None
+    return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else way
 
 
 def _is_statistic(node: fx.Node) -> bool:
@@ -312,7 +340,7 @@ def compress_saved_pass(
     inputs, ends = forward.graph.find_nodes(op="placeholder"), backward.graph.find_nodes(op="placeholder")
     of_inputs: Any = gradients.args[0]
     held = held_by_caller(inputs, of_inputs, outputs, static=static_inputs)
-    read_exactly = read_exactly_in(list(backward.graph.nodes))
+    sensitive = sensitive_in(list(backward.graph.nodes))
     position = {node: index for index, node in enumerate(backward.graph.nodes)}
     start = next(node for node in forward.graph.nodes if node.op != "placeholder")
     seed: list[fx.Node] = []
@@ -322,22 +350,24 @@ def compress_saved_pass(
         # A partitioner of one's own may give the two other names.
         if not isinstance(node, fx.Node):
             continue
-        reasons = {node.name: read_exactly[end.name]} if end.name in read_exactly else {}
-        if why_exact(node, way, held=held, read_exactly=reasons) is not None:
+        own = {node.name: sensitive[end.name]} if end.name in sensitive else {}
+        chosen = way_for(node, way, held=held, sensitive=own)
+        if isinstance(chosen, str):
             continue
-        if way.draws and not seed:
+        if chosen.draws and not seed:
             seed = _rounding_seed(forward.graph, inputs[-1], node)
             start = seed[0].next
         with forward.graph.inserting_before(start if node.op == "placeholder" else node.next):
-            compress = _compressing(way, number=len(parts_of))
-            parts = _inlined(forward.graph, compress, [node, *seed], f"{node.name}_{way.name}")
+            compress = _compressing(chosen, number=len(parts_of))
+            drawn = seed if chosen.draws else []
+            parts = _inlined(forward.graph, compress, [node, *drawn], f"{node.name}_{chosen.name}")
         with backward.graph.inserting_before(end):
             parts_there = [backward.graph.placeholder(part.name) for part in parts]
         for part, there in zip(parts, parts_there, strict=True):
-            part.meta[COMPRESSED_FROM] = node
+            part.meta[COMPRESSED_FROM] = node, chosen
             there.meta["val"] = part.meta["val"]
         with backward.graph.inserting_before(min(end.users, key=position.__getitem__, default=gradients)):
-            restore = _restoring(way, node.meta["val"].dtype)
+            restore = _restoring(chosen, node.meta["val"].dtype)
             (restored,) = _inlined(backward.graph, restore, parts_there, f"{end.name}_restored")
         end.replace_all_uses_with(restored)
         backward.graph.erase_node(end)
