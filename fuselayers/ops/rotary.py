@@ -132,7 +132,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     width = 2 * cos.shape[-1]
     first, second = _pairs(x, cos, interleaved)
     turned = first * cos - second * sin, second * cos + first * sin
-    y = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)).to(x.dtype)
+    # Not flatten, which torch does not do for batched gradients.
+    y = torch.stack(turned, -1).reshape(*x.shape[:-1], width) if interleaved else torch.cat(turned, dim=-1)
+    y = y.to(x.dtype)
     return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), dim=-1)
 
 

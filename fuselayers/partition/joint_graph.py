@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from .node_kinds import (
 from .passes import (
     MASK_OPS,
     Compression,
+    Sensitive,
     checkpoint_tags_pass,
     compress_saved_pass,
     early_getitems_pass,
@@ -235,7 +236,7 @@ class JointGraph:
         return way_for(node, self.compress, held=held, sensitive=sensitive)
 
     @functools.cached_property
-    def _held_and_sensitive(self) -> tuple[Collection[fx.Node], Mapping[str, str]]:
+    def _held_and_sensitive(self) -> tuple[Collection[fx.Node], Sensitive]:
         outputs: Any = self.module.graph.output_node().args[0]
         inputs = [node for node in self.nodes if node in self.inputs]
         static = {node.name for node in self.static_inputs}

@@ -253,7 +253,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def backward_takes_formula() -> bool:
-    """Return whether a backward needs the formula: autograd differentiates no kernel, and no transform sees into one.
+    """Return whether a backward needs the formula: neither autograd nor a transform can differentiate a kernel.
 
     That is under `create_graph`, and in a transform of `torch.func`: backward may run in one though forward did not.
     """
@@ -273,13 +273,14 @@ def gradients_by_formula(
     """
     if not any(wanted):
         return [None] * len(inputs)
-    with torch.enable_grad():
-        # Views, since one input may depend on another: that dependency is not part of the formula.
-        inputs = [one if one is None else one.view_as(one) for one in inputs]
-        output = formula(*inputs)
-    leaves = [one for one, want in zip(inputs, wanted, strict=True) if one is not None and want]
-    created = torch.is_grad_enabled()
-    found = iter(torch.autograd.grad(output, leaves, incoming, create_graph=created, allow_unused=True))
+
+    def of_wanted(*leaves: Tensor) -> Tensor:
+        leaf = iter(leaves)
+        return formula(*(next(leaf) if want else one for one, want in zip(inputs, wanted, strict=True)))
+
+    # Not `torch.autograd.grad`, which finds no graph inside a transform.
+    pull: Any = torch.func.vjp(of_wanted, *(one for one, want in zip(inputs, wanted, strict=True) if want))[1]
+    found = iter(pull(incoming))
     return [next(found) if want else None for want in wanted]
 
 

@@ -133,6 +133,7 @@ def processor_of(properties: Any) -> Processor:
 def num_processors(device: torch.device) -> int:
     """Return the number of processors of a device; two in Triton's interpreter."""
     if device.type == "meta":
+        assert recorder is not None, "nothing runs on meta tensors: record the launches"
         return int(recorder.processors)
     return 2 if INTERPRETED else _count_processors(device)
 

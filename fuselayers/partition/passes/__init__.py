@@ -3,6 +3,7 @@
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
+from .compress_saved import Sensitive as Sensitive
 from .compress_saved import compress_saved_pass as compress_saved_pass
 from .compress_saved import compression as compression
 from .compress_saved import held_by_caller as held_by_caller

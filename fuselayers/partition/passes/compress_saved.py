@@ -13,20 +13,21 @@ with it, has no bias. Infinities and NaN have codes of their own, and a row of z
 Note: [one number for a row and one for a column] u[r, c] = frac(a[r] + b[c]) with independent uniform a and b. Any two
 of these u are independent, so each sum over a compressed value has the mean and the variance that independent numbers
 would give it, and R + C of Philox's numbers do instead of R * C. They come from `keep_factors`, 16 bits each, and are
-added exactly: Inductor and eager round alike. One seed serves all values; each has Philox groups of its own. It is made
-of the first seed that forward draws for a dropout, so that the masks are those of exact saves; a forward that draws
-none draws one.
+added exactly: Inductor and eager round alike. One seed serves all values of a device; each has Philox groups of its
+own. It is made of the first seed that forward draws for a dropout, so that the masks are those of exact saves. If
+another random op comes first, or none, forward draws one seed more, and later random numbers are others.
 
 Note: [what stays exact] What the caller holds anyway: parameters, inputs without a gradient, outputs. An input with a
 gradient is the result of an earlier graph, which only this one keeps alive, so it is compressed. Statistics (means,
 deviations, log-sum-exps: the results of reductions, and what an op returns beside its first result) are small and
-scale whole rows. A value that backward compares with a number would take another branch than forward did. A logarithm,
-of which backward takes the exponential, would make its absolute error a relative one: a probability of one in a million
-is saved as -14, and a step of int8 is then 0.1.
+scale whole rows. A value that backward compares with a number would take another branch than forward did. Backward
+takes the exponential of a saved logarithm, which turns its absolute error into a relative one: a probability of one in
+a million is saved as -14, and a step of int8 is then 0.1.
 
-Note: [queries and keys] Backward of a fused attention computes its scores again, and takes exp(score - log-sum-exp).
-So an error in a query or key is no noise that averages out: on average the exponential of a rounded score is too large.
-They are saved in bfloat16 where other values have 8 bits.
+Note: [factors of exponents] Backward of a fused attention computes its scores again, and takes the exponential of
+score - log-sum-exp; backward of a fused linear loss does so with its logits. Errors in the factors of these products do
+not average out: on average the exponential of a rounded score is too large. So queries, keys, and the input of such a
+loss are saved in bfloat16 where other values have 8 bits. What a checkpoint computes again op by op is not looked for.
 """
 
 import math
@@ -34,7 +35,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -66,16 +67,25 @@ _REDUCES: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "prod")
 )
-# What stands between a logarithm and its exponential, products with a number among it. Not a negation: silu has it.
+# What stands between a logarithm and its exponential, as products with a number do. silu takes exp(-x), so a negation
+# does not count.
 _SHIFTS: Final = frozenset(
     {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.where, torch.ops.prims.convert_element_type}
 )
 _SCALES: Final = frozenset({torch.ops.aten.mul, torch.ops.aten.div})
-_EXPONENTIALS: Final = frozenset({torch.ops.aten.exp, torch.ops.aten.exp2})
-_LOG_SOFTMAX_BACKWARD: Final = torch.ops.aten._log_softmax_backward_data
+_EXPONENTIALS: Final = frozenset(
+    getattr(torch.ops.aten, name) for name in ("exp", "exp2", "expm1", "_softmax", "logsumexp", "softplus")
+)
+# The arguments of ops of a backward that are exponents, and those that are factors of exponents.
+_EXPONENTS: Final = MappingProxyType(
+    {"_log_softmax_backward_data": ("output",), "cross_entropy_backward": ("logits",), "softplus_backward": ("self",)}
+)
+_FACTORS: Final = MappingProxyType(
+    {"linear_cross_entropy_backward": ("x", "weight"), "linear_log_prob_backward": ("x", "weight")}
+)
+_FACTORS_OF_ATTENTION: Final = ("query", "key")
 # What else stands between the saved value and a query or key, as in rotary positions.
 _JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
-_IN_SCORES: Final = "attention takes the exponential of its products"
 _SEED: Final = "rounding_seed"
 # Any number: another key of Philox than the mask's.
 _OTHER_KEY: Final = 0x2545F4914F6CDD1D
@@ -216,11 +226,23 @@ def held_by_caller(
     return held | {storage_of(node) for node in outputs if isinstance(node, fx.Node)}
 
 
-def sensitive_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
-    """Return where backward is sensitive to float values of a joint or a backward graph, by their names.
+class Sensitive(NamedTuple):
+    """The float values that backward must know better than in 8 bits, by the names of their nodes.
 
-    It compares them or indexes with them, directly or in what it computes from them by elementwise ops; it takes their
-    exponential; or it computes the scores of an attention from them.
+    Attributes:
+        exact: why it must know them exactly.
+        factors: see [factors of exponents].
+    """
+
+    exact: Mapping[str, str]
+    factors: Collection[str]
+
+
+def sensitive_in(nodes: Sequence[fx.Node]) -> Sensitive:
+    """Return the values of a joint or a backward graph that backward must know better than in 8 bits.
+
+    It compares them or indexes with them, directly or in what it computes from them by elementwise ops; or it takes
+    their exponential, or that of their products.
     """
     gradients = {node for node in nodes if is_gradient_input(node)}
     for node in nodes:
@@ -228,7 +250,7 @@ def sensitive_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
             gradients.add(node)
     compared: set[fx.Node] = set()
     exponents: set[fx.Node] = set()
-    in_scores: set[fx.Node] = set()
+    factors: set[fx.Node] = set()
     for node in reversed(nodes):
         op, is_gradient = overload_packet(node), node in gradients
         looks = looks_at_its_input(node)
@@ -236,24 +258,37 @@ def sensitive_in(nodes: Sequence[fx.Node]) -> dict[str, str]:
         if op in _COMPARES or (not is_gradient and (chained or _is_made_of_floats(node))):
             compared.update(node.all_input_nodes)
         is_shift = op in _SHIFTS or (op in _SCALES and not isinstance(node.args[1], fx.Node)) or looks
-        if (is_shift and node in exponents) or op is _LOG_SOFTMAX_BACKWARD or (op in _EXPONENTIALS and not is_gradient):
+        if (is_shift and node in exponents) or (op in _EXPONENTIALS and not is_gradient):
             exponents.update(node.all_input_nodes)
-        if node in in_scores and (is_fusible(node) or looks or op in _JOINS):
-            in_scores.update(node.all_input_nodes)
-        in_scores.update(_query_and_key(node))
-    return {
-        **{node.name: _IN_SCORES for node in in_scores},
-        **{node.name: "backward takes its exponential" for node in exponents},
-        **{node.name: "backward compares it" for node in compared},
-    }
+        if node in factors and (is_fusible(node) or looks or op in _JOINS):
+            factors.update(node.all_input_nodes)
+        exponents.update(_arguments(node, _EXPONENTS.get(_name_of(node), ())))
+        names = _FACTORS_OF_ATTENTION if _is_backward_of_attention(node) else _FACTORS.get(_name_of(node), ())
+        factors.update(_arguments(node, names))
+    return Sensitive(
+        {
+            **{node.name: "backward takes its exponential" for node in exponents},
+            **{node.name: "backward compares it" for node in compared},
+        },
+        {node.name for node in factors},
+    )
 
 
-def _query_and_key(node: fx.Node) -> list[Any]:
-    """Return what the backward of a fused attention gets as query and key; nothing for other nodes."""
-    arguments = getattr(getattr(node.target, "_schema", None), "arguments", ())
-    places = {argument.name: place for place, argument in enumerate(arguments)}
-    is_attention = "logsumexp" in places and "query" in places and "key" in places
-    return [node.args[places["query"]], node.args[places["key"]]] if is_attention else []
+def _name_of(node: fx.Node) -> str:
+    return str(getattr(overload_packet(node), "__name__", ""))
+
+
+def _is_backward_of_attention(node: fx.Node) -> bool:
+    return "attention" in _name_of(node) and _name_of(node).endswith("_backward")
+
+
+def _arguments(node: fx.Node, names: Collection[str]) -> list[fx.Node]:
+    """Return the nodes among an op's arguments of these names."""
+    if not names:
+        return []
+    target: Any = node.target
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
+    return [value for name in names if isinstance(value := given.get(name), fx.Node)]
 
 
 def _is_made_of_floats(node: fx.Node) -> bool:
@@ -268,21 +303,21 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def way_for(
-    node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Mapping[str, str]
+    node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Sensitive, name: str = ""
 ) -> Compression | str:
     """Return how a value is saved if others are saved in this way, or why it is exact.
 
-    See [what stays exact] and [queries and keys].
+    See [what stays exact] and [factors of exponents].
 
     Args:
         node: the value.
         way: as the caller asked for.
         held: the storages of `held_by_caller`.
-        sensitive: see `sensitive_in`.
+        sensitive: of the graph that reads the value.
+        name: of the value in that graph, if it has another one there.
     """
-    reason = sensitive.get(node.name)
-    if reason == _IN_SCORES:
-        way, reason = COMPRESSIONS["bfloat16"], None
+    name = name or node.name
+    way = COMPRESSIONS["bfloat16"] if name in sensitive.factors else way
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return "it holds no floats"
@@ -292,8 +327,8 @@ def way_for(
         return "the caller holds it"
     if num_elements(node) < _FEWEST_ELEMENTS or (way.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
         return "it is small"
-    if reason is not None:
-        return reason
+    if name in sensitive.exact:
+        return sensitive.exact[name]
     if _is_statistic(node):
         return "it is a statistic"
     # torch keeps it out of `save_for_backward`, by its place among the outputs.
@@ -343,24 +378,24 @@ def compress_saved_pass(
     sensitive = sensitive_in(list(backward.graph.nodes))
     position = {node: index for index, node in enumerate(backward.graph.nodes)}
     start = next(node for node in forward.graph.nodes if node.op != "placeholder")
-    seed: list[fx.Node] = []
+    seeds: dict[torch.device, fx.Node] = {}
     parts_of: dict[fx.Node, list[fx.Node]] = {}
     tensors = [node for node in saved if not _is_size(node)]
     for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
-        # A partitioner of one's own may give the two other names.
         if not isinstance(node, fx.Node):
             continue
-        own = {node.name: sensitive[end.name]} if end.name in sensitive else {}
-        chosen = way_for(node, way, held=held, sensitive=own)
+        # A partitioner of one's own may give it another name in backward.
+        chosen = way_for(node, way, held=held, sensitive=sensitive, name=end.name)
         if isinstance(chosen, str):
             continue
-        if chosen.draws and not seed:
-            seed = _rounding_seed(forward.graph, inputs[-1], node)
-            start = seed[0].next
+        device = node.meta["val"].device
+        if chosen.draws and device not in seeds:
+            seeds[device] = _rounding_seed(forward.graph, inputs[-1], node)
+            start = start if len(seeds) > 1 else seeds[device].next
         with forward.graph.inserting_before(start if node.op == "placeholder" else node.next):
             compress = _compressing(chosen, number=len(parts_of))
-            drawn = seed if chosen.draws else []
-            parts = _inlined(forward.graph, compress, [node, *drawn], f"{node.name}_{chosen.name}")
+            arguments = [node, seeds[device]] if chosen.draws else [node]
+            parts = _inlined(forward.graph, compress, arguments, f"{node.name}_{chosen.name}")
         with backward.graph.inserting_before(end):
             parts_there = [backward.graph.placeholder(part.name) for part in parts]
         for part, there in zip(parts, parts_there, strict=True):
@@ -389,19 +424,23 @@ def is_rounding_seed(node: fx.Node) -> bool:
     return node.target is SEED_OP and node.name.startswith(_SEED)
 
 
-def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> list[fx.Node]:
-    """Add a seed right behind the inputs, on the device of `value`; return its node, in a list.
+def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> fx.Node:
+    """Add a seed on the device of `value` right behind the inputs.
 
-    It is made of the first seed that is drawn, which moves to the front, unless another random op comes before that.
+    It is made of the first seed that is drawn, which moves to the front, if that is on this device and no other random
+    op comes before it.
     """
     drawn = next((node for node in graph.nodes if draws(node) and not _is_operand_of_seed(node)), None)
-    if drawn is None or drawn.target is not SEED_OP:
+    is_seed = drawn is not None and drawn.target is SEED_OP
+    if drawn is None or not is_seed or drawn.meta["val"].device != value.meta["val"].device:
         with graph.inserting_before(last_input.next):
-            return _inlined(graph, _draw_like, [value], _SEED)
-    for node in (drawn, *drawn.all_input_nodes):
+            (seed,) = _inlined(graph, _draw_like, [value], _SEED)
+            return seed
+    for node in (drawn, *drawn.all_input_nodes):  # its operand depends on nothing
         last_input.append(node)
     with graph.inserting_before(drawn.next):
-        return _inlined(graph, lambda seed: (seed ^ _OTHER_KEY,), [drawn], _SEED)
+        (seed,) = _inlined(graph, lambda seed: (seed ^ _OTHER_KEY,), [drawn], _SEED)
+    return seed
 
 
 def _is_operand_of_seed(node: fx.Node) -> bool:

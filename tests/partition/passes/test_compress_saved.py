@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from benchmarks.layers import LAYERS
 from fuselayers._torch.tracing import torch_default_partition
 from fuselayers.components import MultiHeadAttention
-from fuselayers.ops import dropout
+from fuselayers.ops import dropout, linear_cross_entropy
 from fuselayers.partition import SavePolicy, capture, explain, fuse, saved_bytes
 
 WAYS = ("bfloat16", "float8", "int8")
@@ -244,6 +244,18 @@ class TestStaysExact:
             saved = explain(fn, q, k, v, backend="eager", compress="int8").saved
             sizes = {value.exact_bytes / value.num_bytes for value in saved if value.why_exact is None}
             assert {round(size) for size in sizes} == {2, 4}
+
+    def test_the_input_of_a_fused_loss_has_16_bits(self) -> None:
+        """Backward computes the logits again: with int8 the gradients would be wrong by a third."""
+        x, u, weight = 10 * torch.randn(128, 64), torch.randn(64, 64), torch.randn(256, 64)
+        targets = torch.randint(256, (128,))
+
+        def loss(x: Tensor, u: Tensor, weight: Tensor) -> Tensor:
+            return linear_cross_entropy(x @ u, weight, targets)
+
+        leaves = [tensor.requires_grad_() for tensor in (x, u, weight)]
+        errors = explain(loss, *leaves, backend="eager", compress="int8").gradient_errors
+        assert max(errors.values()) < 0.1
 
     @pytest.mark.parametrize("backend", ["eager", "inductor"])
     def test_the_logarithms_of_probabilities(self, backend: str) -> None:
