@@ -263,7 +263,7 @@ def backward_takes_formula() -> bool:
 def gradients_by_formula(
     formula: Callable[..., Tensor], inputs: Sequence[Tensor | None], incoming: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Return the gradients of a formula, for `backward_takes_formula`; differentiable under `create_graph`.
+    """Return the gradients of a formula; differentiable under `create_graph` and inside a transform.
 
     Args:
         formula: takes `inputs`.
@@ -274,13 +274,22 @@ def gradients_by_formula(
     if not any(wanted):
         return [None] * len(inputs)
 
-    def of_wanted(*leaves: Tensor) -> Tensor:
+    chosen: Any = [one for one, want in zip(inputs, wanted, strict=True) if want]
+
+    def of_chosen(*leaves: Tensor) -> Tensor:
         leaf = iter(leaves)
         return formula(*(next(leaf) if want else one for one, want in zip(inputs, wanted, strict=True)))
 
-    # Not `torch.autograd.grad`, which finds no graph inside a transform.
-    pull: Any = torch.func.vjp(of_wanted, *(one for one, want in zip(inputs, wanted, strict=True) if want))[1]
-    found = iter(pull(incoming))
+    if not is_compiling() and transforms_are_active():  # inside a transform autograd finds no graph
+        pull: Any = torch.func.vjp(of_chosen, *chosen)[1]
+        found = iter(pull(incoming))
+    else:
+        with torch.enable_grad():
+            # Views, since one input may depend on another: that dependency is not part of the formula.
+            leaves = [one.view_as(one) for one in chosen]
+            output = of_chosen(*leaves)
+        created = torch.is_grad_enabled()
+        found = iter(torch.autograd.grad(output, leaves, incoming, create_graph=created, allow_unused=True))
     return [next(found) if want else None for want in wanted]
 
 
