@@ -3,12 +3,10 @@
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
-from .compress_saved import Sensitive as Sensitive
 from .compress_saved import compress_saved_pass as compress_saved_pass
 from .compress_saved import compression as compression
 from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
-from .compress_saved import sensitive_in as sensitive_in
 from .compress_saved import way_for as way_for
 from .early_getitems import early_getitems_pass as early_getitems_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
@@ -23,6 +21,8 @@ from .seeded_dropout import plain_dropout_calls_pass as plain_dropout_calls_pass
 from .seeded_dropout import replayed_dropout_pass as replayed_dropout_pass
 from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
 from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass
+from .sensitive_values import Sensitive as Sensitive
+from .sensitive_values import sensitive_in as sensitive_in
 from .tables_once import tables_once_pass as tables_once_pass
 from .unread_collectives import unread_collectives_pass as unread_collectives_pass
 from .views_that_copy import views_that_copy_pass as views_that_copy_pass

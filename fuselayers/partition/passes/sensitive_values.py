@@ -1,0 +1,123 @@
+"""sensitive_values -- the values of a graph that its backward must know better than in 8 bits.
+
+Note: [factors of exponents] Backward of a fused attention computes its scores again, and takes the exponential of
+score - log-sum-exp; backward of a fused linear loss does so with its logits. Errors in the factors of these products do
+not average out: on average the exponential of a rounded score is too large. So queries, keys, and the input of such a
+loss are saved in bfloat16 where other values have 8 bits. What a checkpoint computes again op by op is not looked for.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.fx as fx
+from torch import Tensor
+
+from ..._torch.tracing import is_gradient_input, overload_packet
+from ..node_kinds import is_fusible, looks_at_its_input
+
+# Gradients that compare a value of forward, and return none of the bools by which other comparisons are known.
+_COMPARES: Final = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in (
+        *("threshold_backward", "hardtanh_backward", "hardsigmoid_backward", "hardswish_backward"),
+        *("hardshrink_backward", "softshrink_backward", "leaky_relu_backward", "elu_backward"),
+        *("sgn", "sign", "floor", "ceil", "round", "trunc", "_prelu_kernel_backward"),
+    )
+)
+# What stands between a logarithm and its exponential, as products with a number do. silu takes exp(-x), so a negation
+# does not count.
+_SHIFTS: Final = frozenset(
+    {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.where, torch.ops.prims.convert_element_type}
+)
+_SCALES: Final = frozenset({torch.ops.aten.mul, torch.ops.aten.div})
+_EXPONENTIALS: Final = frozenset(
+    getattr(torch.ops.aten, name) for name in ("exp", "exp2", "expm1", "_softmax", "logsumexp", "softplus")
+)
+# The arguments of ops of a backward that are exponents, and those that are factors of exponents.
+_EXPONENTS: Final = MappingProxyType(
+    {"_log_softmax_backward_data": ("output",), "cross_entropy_backward": ("logits",), "softplus_backward": ("self",)}
+)
+_FACTORS: Final = MappingProxyType(
+    {"linear_cross_entropy_backward": ("x", "weight"), "linear_log_prob_backward": ("x", "weight")}
+)
+_FACTORS_OF_ATTENTION: Final = ("query", "key")
+# What else stands between the saved value and a query or key, as in rotary positions.
+_JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
+
+
+class Sensitive(NamedTuple):
+    """The float values that backward must know better than in 8 bits, by the names of their nodes.
+
+    Attributes:
+        exact: why it must know them exactly.
+        factors: see [factors of exponents].
+    """
+
+    exact: Mapping[str, str]
+    factors: Collection[str]
+
+
+def sensitive_in(nodes: Sequence[fx.Node]) -> Sensitive:
+    """Return the values of a joint or a backward graph that backward must know better than in 8 bits.
+
+    It compares them or indexes with them, directly or in what it computes from them by elementwise ops; or it takes
+    their exponential, or that of their products.
+    """
+    gradients = {node for node in nodes if is_gradient_input(node)}
+    for node in nodes:
+        if not gradients.isdisjoint(node.all_input_nodes):
+            gradients.add(node)
+    compared: set[fx.Node] = set()
+    exponents: set[fx.Node] = set()
+    factors: set[fx.Node] = set()
+    for node in reversed(nodes):
+        op, is_gradient = overload_packet(node), node in gradients
+        looks = looks_at_its_input(node)
+        chained = node in compared and (is_fusible(node) or looks)
+        if op in _COMPARES or (not is_gradient and (chained or _is_made_of_floats(node))):
+            compared.update(node.all_input_nodes)
+        is_shift = op in _SHIFTS or (op in _SCALES and not isinstance(node.args[1], fx.Node)) or looks
+        if (is_shift and node in exponents) or (op in _EXPONENTIALS and not is_gradient):
+            exponents.update(node.all_input_nodes)
+        if node in factors and (is_fusible(node) or looks or op in _JOINS):
+            factors.update(node.all_input_nodes)
+        exponents.update(_arguments(node, _EXPONENTS.get(_name_of(node), ())))
+        names = _FACTORS_OF_ATTENTION if _is_backward_of_attention(node) else _FACTORS.get(_name_of(node), ())
+        factors.update(_arguments(node, names))
+    return Sensitive(
+        {
+            **{node.name: "backward takes its exponential" for node in exponents},
+            **{node.name: "backward compares it" for node in compared},
+        },
+        {node.name for node in factors},
+    )
+
+
+def _name_of(node: fx.Node) -> str:
+    return str(getattr(overload_packet(node), "__name__", ""))
+
+
+def _is_backward_of_attention(node: fx.Node) -> bool:
+    return "attention" in _name_of(node) and _name_of(node).endswith("_backward")
+
+
+def _arguments(node: fx.Node, names: Collection[str]) -> list[fx.Node]:
+    """Return the nodes among an op's arguments of these names."""
+    if not names:
+        return []
+    target: Any = node.target
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
+    return [value for name in names if isinstance(value := given.get(name), fx.Node)]
+
+
+def _is_made_of_floats(node: fx.Node) -> bool:
+    """True for bools and whole numbers computed from floats."""
+    inputs = [source for source in node.all_input_nodes if is_float(source)]
+    return bool(inputs) and isinstance(node.meta.get("val"), Tensor) and not is_float(node)
+
+
+def is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
