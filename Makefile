@@ -2,7 +2,7 @@
 # make test       sets up .venv and runs tests, lint and types
 # make test-file  runs some tests and nothing else        make test-file ARGS=tests/ops/test_dropout.py
 # make format     formats the code and mends what ruff can mend
-# make gpu        on a machine with a GPU: checks, kernel tests and measurements in eight minutes; uses PYTHON as it is
+# make gpu        on a machine with a GPU: checks, kernel tests and measurements in ten minutes; uses PYTHON as it is
 # Other targets: test-all (slow tests too), test-versions (the oldest and the newest torch and transformers),
 # test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry (make gpu without a GPU, small), gpu-hollow
 # (all but kernels, on a driver without a GPU), lint, docs (the site, into site/), clean.
@@ -74,21 +74,22 @@ $(VENV)-oldest/.installed $(VENV)-newest/.installed: setup.py Makefile
 # it, and none longer than its share of eight minutes.
 GPU_OUT ?= build/gpu
 GPU_WORKERS ?= 12
-GPU_TESTS ?= tests/ops tests/components/attention tests/testing tests/cli/tune
-GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 4
+GPU_TESTS ?= tests/gpu/test_models.py tests/ops tests/testing
+GPU_SUITE ?= --dtypes bfloat16,float32 --minutes 3
 
 gpu:
 	"$(PYTHON)" tests/gpu/ready.py
 	mkdir -p "$(GPU_OUT)"
 	failed=0; \
-	timeout 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu || failed=1; \
-	timeout 120 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
-	timeout 300 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)" $(GPU_SUITE) || failed=1; \
+	timeout 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu/test_decisive.py || failed=1; \
+	timeout 210 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
+	timeout 220 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)/suite" $(GPU_SUITE) || failed=1; \
+	[ "$$TRITON_INTERPRET" = 1 ] || PYTHONPATH=. timeout 90 "$(PYTHON)" plots/gpu_step.py "$(GPU_OUT)" || failed=1; \
 	exit $$failed
 
 gpu-dry: export TRITON_INTERPRET := 1
 gpu-dry:
-	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/cli/tune/test_prices.py \
+	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/ops/test_shapes.py \
 		GPU_SUITE="--device cpu --quick --ops rms_norm --repeats 2"
 
 # Torch's CUDA build on a driver whose kernels do nothing: devices, dtypes, launches, waits, memory and the host's time.

@@ -147,6 +147,35 @@ def _ops() -> list[str]:
     return _table(["", "here", "`torch.compile`"], lines) + _said(content)
 
 
+def _gpu_steps() -> list[str]:
+    """A step of a GPT on a GPU: the wall clock, with a CUDA graph of the step, and the GPU's own time."""
+    content = _read("../gpu/h100/steps.json")
+    rows = []
+    for size, forms in content["sizes"].items():
+        rows.append([f"**{size}**", *[""] * 5])
+        for form, row in forms.items():
+            graph = f"{row['graph']:.2f}" if "graph" in row else "-"
+            numbers = f"{row['gpu']:.2f}", str(row["launches"]), f"{row['held'] / 1e6:,.0f}"
+            rows.append([form, f"{row['wall']:.1f}", graph, *numbers])
+    return _table(["ms", "wall", "in a CUDA graph", "the GPU's own", "launches", "saved MB"], rows) + _said(content)
+
+
+def _gpu_ops() -> list[str]:
+    """Speed of ops on a GPU, forward / forward + backward, and the share of a copy's rate."""
+    content = _read("../gpu/h100/suite/results.json")
+    rows = {(row["title"], row["candidate"]): row for row in content["rows"] if row["shape"] == [2, 4096, 4096]}
+    spans = "forward", "forward_backward"
+    lines = []
+    for title in [title for title, candidate in rows if candidate == "plain"]:
+        plain, compiled, ours = (rows[title, candidate] for candidate in ("plain", "torch.compile", "fuselayers"))
+        speeds = [
+            " / ".join(f"{_median(plain, span) / _median(row, span):.2f}" for span in spans) for row in (ours, compiled)
+        ]
+        shares = (ours["floor"][span] / _median(ours, span) / content["bandwidth"] for span in spans if ours["floor"])
+        lines.append([f"`{title}`", *speeds, " / ".join(f"{100 * share:.0f} %" for share in shares) or "-"])
+    return _table(["", "here", "`torch.compile`", "of a copy's rate"], lines) + _said(content)
+
+
 def _fine_tune_gpt2() -> list[str]:
     content = _read("amd_epyc_avx2/fine_tune_gpt2.json")
     rows = []
@@ -209,6 +238,8 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "parts_of_a_step": _parts_of_a_step,
     "layers": _layers,
     "ops": _ops,
+    "gpu_steps": _gpu_steps,
+    "gpu_ops": _gpu_ops,
     "fine_tune_gpt2": _fine_tune_gpt2,
     "swap": _swap,
     "plan": _plan,

@@ -78,5 +78,5 @@ def test_lint_that_fails_beside_the_tests_fails_make_test(failing: str, tmp_path
 def test_gpu_can_be_tried_without_a_gpu(tmp_path: Path) -> None:
     done = _make("gpu-dry", f"PYTHON={sys.executable}", f"GPU_OUT={tmp_path}")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert {"results.json", "results.md"} <= {one.name for one in tmp_path.iterdir()}
+    assert {"results.json", "results.md"} <= {path.name for path in (tmp_path / "suite").iterdir()}
     assert "test_the_gradients_of_a_norm" in done.stdout

@@ -15,8 +15,8 @@ import torch
 
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES: Final = 1 << 28
-# Time for a CPU to launch a forward, or a backward with autograd's own work.
-_SECONDS_OF_LAUNCHES: Final = 5e-4
+# Time for a CPU to launch a forward, or a backward with autograd's own work: 0.2 ms, and some more now and then.
+_SECONDS_OF_LAUNCHES: Final = 2e-3
 
 
 @dataclass(frozen=True)

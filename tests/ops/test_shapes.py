@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
-from tests.ops.contract import on_cpp
+from tests.ops.contract import DEVICE, on_cpp
 
 X, ROW, WEIGHT = torch.randn(4, 16), torch.ones(16), torch.randn(8, 16)
 TARGET = torch.arange(4)
@@ -124,10 +124,11 @@ def test_the_checks_are_traced(op: str) -> None:
 
 def assert_all_dropped(op: str, backend: str) -> None:
     # Sixty-four words of 32 bits, so that some lanes are large.
-    x, bias = torch.randn(32, 16, requires_grad=True), torch.randn(16, requires_grad=True)
-    given = {"x": x} | ({"residual": torch.randn(32, 16)} if "residual" in op else {})
+    device = DEVICE if backend == "triton" else "cpu"
+    x, bias = (torch.randn(*shape, device=device, requires_grad=True) for shape in ((32, 16), (16,)))
+    given = {"x": x} | ({"residual": torch.randn(32, 16, device=device)} if "residual" in op else {})
     of_bias = {} if op == "dropout" else {"bias": bias}
-    got = call(op, **given, **of_bias, p=1.0, backend=backend, training=True, seed=torch.tensor(3))
+    got = call(op, **given, **of_bias, p=1.0, backend=backend, training=True, seed=torch.tensor(3, device=device))
     with torch.no_grad():
         nothing = torch.zeros_like(x)
         expected = call(op, **{**given, "x": nothing}, bias=None, p=0.0) if "residual" in op else nothing

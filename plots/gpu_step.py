@@ -1,0 +1,133 @@
+"""Measures a training step of a GPT on a GPU: the wall clock, the GPU's own time, launches and memory, by form.
+
+PYTHONPATH=. python plots/gpu_step.py plots/gpu/<name of the GPU>    # writes steps.json there
+
+A step is forward and backward of the loss. Each form also runs as a CUDA graph of the whole step, which needs no host.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import fuselayers
+from fuselayers.cli.machine import measured_machine
+from fuselayers.cli.plain_torch import plain_twin
+
+__all__ = ["captured", "main"]
+
+ROUNDS: Final = 15
+STEPS_OF_A_ROUND: Final = 3
+SIZES: Final[dict[str, tuple[list[str], tuple[int, int]]]] = {
+    "6 layers, 128 wide, 8 x 128 tokens": (["model.num_layers=6"], (8, 128)),
+    "4 layers, 768 wide, 8 x 1024 tokens": (
+        ["model.hidden_dim=768", "model.num_layers=4", "attention.num_heads=12", "model.context_length=1024"],
+        (8, 1024),
+    ),
+}
+FORMS: Final[dict[str, list[str]]] = {
+    "plain PyTorch": ["fusion=off"],
+    "torch.compile": ["fusion=off"],
+    "eager layers": ["fusion=off"],
+    "fused by block": ["fusion=inductor"],
+    "fused as one model": ["fusion=inductor", "fusion.scope=model"],
+    "fused by block, int8": ["fusion=inductor", "fusion.compress=int8"],
+}
+
+
+def made(form: str, size: list[str]) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+    """A model's weights, and what computes its loss."""
+    torch.manual_seed(0)
+    model = fuselayers.build("gpt_nano", [*size, *FORMS[form]]).to("cuda", torch.bfloat16).train()
+    if form in ("plain PyTorch", "torch.compile"):
+        model = plain_twin(model)
+    return model, torch.compile(model) if form == "torch.compile" else model
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """A CUDA graph of a step, which runs first, three times, on a stream of its own."""
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
+    """The figures of each form: milliseconds, launches and bytes."""
+    tokens_BT = torch.randint(60, shape, device="cuda")
+    steps: dict[str, Callable[[], object]] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for form in FORMS:
+        model, loss_of = made(form, size)
+
+        def step(
+            loss_of: Callable[..., torch.Tensor] = loss_of,
+            weights: tuple[nn.Parameter, ...] = tuple(model.parameters()),
+        ) -> None:
+            torch.autograd.grad(loss_of(tokens_BT, targets_BT=tokens_BT), weights)
+
+        for _ in range(4):
+            step()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        loss = loss_of(tokens_BT, targets_BT=tokens_BT)
+        held = torch.cuda.memory_allocated() - before
+        del loss
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            step()
+            torch.cuda.synchronize()
+        events = [event for event in profiled.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+        rows[form] = {
+            "gpu": sum(event.device_time for event in events) / 1e3,
+            "launches": len(events),
+            "held": held,
+            "peak": torch.cuda.max_memory_allocated() - before,
+        }
+        steps[f"{form}, wall"] = step
+        if form != "torch.compile":  # with `mode="reduce-overhead"` it makes graphs of its own
+            steps[f"{form}, graph"] = captured(step)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(ROUNDS):
+        for name, run in steps.items():
+            torch.cuda.synchronize()
+            started = time.perf_counter()
+            for _ in range(STEPS_OF_A_ROUND):
+                run()
+            torch.cuda.synchronize()
+            times[name].append((time.perf_counter() - started) / STEPS_OF_A_ROUND * 1e3)
+    for name, milliseconds in times.items():
+        form, _, kind = name.rpartition(", ")
+        rows[form][kind] = statistics.median(milliseconds)
+    torch.compiler.reset()
+    return rows
+
+
+def main(folder: Path) -> None:
+    """Measure both sizes and write steps.json."""
+    content = {
+        "machine": measured_machine(torch.device("cuda")),
+        "date": date.today().isoformat(),
+        "sizes": {title: measured(*size) for title, size in SIZES.items()},
+    }
+    (folder / "steps.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
