@@ -192,7 +192,7 @@ def _fine_tune_gpt2() -> list[str]:
 
 
 def _swap() -> list[str]:
-    """Sites, saved bytes and time of each family at both levels, and what the default takes."""
+    """Sites, saved bytes and time of each family at both levels, what the default takes, and torch.compile's time."""
     content = _read(f"{SHOWN}/swap.json")
     rows = []
     for name, family in content["families"].items():
@@ -200,8 +200,9 @@ def _swap() -> list[str]:
         sites = " / ".join(str(sum(levels[level]["sites"].values())) for level in ("layers", "blocks"))
         shares = (f"{levels[level]['saved']:.2f} / {levels[level]['time']:.2f}" for level in ("layers", "blocks"))
         error = max(row["error"] for row in levels.values())
-        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", f"{error:.0e}"])
-    return _table(["", "sites", "`layers`", "`blocks`", "default", "error"], rows) + _said(content)
+        compiled = f"{family['compiled']:.2f}"
+        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", compiled, f"{error:.0e}"])
+    return _table(["", "sites", "`layers`", "`blocks`", "default", "`torch.compile`", "error"], rows) + _said(content)
 
 
 def _published_plans() -> list[str]:
