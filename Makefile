@@ -71,7 +71,7 @@ $(VENV)-oldest/.installed $(VENV)-newest/.installed: setup.py Makefile
 	@touch $@
 
 # No virtual environment: such a machine has its own torch, and often no network. Every part runs, whatever fails before
-# it, and none longer than its share of eight minutes.
+# it, and none longer than its share of ten minutes. An interrupt lets pytest say what ran.
 GPU_OUT ?= build/gpu
 GPU_WORKERS ?= 12
 GPU_TESTS ?= tests/gpu/test_models.py tests/ops tests/testing
@@ -81,10 +81,10 @@ gpu:
 	"$(PYTHON)" tests/gpu/ready.py
 	mkdir -p "$(GPU_OUT)"
 	failed=0; \
-	timeout 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu/test_decisive.py || failed=1; \
-	timeout 210 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
+	timeout -s INT 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu/test_decisive.py || failed=1; \
+	timeout -s INT 210 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
 	timeout 220 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)/suite" $(GPU_SUITE) || failed=1; \
-	[ "$$TRITON_INTERPRET" = 1 ] || PYTHONPATH=. timeout 90 "$(PYTHON)" plots/gpu_step.py "$(GPU_OUT)" || failed=1; \
+	[ "$$TRITON_INTERPRET" = 1 ] || timeout 110 "$(PYTHON)" -m plots.gpu_step "$(GPU_OUT)" || failed=1; \
 	exit $$failed
 
 gpu-dry: export TRITON_INTERPRET := 1

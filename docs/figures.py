@@ -27,6 +27,7 @@ MACHINES: Final = {
 _PLACE: Final = re.compile(
     r"^<!-- figures of (?P<name>\w+) -->\n.*?^<!-- end of figures -->$", re.MULTILINE | re.DOTALL
 )
+_SPANS: Final = ("forward", "forward_backward")
 _WAYS: Final = ("plain PyTorch", "eager layers", "fused")
 
 
@@ -129,22 +130,29 @@ def _layers() -> list[str]:
 def _ops() -> list[str]:
     """Speed of each op in one shape, forward / forward + backward."""
     content = _read(f"{SHOWN}/ops/results.json")
-    rows = {
+    rows = _rows_of_ops(content, [8, 256, 1024], "float32")
+    titles = [title for title, candidate in rows if candidate == "plain"]
+    lines = [
+        [f"`{title}`", *(_speeds(rows, title, name) for name in ("fuselayers", "torch.compile"))] for title in titles
+    ]
+    return _table(["", "here", "`torch.compile`"], lines) + _said(content)
+
+
+def _rows_of_ops(content: dict[str, Any], shape: list[int], dtype: str) -> dict[tuple[str, str], Any]:
+    """The measurements of ops in one shape and dtype, by title and candidate."""
+    return {
         (row["title"], row["candidate"]): row
         for row in content["rows"]
-        if row["shape"] == [8, 256, 1024] and row["dtype"] == "float32"
+        if row["shape"] == shape and row["dtype"] == dtype
     }
 
-    def speeds(title: str, candidate: str) -> str:
-        if (title, candidate) not in rows:
-            return "-"
-        spans = "forward", "forward_backward"
-        plain, other = rows[title, "plain"], rows[title, candidate]
-        return " / ".join(f"{_median(plain, span) / _median(other, span):.2f}" for span in spans)
 
-    titles = [title for title, candidate in rows if candidate == "plain"]
-    lines = [[f"`{title}`", *(speeds(title, name) for name in ("fuselayers", "torch.compile"))] for title in titles]
-    return _table(["", "here", "`torch.compile`"], lines) + _said(content)
+def _speeds(rows: dict[tuple[str, str], Any], title: str, candidate: str) -> str:
+    """Times as fast as plain PyTorch, forward / forward + backward."""
+    if (title, candidate) not in rows:
+        return "-"
+    plain, other = rows[title, "plain"], rows[title, candidate]
+    return " / ".join(f"{_median(plain, span) / _median(other, span):.2f}" for span in _SPANS)
 
 
 def _gpu_steps() -> list[str]:
@@ -163,15 +171,13 @@ def _gpu_steps() -> list[str]:
 def _gpu_ops() -> list[str]:
     """Speed of ops on a GPU, forward / forward + backward, and the share of a copy's rate."""
     content = _read("../gpu/h100/suite/results.json")
-    rows = {(row["title"], row["candidate"]): row for row in content["rows"] if row["shape"] == [2, 4096, 4096]}
-    spans = "forward", "forward_backward"
+    rows = _rows_of_ops(content, [2, 4096, 4096], "bfloat16")
     lines = []
-    for title in [title for title, candidate in rows if candidate == "plain"]:
-        plain, compiled, ours = (rows[title, candidate] for candidate in ("plain", "torch.compile", "fuselayers"))
-        speeds = [
-            " / ".join(f"{_median(plain, span) / _median(row, span):.2f}" for span in spans) for row in (ours, compiled)
-        ]
-        shares = (ours["floor"][span] / _median(ours, span) / content["bandwidth"] for span in spans if ours["floor"])
+    for (title, candidate), row in rows.items():
+        if candidate != "fuselayers":
+            continue
+        shares = (row["floor"][span] / _median(row, span) / content["bandwidth"] for span in _SPANS if row["floor"])
+        speeds = (_speeds(rows, title, name) for name in (candidate, "torch.compile"))
         lines.append([f"`{title}`", *speeds, " / ".join(f"{100 * share:.0f} %" for share in shares) or "-"])
     return _table(["", "here", "`torch.compile`", "of a copy's rate"], lines) + _said(content)
 

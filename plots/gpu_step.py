@@ -1,6 +1,6 @@
 """Measures a training step of a GPT on a GPU: the wall clock, the GPU's own time, launches and memory, by form.
 
-PYTHONPATH=. python plots/gpu_step.py plots/gpu/<name of the GPU>    # writes steps.json there
+python -m plots.gpu_step plots/gpu/<name of the GPU>    # writes steps.json there
 
 A step is forward and backward of the loss. Each form also runs as a CUDA graph of the whole step, which needs no host.
 """
@@ -68,7 +68,7 @@ def captured(step: Callable[[], object]) -> Callable[[], None]:
 
 def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
     """The figures of each form: milliseconds, launches and bytes."""
-    tokens_BT = torch.randint(60, shape, device="cuda")
+    tokens_BT = torch.randint(256, shape, device="cuda")  # bytes
     steps: dict[str, Callable[[], object]] = {}
     rows: dict[str, dict[str, Any]] = {}
     for form in FORMS:
@@ -90,6 +90,7 @@ def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
             step()
             torch.cuda.synchronize()
@@ -98,7 +99,7 @@ def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any
             "gpu": sum(event.device_time for event in events) / 1e3,
             "launches": len(events),
             "held": held,
-            "peak": torch.cuda.max_memory_allocated() - before,
+            "peak": peak,
         }
         steps[f"{form}, wall"] = step
         if form != "torch.compile":  # with `mode="reduce-overhead"` it makes graphs of its own
@@ -120,13 +121,13 @@ def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any
 
 
 def main(folder: Path) -> None:
-    """Measure both sizes and write steps.json."""
-    content = {
-        "machine": measured_machine(torch.device("cuda")),
-        "date": date.today().isoformat(),
-        "sizes": {title: measured(*size) for title, size in SIZES.items()},
-    }
-    (folder / "steps.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Measure both sizes; each is written when it is done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    sizes: dict[str, Any] = {}
+    content = {"machine": measured_machine(torch.device("cuda")), "date": date.today().isoformat(), "sizes": sizes}
+    for title, size in SIZES.items():
+        sizes[title] = measured(*size)
+        (folder / "steps.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def measured(name: str) -> dict[str, Any]:
             "saved": saved_bytes(model, **batch) / bytes_before,
             "error": _error(plain, model, batch),
         }
-    torch.compiler.reset()
+    torch.compiler.reset()  # else Dynamo would count the blocks' graphs towards the limit of the plain model's
     steps = {level: Step(functools.partial(_step, model, batch)) for level, model in models.items()}
     steps["torch.compile"] = Step(functools.partial(_step, torch.compile(copy.deepcopy(plain)), batch))
     seconds = median_seconds(time_in_turns(steps, device=torch.device("cpu"), rounds=ROUNDS, warm_up=3))

@@ -15,7 +15,7 @@ import torch
 
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES: Final = 1 << 28
-# Time for a CPU to launch a forward, or a backward with autograd's own work: 0.2 ms, and some more now and then.
+# Time for a CPU to launch an op's forward, or its backward. On an H100's host 0.5 ms were too little now and then.
 _SECONDS_OF_LAUNCHES: Final = 2e-3
 
 

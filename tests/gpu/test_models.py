@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,19 @@ from torch import Tensor, nn
 
 import fuselayers
 from fuselayers.cli.main import main
+from fuselayers.components import MultiHeadAttention
+from fuselayers.components.attention import kernels
 from fuselayers.configs import choices
-from fuselayers.partition import explain
-from plots.gpu_step import captured
+from fuselayers.partition import explain, saved_bytes
+from tests.components.compare import run
 from tests.ops.contract import DEVICE
 
 pytestmark = [pytest.mark.kernels, pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")]
 MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
 DECODERS = ["gpt_nano", "llama_tiny", "mixtral_tiny", "t5_tiny"]
 EXAMPLES = 4
+DROPOUT = "model.dropout=0.1"
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 def built(name: str, *overrides: str, device: torch.device | str = DEVICE) -> Any:
@@ -28,10 +32,10 @@ def built(name: str, *overrides: str, device: torch.device | str = DEVICE) -> An
     return fuselayers.build(name, overrides).to(device).train()
 
 
-def inputs_of(model: Any, device: torch.device | str = DEVICE) -> list[Tensor]:
+def inputs_of(model: Any, device: torch.device | str = DEVICE, *, seed: int = 2) -> list[Tensor]:
     """Random tokens, classes and pixels; with ten different numbers every vocabulary has them."""
     shapes = model.example_inputs(EXAMPLES, device="cpu")
-    torch.manual_seed(2)
+    torch.manual_seed(seed)
     return [(torch.randn_like(part) if part.is_floating_point() else part.random_(10)).to(device) for part in shapes]
 
 
@@ -63,25 +67,20 @@ def test_eager_layers_have_the_numbers_of_the_cpu(name: str) -> None:
     assert_equal_but_for_rounding([part.cpu() for part in got], right, 1e-3)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_fused_model_has_the_numbers_and_masks_of_its_layers(name: str) -> None:
-    layers, fused = built(name, "fusion=off"), built(name, "fusion=inductor")
-    example = inputs_of(layers)
-    assert_equal_but_for_rounding(loss_and_gradients(fused, example), loss_and_gradients(layers, example), 1e-3)
+GRID = [
+    *(("inductor", "block", name) for name in MODELS),
+    *(("inductor", "model", name) for name in DECODERS),
+    *((backend, "block", name) for backend in ("auto", "eager") for name in DECODERS),
+    # torch 2.11 takes the formulas for this backend, without a word.
+    *(("triton", "block", name) for name in DECODERS if TORCH >= (2, 12)),
+]
 
 
 @pytest.mark.filterwarnings("error::fuselayers.errors.FallbackWarning")
-@pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("fusion", ["triton", "auto", "eager"])
-def test_every_backend_has_the_numbers_and_masks_of_eager_layers(fusion: str, name: str) -> None:
-    layers, fused = built(name, "fusion=off"), built(name, f"fusion={fusion}")
-    example = inputs_of(layers)
-    assert_equal_but_for_rounding(loss_and_gradients(fused, example), loss_and_gradients(layers, example), 1e-3)
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_one_graph_of_the_whole_model(name: str) -> None:
-    layers, fused = built(name, "fusion=off"), built(name, "fusion=inductor", "fusion.scope=model")
+@pytest.mark.parametrize(("backend", "scope", "name"), GRID)
+def test_a_fused_model_has_the_numbers_and_masks_of_its_layers(backend: str, scope: str, name: str) -> None:
+    layers = built(name, "fusion=off", DROPOUT)
+    fused = built(name, f"fusion={backend}", f"fusion.scope={scope}", DROPOUT)
     example = inputs_of(layers)
     assert_equal_but_for_rounding(loss_and_gradients(fused, example), loss_and_gradients(layers, example), 1e-3)
 
@@ -89,48 +88,78 @@ def test_one_graph_of_the_whole_model(name: str) -> None:
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("compress", "tolerance"), [("bfloat16", 0.01), ("int8", 0.05), ("float8", 0.08)])
 def test_saves_in_fewer_bits(name: str, compress: str, tolerance: float) -> None:
-    layers = built(name, "fusion=off")
-    fused = built(name, "fusion=inductor", f"fusion.compress={compress}")
-    example = inputs_of(layers)
-    got, wanted = loss_and_gradients(fused, example), loss_and_gradients(layers, example)
+    exact = built(name, "fusion=inductor", DROPOUT)
+    fused = built(name, "fusion=inductor", f"fusion.compress={compress}", DROPOUT)
+    example = inputs_of(exact)
+    got, wanted = loss_and_gradients(fused, example), loss_and_gradients(exact, example)
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-5, atol=0.0)
     assert_equal_but_for_rounding(got, wanted, tolerance)
+    assert saved_bytes(fused, *example) < 0.8 * saved_bytes(exact, *example)
 
 
-@pytest.mark.parametrize("fusion", ["off", "inductor"])
 @pytest.mark.parametrize("name", DECODERS)
-def test_ten_steps_under_autocast_lower_the_loss(name: str, fusion: str) -> None:
-    model = built(name, f"fusion={fusion}")
-    example = inputs_of(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+def test_ten_steps_under_autocast_have_the_losses_of_eager_layers(name: str) -> None:
     losses = []
-    for _ in range(10):
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(*example)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
+    for fusion in ("off", "inductor"):
+        model = built(name, f"fusion={fusion}", DROPOUT)
+        example = inputs_of(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+        torch.manual_seed(1)
+        losses.append([])
+        for _ in range(10):
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(*example)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0][-1] < 0.9 * losses[0][0]
 
 
 @pytest.mark.parametrize("fusion", ["off", "inductor"])
-def test_a_step_in_a_cuda_graph_has_new_masks_at_each_replay(fusion: str) -> None:
-    model = built("gpt_nano", f"fusion={fusion}")
-    example = inputs_of(model)
-    expected, result = model(*example).item(), torch.zeros((), device=DEVICE)
+class TestCudaGraph:
+    """The recipe of docs/gpu.md."""
 
-    def step() -> None:
-        loss = model(*example)
-        torch.autograd.grad(loss, list(model.parameters()))
-        result.copy_(loss.detach())
+    def captured(self, model: nn.Module, example: Sequence[Tensor]) -> Callable[..., Tensor]:
+        page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
+        names: dict[str, Any] = {}
+        exec(page.partition("```python\n")[2].partition("```")[0], names)
+        step: Callable[..., Tensor] = names["captured_step"](model, *example)
+        return step
 
-    replay, losses = captured(step), set()
-    for _ in range(3):
-        replay()
-        losses.add(result.item())
-    assert len(losses) == 3
-    assert all(loss == pytest.approx(expected, rel=0.05) for loss in losses)
+    def test_a_replay_has_the_gradients_of_its_batch(self, fusion: str) -> None:
+        model = built("gpt_nano", f"fusion={fusion}", "model.dropout=0")
+        first, second = (inputs_of(model, seed=seed) for seed in (2, 3))
+        wanted = loss_and_gradients(model, second)
+        loss = self.captured(model, first)(*second)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert_equal_but_for_rounding([loss, *gradients], wanted, 1e-3)
+
+    def test_each_replay_has_new_masks(self, fusion: str) -> None:
+        model = built("gpt_nano", f"fusion={fusion}", DROPOUT)
+        example = inputs_of(model)
+        step = self.captured(model, example)
+        losses = {step(*example).item() for _ in range(3)}
+        assert len(losses) == 3
+        expected = model(*example).item()
+        assert all(loss == pytest.approx(expected, rel=0.05) for loss in losses)
+
+
+@pytest.mark.parametrize("options", [{"window": 70}, {"soft_cap": 5.0}, {"sinks": True, "num_kv_heads": 2}], ids=str)
+def test_flex_is_chosen_and_right(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    flex = kernels.flex
+    monkeypatch.setattr(kernels, "flex", lambda *args: called.append(1) or flex(*args))
+    layer = MultiHeadAttention(128, num_heads=4, **options).to(DEVICE, torch.bfloat16)
+    plain = MultiHeadAttention(128, num_heads=4, kernel="plain", **options).to(DEVICE, torch.float64)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 257, 128, device=DEVICE, dtype=torch.bfloat16)
+    expected, got = run(plain, [x.double()]), run(layer, [x])
+    assert called
+    for name, value in expected.items():
+        error = (got[name].double() - value).abs().max() / value.abs().max()
+        assert error < 0.03, name
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -145,28 +174,33 @@ def test_greedy_tokens_are_those_of_the_cpu(name: str) -> None:
 def test_explain_of_a_model() -> None:
     model = built("gpt_nano", "fusion=off")
     report = explain(model, *inputs_of(model), compress="int8")
-    assert max(report.gradient_errors.values()) < 0.05
+    assert 0 < max(report.gradient_errors.values()) < 0.05
 
 
 @pytest.mark.parametrize("family", ["gpt2", "bert", "llama", "vit", "t5", "opt", "gemma2", "qwen3"])
-def test_a_swapped_model_has_the_loss_of_the_original(family: str) -> None:
+def test_a_swapped_model_has_the_loss_of_the_original_and_trains(family: str) -> None:
     from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
     torch.manual_seed(0)
     plain = FAMILIES[family][0](4).to(DEVICE).eval()
     batch = {name: value.to(DEVICE) for name, value in batch_for(family, scale=4).items()}
-    if "use_cache" in inspect.signature(plain.forward).parameters:
-        batch["use_cache"] = False
     swapped = copy.deepcopy(plain)
-    report = fuselayers.swap(swapped, batch=batch)
-    assert report.sites
-    torch.testing.assert_close(loss_of(swapped, batch), loss_of(plain, batch), rtol=1e-4, atol=0.0)
+    assert fuselayers.swap(swapped, batch=batch).sites
+    # With a cache a block would run its original forward, in evaluation mode.
+    without_cache = {"use_cache": False} if "use_cache" in inspect.signature(plain.forward).parameters else {}
+    losses = [loss_of(model, batch | without_cache) for model in (swapped, plain)]
+    torch.testing.assert_close(*losses, rtol=1e-4, atol=0.0)
+    before = [parameter.detach().clone() for parameter in swapped.parameters()]
     loss_of(swapped.train(), batch).backward()
-    assert all(parameter.grad is not None for parameter in swapped.parameters() if parameter.requires_grad)
+    torch.optim.SGD(swapped.parameters(), lr=0.1).step()
+    assert all(parameter.isfinite().all() for parameter in swapped.parameters())
+    assert any(not torch.equal(*pair) for pair in zip(before, swapped.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("fusion", ["off", "inductor"])
 def test_a_run_of_training_stops_and_goes_on(fusion: str, tmp_path: Path) -> None:
-    folder = f"train.output={tmp_path / 'run'}"
-    assert main(["train", "gpt_nano", "train=quick", f"fusion={fusion}", "train.steps=20", folder]) == 0
-    assert main(["train", f"train.resume={tmp_path / 'run'}", "train.steps=30"]) == 0
+    folder = tmp_path / "run"
+    assert main(["train", "gpt_nano", "train=quick", f"fusion={fusion}", f"train.output={folder}"]) == 0
+    assert main(["train", f"train.resume={folder}", "train.steps=30"]) == 0
+    steps = [line.partition(",")[0] for line in (folder / "metrics.csv").read_text().splitlines()]
+    assert steps == ["step", *map(str, range(1, 31))]

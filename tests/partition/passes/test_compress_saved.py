@@ -107,8 +107,8 @@ def test_a_random_op_before_the_first_dropout() -> None:
     assert 0 < max(errors.values()) < 0.05
 
 
-def test_values_of_two_devices() -> None:
-    """Each device has a seed of its own; meta stands for the second one."""
+def test_each_device_has_a_seed_of_its_own() -> None:
+    """meta stands for the second one."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return dropout(x, 0.1).sin(), dropout(y, 0.1).sin()
@@ -257,7 +257,14 @@ class TestStaysExact:
             sizes = {value.exact_bytes / value.num_bytes for value in saved if value.why_exact is None}
             assert {round(size) for size in sizes} == {2, 4}
 
-    @pytest.mark.parametrize("op", [linear_cross_entropy, lambda *args: linear_log_prob(*args)[0].mean()])
+    @pytest.mark.parametrize(
+        "op",
+        [
+            lambda *args: linear_cross_entropy(*args, reduction="none").mean(),
+            lambda *args: linear_log_prob(*args)[0].mean(),
+        ],
+        ids=["linear_cross_entropy", "linear_log_prob"],
+    )
     def test_the_input_of_a_fused_loss_has_16_bits(self, op: Callable[..., Tensor]) -> None:
         """Where backward computes the logits again, gradients would be wrong by 10 % with int8."""
         x, u, targets = 2 * torch.randn(512, 64), torch.randn(64, 64) / 8, torch.randint(256, (512,))
@@ -277,6 +284,7 @@ class TestStaysExact:
             ("eager", cross_entropy),
             ("eager", lambda x, _: F.softplus(x).sum()),
         ],
+        ids=["F.cross_entropy", "F.cross_entropy inductor", "ops.cross_entropy", "softplus"],
     )
     def test_exponents(self, backend: str, op: Callable[..., Tensor]) -> None:
         """A probability of one in a million is saved as -14: int8's step would be a tenth of it."""
