@@ -69,5 +69,5 @@ def _meant(name: str, choices: list[str], elsewhere: Sequence[str]) -> list[str]
             return [f"{choice!r}{space}{advice}"]
     if elsewhere:
         return [repr(path) for path in elsewhere]
-    found = difflib.get_close_matches(plain(name), list(spelt), n=1, cutoff=0.6)
-    return [repr(spelt[found[0]])] if found else []
+    nearest = difflib.get_close_matches(plain(name), list(spelt), n=1, cutoff=0.6)
+    return [repr(spelt[nearest[0]])] if nearest else []

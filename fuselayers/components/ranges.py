@@ -71,8 +71,8 @@ def range_of(annotation: Any) -> Range | None:
     >>> range_of(Size | None)
     Range(minimum=1, above=None, maximum=None, below=None)
     """
-    found = _number_of(annotation)
-    return None if found is None else found[1]
+    number = _number_of(annotation)
+    return None if number is None else number[1]
 
 
 def _number_of(annotation: Any) -> tuple[Any, Range] | None:
@@ -122,8 +122,8 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     @functools.cache
     def wanted() -> dict[str, tuple[Any, Range]]:
         # Not at import: an annotation may name a later definition.
-        found = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
-        return {name: number for name, number in found.items() if number is not None}
+        numbers = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
+        return {name: number for name, number in numbers.items() if number is not None}
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:

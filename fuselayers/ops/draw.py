@@ -154,7 +154,7 @@ def _draw_for_every_sample(
 ) -> tuple[Tensor, int]:
     # `fresh` is batched only where vmap's randomness is "different".
     draw = torch.ops.fuselayers.draw_seed
-    return torch.stack([draw(one, device=device) for one in fresh.unbind(in_dims[0] or 0)]), 0
+    return torch.stack([draw(sample, device=device) for sample in fresh.unbind(in_dims[0] or 0)]), 0
 
 
 _library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]

@@ -66,7 +66,8 @@ def _run_weight_gradients(dy_RF: Tensor, x_RD: Tensor, ends_E: Tensor) -> Tensor
 
 def _without_a_read(*factors: Tensor) -> bool:
     return all(
-        one.is_cuda and one.dtype == torch.bfloat16 and one.is_contiguous() and not one.shape[-1] % 8 for one in factors
+        factor.is_cuda and factor.dtype == torch.bfloat16 and factor.is_contiguous() and not factor.shape[-1] % 8
+        for factor in factors
     )
 
 

@@ -270,7 +270,7 @@ def _keep_for_every_sample(
     again: bool = False,
 ) -> tuple[Tensor, int]:
     keep = torch.ops.fuselayers.keep_factors
-    return torch.stack([keep(one, row_R, *numbers, again=again) for one in seed.unbind(in_dims[0] or 0)]), 0
+    return torch.stack([keep(sample, row_R, *numbers, again=again) for sample in seed.unbind(in_dims[0] or 0)]), 0
 
 
 def _empty_keep(

@@ -185,12 +185,12 @@ class _Rotary(torch.autograd.Function):
         cos, sin, *heads = ctx.saved_tensors
         interleaved, back, token_major = ctx.options
         _, _, _, wants_cos, wants_sin, *wants = ctx.needs_input_grad
-        given = {index: one for index, one in enumerate(dy) if one is not None and wants[index]}
+        incoming = {index: gradient for index, gradient in enumerate(dy) if gradient is not None and wants[index]}
         gradients: list[Tensor | None] = [None] * len(dy)
-        if given:
-            orders = [token_major[index] for index in given]
-            rotated_back = _rotated(list(given.values()), cos, sin, interleaved, not back, orders)
-            for index, gradient in zip(given, rotated_back, strict=True):
+        if incoming:
+            orders = [token_major[index] for index in incoming]
+            rotated_back = _rotated(list(incoming.values()), cos, sin, interleaved, not back, orders)
+            for index, gradient in zip(incoming, rotated_back, strict=True):
                 gradients[index] = gradient
         dcos = dsin = None
         if wants_cos or wants_sin:
@@ -222,9 +222,9 @@ def _table_gradients(
     """Return the gradients of cos and sin, summed over heads and over sequences that share a table."""
     shared = (0, 1) if cos.dim() == 2 else (1,)
     dcos = dsin = torch.zeros_like(cos, dtype=_wide(cos, cos))
-    for x, one in zip(heads, dy, strict=True):
-        if one is not None:
-            (a, b), (da, db) = _pairs(x, cos, interleaved), _pairs(one, cos, interleaved)
+    for x, gradient in zip(heads, dy, strict=True):
+        if gradient is not None:
+            (a, b), (da, db) = _pairs(x, cos, interleaved), _pairs(gradient, cos, interleaved)
             dcos = dcos + (a * da + b * db).sum(shared)
             dsin = dsin + (a * db - b * da).sum(shared)
     return dcos.to(cos.dtype), (-dsin if back else dsin).to(cos.dtype)
@@ -258,7 +258,7 @@ def _launch(
     batch, _, tokens, channels = x0.shape
     num_pairs = cos.shape[-1]
     rest = channels - 2 * num_pairs
-    strides = [stride for one in (x0, x1, y0, y1) for stride in one.stride()[:3]]
+    strides = [stride for tensor in (x0, x1, y0, y1) for stride in tensor.stride()[:3]]
     strides += [cos.stride(0) if cos.dim() == 3 else 0, cos.stride(-2)]
     vector = math.gcd(8, num_pairs, rest, *strides)
     block_rows = max(min(_TILE, _TILE // 4 * vector) // channels, 1)

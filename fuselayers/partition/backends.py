@@ -181,7 +181,7 @@ def _why_unavailable(name: str, device_types: set[str]) -> str | None:
     if name == "triton" and device_types == {"cpu"}:
         return "Triton compiles for GPUs, and this runs on a CPU"
     why = why_nvfuser_is_unavailable if name == "nvfuser" else why_inductor_is_unavailable
-    return next((reason for one in sorted(device_types) if (reason := why(one)) is not None), None)
+    return next((reason for device_type in sorted(device_types) if (reason := why(device_type)) is not None), None)
 
 
 def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | Partitioner) -> str:

@@ -51,15 +51,15 @@ def compression_errors(
     exact, compressed = _Recorder(default, backend), _Recorder(cut, backend)
     with torch.random.fork_rng():
         right = _gradients(fn, args, kwargs, exact)
-        found = _gradients(fn, args, kwargs, compressed)
+        rounded = _gradients(fn, args, kwargs, compressed)
     norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}
     zero = _ROUNDING * max(norms.values(), default=0.0)
-    gradients = {name: _relative_error(found[name], right[name]) for name, norm in norms.items() if norm > zero}
+    gradients = {name: _relative_error(rounded[name], right[name]) for name, norm in norms.items() if norm > zero}
     return CompressionErrors(tuple(compressed.errors), gradients)
 
 
-def _relative_error(found: Tensor, exact: Tensor) -> float:
-    difference = (found.double() - exact.double()).norm()
+def _relative_error(rounded: Tensor, exact: Tensor) -> float:
+    difference = (rounded.double() - exact.double()).norm()
     return float(difference / exact.double().norm()) if difference else 0.0
 
 

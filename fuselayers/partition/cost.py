@@ -189,7 +189,7 @@ def _with_every_head(arguments: Sequence[Any], first: int) -> list[Any]:
     """Return attention's arguments with grouped key and value heads repeated, since torch's formula needs as many key
     heads as query heads. Query, key and value begin at `first`."""
     query = arguments[first]
-    grouped = [one.new_empty((*query.shape[:-2], *one.shape[-2:])) for one in arguments[first + 1 : first + 3]]
+    grouped = [tensor.new_empty((*query.shape[:-2], *tensor.shape[-2:])) for tensor in arguments[first + 1 : first + 3]]
     return [*arguments[: first + 1], *grouped, *arguments[first + 3 :]]
 
 

@@ -40,18 +40,18 @@ def fuselayers(
     """
     if mode is not None:
         raise ValueError(f"the backend 'fuselayers' has no mode {mode!r}; leave it out, or use options")
-    given = dict(options or {})
-    for name in given:
+    chosen = dict(options or {})
+    for name in chosen:
         if name not in _OPTIONS:
             raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
     # An unknown name is refused here, by its own error.
-    partition = partitioner(given.get("partition", "min_cut"), compress=given.get("compress"))
-    chain = check_backends(given.get("backend", "auto"), given.get("fallback", ("inductor", "eager")))
+    partition = partitioner(chosen.get("partition", "min_cut"), compress=chosen.get("compress"))
+    chain = check_backends(chosen.get("backend", "auto"), chosen.get("fallback", ("inductor", "eager")))
     compiled, _, _ = compile_chain(
         graph_module,
         example_inputs,
         chain=chain,
         partition=partition,
-        torch_random=bool(given.get("torch_random", False)),
+        torch_random=bool(chosen.get("torch_random", False)),
     )
     return compiled

@@ -184,7 +184,7 @@ class _Names:
             function = eval(expression, dict(self._scope))  # Dynamo's expression, evaluated over the traced copies
             text = function.__code__.co_freevars[int(cell)] + rest
             expression += f".__closure__[{cell}].cell_contents{rest}"
-        text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda found: self._arguments[int(found[1])], text)
+        text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda match: self._arguments[int(match[1])], text)
         text = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", text).removeprefix(ROOT).removeprefix(".__self__")
         text = re.sub(r"^(?:\.\w+)*\.__globals__\['(\w+)'\]", r"\1", text)
         text = re.sub(r"^(?:G|___unnamed_scope_\w+)\['(\w+)'\]", r"\1", text)
@@ -213,8 +213,12 @@ def _argument_names(fn: Any, count: int) -> list[str]:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except (TypeError, ValueError):  # a builtin without a signature
         return [f"args[{index}]" for index in range(count)]
-    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "args")
     return [*names[:count], *(f"{rest}[{index}]" for index in range(count - len(names)))]
 
 

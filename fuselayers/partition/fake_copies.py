@@ -89,7 +89,7 @@ class _Copier:
                 f"capture needs a {device.type} device to trace backward for one, and there is none here; capture on "
                 "device='cpu', or on a machine that has it"
             )
-        size, stride = ([int(one) for one in sizes] for sizes in (tensor.size(), tensor.stride()))
+        size, stride = ([int(number) for number in sizes] for sizes in (tensor.size(), tensor.stride()))
         with self._fake_mode:
             fake = torch.empty_strided(size, stride, dtype=tensor.dtype, device=device)
         if isinstance(tensor, nn.Parameter):
@@ -98,9 +98,9 @@ class _Copier:
 
     def parameters_and_buffers(self) -> list[torch.Tensor]:
         copied = list(self._memo.values())
-        parameters: list[torch.Tensor] = [one for one in copied if isinstance(one, nn.Parameter)]
-        modules = [one for one in copied if isinstance(one, nn.Module)]
-        return parameters + [one for module in modules for one in (*module.parameters(), *module.buffers())]
+        parameters: list[torch.Tensor] = [tensor for tensor in copied if isinstance(tensor, nn.Parameter)]
+        modules = [module for module in copied if isinstance(module, nn.Module)]
+        return parameters + [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
     def _copy_container(self, value: Any) -> Any:
         if id(value) not in self._containers:
@@ -117,7 +117,9 @@ class _Copier:
         if fn in self._functions:
             return self._functions[fn]
         in_globals = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
-        copied = {name: self.copy(one) for name, one in in_globals.items() if isinstance(one, nn.Module | torch.Tensor)}
+        copied = {
+            name: self.copy(value) for name, value in in_globals.items() if isinstance(value, nn.Module | torch.Tensor)
+        }
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
         function = types.FunctionType(
             fn.__code__.replace(),  # a code object of its own: Dynamo caches by code object

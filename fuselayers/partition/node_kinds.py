@@ -36,7 +36,9 @@ def num_elements(node: fx.Node) -> int:
     """Elements of a node's value, of all its tensors if it has several."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
-    return num_bytes(node) // max((one.dtype.itemsize for one in values if isinstance(one, torch.Tensor)), default=1)
+    return num_bytes(node) // max(
+        (value.dtype.itemsize for value in values if isinstance(value, torch.Tensor)), default=1
+    )
 
 
 def why_not_saveable(node: fx.Node) -> str | None:
@@ -150,8 +152,10 @@ def draws(node: fx.Node) -> bool:
     # Attention kernels carry the tag for their dropout; without one they draw nothing.
     for place, argument in enumerate(target._schema.arguments):
         if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return bool(given != 0.0)
+            probability = (
+                node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            )
+            return bool(probability != 0.0)
     return True
 
 

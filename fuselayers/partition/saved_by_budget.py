@@ -94,10 +94,10 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
     for step in range(_PEAK_STEPS + 1):
         limit = math.ceil(least + (most - least) * (1 - step / _PEAK_STEPS) ** 2)  # finer where less is saved
         parts = split_by_budget(joint, cost=cost, limit=limit)
-        found = peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
-        if found <= peak:
+        of_parts = peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
+        if of_parts <= peak:
             return limit
-        lowest = min(lowest, found)
+        lowest = min(lowest, of_parts)
     raise PartitionError(
         f"forward and backward of this graph cannot do with {peak:,} bytes at once: the lowest peak found is "
         f"{lowest:,.0f}; give a larger one, or fuse a smaller part of the model"

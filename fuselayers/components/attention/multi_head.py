@@ -282,6 +282,6 @@ def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> Non
 def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:
     if name is None:
         return None
-    given = {"eps": eps} if any(option.name == "eps" for option in options("norm", name)) else {}
-    norm: nn.Module = create("norm", Choice(name, given), head_dim)
+    norm_options = {"eps": eps} if any(option.name == "eps" for option in options("norm", name)) else {}
+    norm: nn.Module = create("norm", Choice(name, norm_options), head_dim)
     return norm

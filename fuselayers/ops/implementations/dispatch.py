@@ -149,9 +149,9 @@ def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     Dynamo refuses an autograd.Function that gets a tensor twice; in torch 2.11 it loses a gradient instead.
     """
     seen: list[Tensor | None] = []
-    for one in tensors:
-        again = any(one is other for other in seen)
-        seen.append(one if one is None or not again else one.view_as(one))
+    for tensor in tensors:
+        again = any(tensor is other for other in seen)
+        seen.append(tensor if tensor is None or not again else tensor.view_as(tensor))
     return tuple(seen)
 
 
@@ -274,23 +274,23 @@ def gradients_by_formula(
     if not any(wanted):
         return [None] * len(inputs)
 
-    chosen: Any = [one for one, want in zip(inputs, wanted, strict=True) if want]
+    chosen: Any = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
 
     def of_chosen(*leaves: Tensor) -> Tensor:
         leaf = iter(leaves)
-        return formula(*(next(leaf) if want else one for one, want in zip(inputs, wanted, strict=True)))
+        return formula(*(next(leaf) if want else tensor for tensor, want in zip(inputs, wanted, strict=True)))
 
     if not is_compiling() and transforms_are_active():  # inside a transform autograd finds no graph
         pull: Any = torch.func.vjp(of_chosen, *chosen)[1]
-        found = iter(pull(incoming))
+        gradients = iter(pull(incoming))
     else:
         with torch.enable_grad():
             # Views, since one input may depend on another: that dependency is not part of the formula.
-            leaves = [one.view_as(one) for one in chosen]
+            leaves = [tensor.view_as(tensor) for tensor in chosen]
             output = of_chosen(*leaves)
         created = torch.is_grad_enabled()
-        found = iter(torch.autograd.grad(output, leaves, incoming, create_graph=created, allow_unused=True))
-    return [next(found) if want else None for want in wanted]
+        gradients = iter(torch.autograd.grad(output, leaves, incoming, create_graph=created, allow_unused=True))
+    return [next(gradients) if want else None for want in wanted]
 
 
 def define(

@@ -92,7 +92,7 @@ def linear_cross_entropy(
     check_linear(x, weight, bias)
     check_target(target, "x", x)
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
-    given = x, weight, bias
+    inputs = x, weight, bias
     x, weight, bias = under_autocast(x, weight, bias)
     uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
     compiling = is_compiling()
@@ -109,7 +109,7 @@ def linear_cross_entropy(
             backend=backend,
         ).to(dtype)
     records = torch.is_grad_enabled()
-    wanted = [records and one is not None and one.requires_grad for one in (x, weight, bias)]
+    wanted = [records and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), backend
     if not any(wanted):
         losses = _losses(x, weight, bias, target, *options)[0]
@@ -125,7 +125,7 @@ def linear_cross_entropy(
     else:
         loss = _WithGradients.apply(x, weight, bias, target, options, reduction, dtype, wanted)  # type: ignore[no-untyped-call]
     if compiling:
-        leaves = [one for one, want in zip(given, wanted, strict=True) if want]
+        leaves = [tensor for tensor, want in zip(inputs, wanted, strict=True) if want]
         loss = _NoSecondDerivative.apply(loss, *without_repeats(leaves))  # type: ignore[no-untyped-call]
     return loss
 
@@ -135,13 +135,13 @@ def under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
     lower = autocast_dtype(x.device)
     if lower is None:
         return x, weight, bias
-    x, weight = (one if one.dtype == torch.float64 else one.to(lower) for one in (x, weight))
+    x, weight = (tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in (x, weight))
     return x, weight, bias if bias is None or bias.dtype == torch.float64 else bias.to(lower)
 
 
 def needs_all_logits(*tensors: Tensor | None) -> bool:
     """Return whether a transform or a tensor subclass needs the formula. Used here and by linear_log_prob."""
-    plain = all(type(one) in (Tensor, nn.Parameter, FakeTensor, type(None)) for one in tensors)
+    plain = all(type(tensor) in (Tensor, nn.Parameter, FakeTensor, type(None)) for tensor in tensors)
     return not plain or (not is_compiling() and transforms_are_active())
 
 
@@ -172,15 +172,15 @@ class _WithGradients(torch.autograd.Function):
     ) -> Tensor:
         loss: Tensor
         loss, *gradients = _with_gradients(x, weight, bias, target, *options, reduction, dtype, wanted)
-        found = (one if want else None for one, want in zip(gradients, wanted, strict=True))
-        ctx.save_for_backward(*found)
+        kept = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+        ctx.save_for_backward(*kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         # Not in place: backward may be called again, with retain_graph=True.
-        return *(None if one is None else one * dloss for one in ctx.saved_tensors), *(None,) * 5
+        return *(None if gradient is None else gradient * dloss for gradient in ctx.saved_tensors), *(None,) * 5
 
 
 class _WithDlogits(torch.autograd.Function):
@@ -242,8 +242,8 @@ class _Recomputed(torch.autograd.Function):
     def backward(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_create_graph()
         options, wanted = ctx.rest
-        found = _backward(dlosses, *ctx.saved_tensors, *options, wanted)
-        return *(one if want else None for one, want in zip(found, wanted, strict=True)), *(None,) * 3
+        gradients = _backward(dlosses, *ctx.saved_tensors, *options, wanted)
+        return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), *(None,) * 3
 
 
 class _NoSecondDerivative(torch.autograd.Function):

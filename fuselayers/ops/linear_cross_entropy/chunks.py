@@ -76,7 +76,7 @@ def in_chunks(
     wide = torch.promote_types(x.dtype, torch.float32)
     dx_RD = x.new_zeros(x_RD.shape if wanted[0] else 0)
     dweight = dbias = None
-    found = numbers
+    results = numbers
     with autocast_disabled(x):
         for start in range(0, max(count, 1), size):
             rows = slice(start, start + size) if kept is None else kept[start : start + size]
@@ -88,9 +88,9 @@ def in_chunks(
                 None if numbers is None else numbers[:, rows],
             )
             if numbers is None:
-                if found is None:
-                    found = numbers_NC.new_zeros(len(numbers_NC), num_rows)
-                found[:, rows] = numbers_NC
+                if results is None:
+                    results = numbers_NC.new_zeros(len(numbers_NC), num_rows)
+                results[:, rows] = numbers_NC
             if dlogits_CV is None:
                 continue
             if wanted[0]:
@@ -104,8 +104,8 @@ def in_chunks(
                 part = dlogits_CV.sum(0, dtype=wide)
                 dbias = part if dbias is None else dbias + part
             del dlogits_CV  # else it would live until the next chunk has its own
-    assert found is not None
-    return found, (
+    assert results is not None
+    return results, (
         dx_RD.view(x.shape) if wanted[0] else dx_RD,
         x.new_empty(0) if dweight is None else cast(dweight, weight.dtype),
         x.new_empty(0) if dbias is None else cast(dbias, weight.dtype),

@@ -67,7 +67,7 @@ def linear_log_prob(
     x, weight, bias = under_autocast(x, weight, bias)
     if needs_all_logits(x, weight, bias):
         return _formula(x, weight, bias, target, ignore_index)
-    wanted = [torch.is_grad_enabled() and one is not None and one.requires_grad for one in (x, weight, bias)]
+    wanted = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     if any(wanted):
         if is_compiling():
             x, weight, bias = without_repeats((x, weight, bias))
@@ -123,8 +123,8 @@ class _LogProb(torch.autograd.Function):
             advice = "for a backward under create_graph take F.linear(x, weight, bias).log_softmax(-1)"
             raise RuntimeError(f"linear_log_prob is differentiated once; {advice}")
         ignore_index, wanted = ctx.rest
-        found = _backward(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
-        return *(one if want else None for one, want in zip(found, wanted, strict=True)), None, None, None
+        gradients = _backward(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
+        return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None, None
 
 
 def _run_numbers(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int) -> Tensor:

@@ -144,8 +144,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
             ds -= (tl.sum(w, 1) / width)[:, None]
         ds *= rstd
         if ds_ptr is not None:
-            given = tl.load(ds_ptr + row * ds_stride * VECTOR + columns[None, :], mask=live, other=0.0)
-            ds += given.to(tl.float32)
+            incoming = tl.load(ds_ptr + row * ds_stride * VECTOR + columns[None, :], mask=live, other=0.0)
+            ds += incoming.to(tl.float32)
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + out, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:
@@ -217,8 +217,8 @@ def _backward_split_kernel(  # type: ignore[no-untyped-def]
             ds -= alone_mean
         ds *= rstd
         if ds_ptr is not None:
-            given = tl.load(ds_ptr + row * ds_stride * VECTOR + columns, mask=live, other=0.0)
-            ds += given.to(tl.float32)
+            incoming = tl.load(ds_ptr + row * ds_stride * VECTOR + columns, mask=live, other=0.0)
+            ds += incoming.to(tl.float32)
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
         if seed_ptr is not None:

@@ -93,7 +93,7 @@ class _Normalise(torch.autograd.Function):
         y, s, mean, rstd = normalise_forward(x, residual, bias, weight, norm_bias, seed, row_R, *options)
         ctx.s_is_x = s_is_x(residual, bias, seed, pre)
         ctx.save_for_backward(x if ctx.s_is_x else s, weight, norm_bias, mean, rstd, seed, row_R)
-        ctx.dtypes = [None if one is None else one.dtype for one in (x, residual, bias)]
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, residual, bias)]
         ctx.set_materialize_grads(False)
         return y, s
 
@@ -118,7 +118,7 @@ class _Normalise(torch.autograd.Function):
         else:
             apart = residual_dtype is not None and not pre and (seed is not None or residual_dtype != x_dtype)
             vectors = weight.dtype, norm_bias.dtype if wants_norm_bias else None, bias_dtype if wants_bias else None
-            sums_dtypes = {one for one in vectors if one is not None}
+            sums_dtypes = {dtype for dtype in vectors if dtype is not None}
             dx, dresidual, sums_KN = normalise_backward(
                 *(dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype),
                 *(residual_dtype if apart else None, weight.dtype if len(sums_dtypes) == 1 else None),

@@ -32,7 +32,7 @@ def _launch_forward(
         return results
     s_dtype = x.dtype if not s.numel() else s.dtype
     if in_cpp(x):
-        vectors = [vector(in_dtype(one, s_dtype)) for one in (bias, weight, norm_bias)]
+        vectors = [vector(in_dtype(row, s_dtype)) for row in (bias, weight, norm_bias)]
         run(
             "norm_forward",
             *(rows(x), rows(residual), *map(pointer, vectors), rows(y), rows(s if s.numel() else None)),
@@ -47,7 +47,7 @@ def _launch_forward(
     split, block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
     num_tiles = cdiv(x_RN.shape[0], block_rows)
     arguments = (
-        *(x_RN, residual_RN, *(in_dtype(one, s_dtype) for one in (bias, weight, norm_bias)), seed, row_R),
+        *(x_RN, residual_RN, *(in_dtype(row, s_dtype) for row in (bias, weight, norm_bias)), seed, row_R),
         *(y, s if s.numel() else None, None if rms else mean, rstd),
         *(x_RN.shape[0], x_RN.shape[1] // lanes, x_RN.stride(0) // lanes),
         *(residual_stride // lanes, *mask_numbers(p), eps),

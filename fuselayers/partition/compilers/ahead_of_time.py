@@ -43,9 +43,9 @@ def compile_ahead_of_time(
     def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
         return cut(no_mask_pass(joint_module), joint_inputs, **options)
 
-    def one_compiler(one: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    def one_compiler(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         forget_donated_buffers()
-        return runnable(one)
+        return runnable(graph_module)
 
     def inference_compiler(inference_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         # With the masks of the graph that has a backward: a checkpoint's first forward runs without gradients.

@@ -19,7 +19,7 @@ def compile_eager(
         graph_module,
         example_inputs,
         compiler="eager",
-        runnable=lambda one: boxed(views_that_copy_pass(one)),
+        runnable=lambda cut_module: boxed(views_that_copy_pass(cut_module)),
         partition=partition,
         torch_random=torch_random,
     )

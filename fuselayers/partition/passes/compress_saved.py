@@ -240,7 +240,9 @@ def _is_statistic(node: fx.Node) -> bool:
             return True
         if is_fusible(step) or looks_at_its_input(step):
             elements = num_elements(step)
-            same = {one for one in step.all_input_nodes if is_float(one) and num_elements(one) == elements} - seen
+            same = {
+                source for source in step.all_input_nodes if is_float(source) and num_elements(source) == elements
+            } - seen
             seen |= same
             stack += same
     return False

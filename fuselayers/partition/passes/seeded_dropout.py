@@ -61,18 +61,18 @@ def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     eager draws none.
     """
     graph = graph_module.graph
-    for node, given in _dropout_calls(graph):
-        x = given.pop("input")
-        if given.get("training", given.get("train", True)) is False or given.get("p") == 0:
+    for node, arguments in _dropout_calls(graph):
+        x = arguments.pop("input")
+        if arguments.get("training", arguments.get("train", True)) is False or arguments.get("p") == 0:
             node.replace_all_uses_with(x)
             graph.erase_node(node)
-        elif given.get("p") == 1:
+        elif arguments.get("p") == 1:
             with graph.inserting_before(node):
                 zero = graph.call_method("new_zeros", (x, ()))  # as in eager: the product has x's dtype and its NaN
-            node.op, node.target = "call_method", "mul_" if given.get("inplace") else "mul"
+            node.op, node.target = "call_method", "mul_" if arguments.get("inplace") else "mul"
             node.args, node.kwargs = (x, zero), {}
-        elif given.get("inplace"):
-            node.args, node.kwargs = (x,), given | {"inplace": False}
+        elif arguments.get("inplace"):
+            node.args, node.kwargs = (x,), arguments | {"inplace": False}
             with graph.inserting_after(node):
                 written = graph.call_method("copy_", (x, node))
             written.meta.update(node.meta)
@@ -89,12 +89,12 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
     `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
     """
-    for node, given in _dropout_calls(graph_module.graph):
-        x, p = given["input"], given.get("p", 0.5)
+    for node, arguments in _dropout_calls(graph_module.graph):
+        x, p = arguments["input"], arguments.get("p", 0.5)
         # `torch.dropout` has no default for training; `F.dropout` has True.
-        drops = given.get("training", given.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
+        drops = arguments.get("training", arguments.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
-        if drops and not given.get("inplace") and value is not None and value.device.type == "cpu":
+        if drops and not arguments.get("inplace") and value is not None and value.device.type == "cpu":
             node.target, node.args, node.kwargs = _dropout, (x, p), {}
     graph_module.graph.lint()
     graph_module.recompile()
@@ -145,8 +145,8 @@ def _draws_in_memory_order() -> bool:
     """True if torch fills a transposed mask in the order of its memory; Intel's MKL fills it in that of its indices."""
     with disable_current_modes():
         mask, transposed = torch.empty(8, 8, device="cpu"), torch.empty(8, 8, device="cpu").t()
-        for one in (mask, transposed):
-            one.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+        for tensor in (mask, transposed):
+            tensor.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
         return torch.equal(mask, transposed.t())
 
 

@@ -108,8 +108,10 @@ def _arguments(node: fx.Node, names: Collection[str]) -> list[fx.Node]:
     if not names:
         return []
     target: Any = node.target
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
-    return [value for name in names if isinstance(value := given.get(name), fx.Node)]
+    arguments = (
+        dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
+    )
+    return [value for name in names if isinstance(value := arguments.get(name), fx.Node)]
 
 
 def _is_made_of_floats(node: fx.Node) -> bool:
