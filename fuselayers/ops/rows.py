@@ -108,7 +108,9 @@ def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
     if columns > _LONGEST_ROW:
         return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
     rows = max(1, min(_ELEMENTS // columns, next_power_of_2(num_rows)))
-    return False, rows, columns, max(4, columns * rows // _ELEMENTS_OF_A_WARP)
+    # Two programs of four warps overlap better than one of eight, though a few registers spill: on an H100 the backward
+    # of a norm with dropout takes 116 us, with eight warps 158 (8192 x 4096, bfloat16, Triton 3.6).
+    return False, rows, columns, 4 if columns * rows <= _PIECE else columns * rows // _ELEMENTS_OF_A_WARP
 
 
 def next_power_of_2(number: int) -> int:
