@@ -1,4 +1,4 @@
-"""What a user is told when a backend does not work here. Every package uses it, so it imports nothing of this one."""
+"""Errors and warnings about backends that do not work here. Every package uses them, so this file imports none."""
 
 import warnings
 

@@ -296,7 +296,7 @@ class ParallelResidual(Residual):
 
     @staticmethod
     def num_norms(num_sublayers: int) -> int:
-        """Return one, which all sublayers share."""
+        """Return 1: all sublayers share a norm."""
         return 1
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:

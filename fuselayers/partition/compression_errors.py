@@ -27,8 +27,8 @@ class CompressionErrors:
 
     Attributes:
         values: for each graph, of its compressed values by the names of their nodes.
-        gradients: of the parameters' gradients by name; of a function, of its arguments' gradients, not of those of
-            modules that it closes over. One that is zero but for rounding, as that of a key's bias, has no error.
+        gradients: of a module, for each parameter by name; of a function, for each argument, without modules that it
+            closes over. A gradient that is zero but for rounding has no error; that of a key's bias is.
     """
 
     values: tuple[dict[str, float], ...]

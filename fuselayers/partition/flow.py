@@ -24,7 +24,7 @@ class UnboundedCutError(ValueError):
 def minimum_cut(edges: Iterable[tuple[Hashable, Hashable, float]]) -> tuple[float, frozenset[Hashable]]:
     """Return the value of the cheapest cut between SOURCE and SINK, and the nodes on the sink's side.
 
-    Of several cheapest cuts it is the one nearest to the sink.
+    If several cuts are cheapest, it is the one nearest to the sink.
 
     Args:
         edges: of each its start, its end and its capacity, the cost of cutting it; infinity if it cannot be cut.

@@ -23,7 +23,8 @@ class FusedModule(nn.Module):
 
     So a fused module is what it was: `isinstance`, attributes, methods, hooks and state_dict keys are those of its
     class. Only its `forward` is fused: hooks of the module run around it. Copies and pickles are fused, with nothing
-    compiled yet.
+    compiled yet. `nn.Module.compile` cannot serve: it compiles hooks too, its copies and pickles are not compiled, and
+    it has neither fallbacks nor a report.
     """
 
     _fused: ClassVar[Any] = None  # the `FusedFunction` of a class
@@ -127,6 +128,8 @@ def _fused_again(fused: Any, make: Any, arguments: tuple[Any, ...]) -> Any:
 @contextlib.contextmanager
 def disable_fusion() -> Iterator[None]:
     """Let every fused function and module run eagerly for a while, in this thread; hooks of fused modules run.
+
+    `torch.compiler.set_stance("force_eager")` would do so in every thread, and for every compiled function.
 
     Use it for calls that would recompile often, as in generation, where each token has one more key than the last. If
     something is checkpointed within, run its backward within too, since it recomputes forward.

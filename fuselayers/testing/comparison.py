@@ -152,7 +152,7 @@ def assert_as_good_as(
     Args:
         form: takes the inputs and the options; returns a tensor or several.
         reference: the same function in plain torch.
-        inputs: of any dtypes; what is not floating has no gradient.
+        inputs: of any dtypes; only floating ones have gradients.
         wanted: places of the inputs that need a gradient; all floating ones if empty.
         options: for both.
 

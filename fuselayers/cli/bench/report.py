@@ -59,7 +59,7 @@ class Report:
 
 
 def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict[str, str]]:
-    """A line for each candidate, with its times and bytes; the first candidate of a subject is what others are held to.
+    """A line for each candidate, with its times and bytes; a subject's first candidate is the baseline.
 
     Args:
         bandwidth: of a copy; only rows with a floor need it.

@@ -1,6 +1,6 @@
 """model -- the numbers that a plan needs to know of a config's model. Nothing runs and no weight takes memory.
 
-FLOPs are those of torch's flop counter, through `model_costs`. What a block keeps is what `explain` says of it, cut by
+FLOPs are those of torch's flop counter, through `model_costs`. A block keeps the values that `explain` names, cut by
 itself; blocks of the same kind are explained once.
 """
 

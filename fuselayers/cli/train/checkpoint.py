@@ -134,8 +134,8 @@ def save(
 ) -> Path:
     """Write a checkpoint under another name, flush it, rename it, and keep the last ones; return its path.
 
-    All processes call it. Each writes its parts of DTensors; what all have is written once. A kill or a full disk at
-    any moment leaves the checkpoints before it whole.
+    All processes call it. Each writes its parts of DTensors; one of them writes the other tensors. A kill or a full
+    disk at any moment leaves the checkpoints before it whole.
 
     Args:
         tensors: by name, as `state_of` returns them.

@@ -110,7 +110,7 @@ def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
     return rows
 
 
-# Of the cells, in their order.
+# How to read each column, in their order.
 _READERS: Final[tuple[Callable[[str], Any], ...]] = (
     int,
     float,

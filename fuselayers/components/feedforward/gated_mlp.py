@@ -25,7 +25,7 @@ from .packed import save_in_parts
 
 @register("feedforward", "gated_mlp")
 class GatedMLP(nn.Module):
-    """Three linear layers: one, activated, scales another; the third brings the product back.
+    """Three linear layers: the activated gate scales `up`, and `down` brings the product back to the width of x.
 
     Args:
         hidden_dim: D, the width of the model.

@@ -5,7 +5,7 @@ first matrix by its rows, which gives a process its own hidden values without co
 which gives a term of the result. An attention is cut by its heads. (Shoeybi et al., "Megatron-LM", 2019, section 3;
 tokens: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, section 4.2.)
 
-What has no rule here is refused: a wrong cut gives a wrong number, not an error.
+A module without a rule here is refused: a wrong cut gives a wrong number, not an error.
 """
 
 from collections.abc import Callable

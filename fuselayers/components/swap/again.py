@@ -77,7 +77,7 @@ class _LinearAgain(torch.autograd.Function):
             dmade = dy @ weight.to(dy.dtype)
             dsources = _through(made, inputs, dmade.view(made.shape).to(made.dtype))
         if wants_weight:
-            rows = _as_rows(made.detach()).to(dy.dtype)  # autocast's, as that of the product
+            rows = _as_rows(made.detach()).to(dy.dtype)  # the product's dtype, which autocast may have set
             dweight = (dy.T @ rows).to(weight.dtype)
         return None, dweight, dbias, *dsources
 

@@ -23,7 +23,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks of a model by qualified name: two or more modules of one class and size in a list, with linear
     layers inside.
 
-    Of lists within lists only the outer ones count. Stages of different widths are no blocks, what they repeat is.
+    A list inside a list does not count. Stages of different widths are no blocks; the layers that a stage repeats are.
     """
     inside: list[str] = []
     for name, module in model.named_modules():

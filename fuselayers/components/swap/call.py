@@ -259,7 +259,7 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
     saved_before = None if before is None else before.total
     results = [_verified(model, plan, calls, batch) for plan in plans]
     results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
-    # Of two that save as much the layers, which compile nothing; the blocks where it is not known what a call saves.
+    # Layers win a tie, since they compile nothing. Blocks win where a call's saved bytes are unknown.
     best = min(
         results,
         key=lambda result: (
@@ -284,7 +284,7 @@ def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: An
     sites: list[Site] = []
     skipped = list(plan.skipped)
     seen: dict[type, Site | Skipped] = {}
-    # Of blocks that share a graph one is compared: with gradients of its inputs, if any of them has such inputs.
+    # Blocks that share a graph are compared once, with gradients of inputs if one of them has such inputs.
     trained = {
         plan.kinds[name]
         for name, call in calls.items()

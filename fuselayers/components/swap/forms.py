@@ -7,8 +7,8 @@
 
 Local variables are put in, parameters and attributes are numbered, functions get their full names, annotations and
 docstrings go. The rules compare the normal form of a module's forward with that of a forward that is written in them.
-Only assignments, a return, and an `if` around one assignment are read: whatever loops, branches or writes in place has
-no normal form.
+Only assignments, a return, and an `if` around one assignment are read: a forward that loops, branches or writes in
+place has no normal form.
 """
 
 import ast

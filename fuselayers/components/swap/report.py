@@ -19,9 +19,9 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rule: the rule that fits it; "block" for a whole block.
-        backend: of a block, what served its graphs; before any is compiled the backend that was asked for. Of layers,
-            what ran this library's ops in the verification, each of which chooses by device, size and dtype: "triton"
-            and "cpp" for kernels, "eager" for plain torch alone; "auto" where it was not verified.
+        backend: a block's is the one that served its graphs, or before any is compiled the one that was asked for. A
+            layer's is the one that ran this library's ops in the verification, each of which chooses by device, size
+            and dtype: "triton" and "cpp" for kernels, "eager" for plain torch alone; "auto" where it was not verified.
         error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
             where it was not verified.
         error_before: the same of the original module.

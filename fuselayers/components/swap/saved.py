@@ -1,4 +1,4 @@
-"""The storages that a call keeps alive for backward, whoever holds them."""
+"""The storages that a call keeps alive for backward, by hooks on saved tensors or by any other reference."""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ class Saved:
 
     Attributes:
         total: of all storages that backward reads, but for those of parameters and buffers.
-        held: of those of them that hooks on saved tensors cannot free, as checkpoints and offloading do.
+        held: of the storages that hooks on saved tensors, as those of checkpoints and offloading, cannot free.
     """
 
     total: int
@@ -29,8 +29,8 @@ class Saved:
 def saved_by(call: Callable[[], Any], model: nn.Module) -> Saved:
     """Make a call twice, the second time to see what it keeps; `model` is the module that it calls.
 
-    Autograd hands what it saves to hooks, which drop it here. What is alive all the same is held by something else,
-    such as a closure in a custom function.
+    Autograd hands each saved tensor to hooks, which drop it here. A storage that is still alive is held by something
+    else, such as a closure in a custom function.
     """
     call()  # compiles, and fills caches of its own
     gc.collect()

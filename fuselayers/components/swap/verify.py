@@ -220,7 +220,7 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
 def _errors(values: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor], list[Tensor]]) -> list[float]:
     """The largest error of the results in units of the largest result, and of the gradients likewise.
 
-    Not of each tensor's own largest value: a gradient may be zero but for rounding, as that of a key's bias is.
+    A tensor's own largest value would not do: a gradient may be zero but for rounding, as that of a key's bias is.
     """
     return [_error_of(computed, right) for computed, right in zip(values, truth, strict=True)]
 

@@ -54,7 +54,7 @@ _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-un
 class Op:
     """An op with kernels: its formula, and a function that runs the kernels.
 
-    On a GPU Dynamo leaves a call of it whole, as one node. What compiles the graph decides: `fuse(backend="triton")`
+    On a GPU Dynamo leaves a call of it whole, as one node. The compiler of the graph decides: `fuse(backend="triton")`
     finds `fused` in it, but for tensor subclasses and under transforms of `torch.func`; every other compiler finds
     `formula`. Where the graph is run as it is, the op is called as in eager mode.
 

@@ -47,7 +47,7 @@ def linear_log_prob(
         ignore_index: rows with this target are not computed: their results are 0, 0 and False.
 
     Returns:
-        log_prob and entropy in nats, and is_argmax, each [...]. Of several likeliest classes each is one.
+        log_prob and entropy in nats, and is_argmax, each [...]. If several classes are likeliest, it is True for each.
 
     Raises:
         ValueError: x, weight, bias and target do not fit each other.
@@ -113,7 +113,7 @@ class _LogProb(torch.autograd.Function):
         numbers = _numbers(x, weight, bias, target, ignore_index)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = ignore_index, wanted
-        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # what is saved is no output
+        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # a saved tensor must be no output
         ctx.mark_non_differentiable(likeliest)
         return log_prob, entropy, likeliest
 

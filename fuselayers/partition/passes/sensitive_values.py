@@ -3,7 +3,8 @@
 Note: [factors of exponents] Backward of a fused attention computes its scores again, and takes the exponential of
 score - log-sum-exp; backward of a fused linear loss does so with its logits. Errors in the factors of these products do
 not average out: on average the exponential of a rounded score is too large. So queries, keys, and the input of such a
-loss are saved in bfloat16 where other values have 8 bits. What a checkpoint computes again op by op is not looked for.
+loss are saved in bfloat16 where other values have 8 bits. Ops that a checkpoint computes again one by one are not
+looked for.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +27,8 @@ _COMPARES: Final = frozenset(
         *("sgn", "sign", "floor", "ceil", "round", "trunc", "_prelu_kernel_backward"),
     )
 )
-# What stands between a logarithm and its exponential, as products with a number do. silu takes exp(-x), so a negation
-# does not count.
+# Ops that may stand between a logarithm and its exponential, as products with a number do. silu takes exp(-x), so a
+# negation does not count.
 _SHIFTS: Final = frozenset(
     {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.where, torch.ops.prims.convert_element_type}
 )
@@ -43,7 +44,7 @@ _FACTORS: Final = MappingProxyType(
     {"linear_cross_entropy_backward": ("x", "weight"), "linear_log_prob_backward": ("x", "weight")}
 )
 _FACTORS_OF_ATTENTION: Final = ("query", "key")
-# What else stands between the saved value and a query or key, as in rotary positions.
+# Other ops between the saved value and a query or key, as in rotary positions.
 _JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
 
 

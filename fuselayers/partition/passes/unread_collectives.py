@@ -1,8 +1,8 @@
 """unread_collectives -- backward does not communicate again what forward has sent and nothing reads.
 
 To torch a collective has an effect, so the backward that torch extracts keeps each one whose input it computes, read or
-not. What backward computes depends on the sizes of a process's part. So of processes whose parts differ only some would
-send again, and all would wait forever.
+not. The values that backward computes depend on the sizes of a process's part. If the parts differ, only some processes
+would send again, and all would wait forever.
 """
 
 import torch.fx as fx

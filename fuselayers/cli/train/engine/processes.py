@@ -47,7 +47,7 @@ class Processes:
 
     @property
     def command(self) -> str:
-        """The command that starts as many processes, as far as this one knows."""
+        """The command that starts as many processes; the address of other machines is not known here."""
         if not self.launched:
             return "fuselayers train"
         nodes = self.world_size // self.local_size

@@ -9,8 +9,8 @@ Their forwards compute logits, then, under `if labels is not None`, a loss from 
         loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
     return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states, ...)
 
-What the model inside is called, and with which of the arguments, is read from the forward; so is the class of the
-output. All else must be as above. In training with labels `ops.linear_cross_entropy` takes the place of head and loss,
+The name of the model inside, its arguments and the class of the output are read from the forward. The rest must be as
+above. In training with labels `ops.linear_cross_entropy` takes the place of head and loss,
 and the logits returned are None. In evaluation mode and without labels the model's own forward runs.
 """
 

@@ -1,7 +1,7 @@
 """Chooses the parts of a graph that nvFuser runs: ops that follow each other in the graph.
 
-A region ends before an op that reads what torch makes of the region, as a matrix product does. What torch runs in
-between comes before the region if it does not read it, as a mask of dropout, and after it else, as the product for a
+A region ends before an op that reads a result which torch computes from the region, such as a matrix product. Torch's
+ops in between run before the region if they do not read it, as a dropout mask, else after it, as the product for a
 weight's gradient. Nothing else moves, so values live about as long as before, and reads stay before writes.
 
 - Views at the front of a region are removed, since torch makes them at no cost. A view or a constant that is read
@@ -49,7 +49,7 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
         return None
     for source in node.all_input_nodes:
         value = source.meta.get("val")
-        if not isinstance(value, torch.Tensor):  # torch runs what takes a symbolic size
+        if not isinstance(value, torch.Tensor):  # torch runs ops that take a symbolic size
             return None
         # A tensor without dimensions may be on the CPU.
         scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
@@ -84,7 +84,7 @@ def _runs(graph: fx.Graph, device: torch.device) -> list[list[fx.Node]]:
     """The longest runs of nodes that nvFuser can run; a run's nodes follow each other in the graph afterwards."""
     runs: list[list[fx.Node]] = [[]]
     inside: set[fx.Node] = set()
-    behind: set[fx.Node] = set()  # what torch runs, and the run must not wait for
+    behind: set[fx.Node] = set()  # torch's ops, which the region must not wait for
     for node in [*graph.nodes]:
         fuses = rule_of(node, device) is not None
         if fuses and behind.isdisjoint(node.all_input_nodes):
