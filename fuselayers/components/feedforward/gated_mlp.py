@@ -25,7 +25,7 @@ from .packed import save_in_parts
 
 @register("feedforward", "gated_mlp")
 class GatedMLP(nn.Module):
-    """Three linear layers: the activated gate scales `up`, and `down` brings the product back to the width of x.
+    """Three linear layers: an activated gate scales the wide values, and the third makes them narrow again.
 
     Args:
         hidden_dim: D, the width of the model.
