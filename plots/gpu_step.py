@@ -22,7 +22,7 @@ import fuselayers
 from fuselayers.cli.machine import measured_machine
 from fuselayers.cli.plain_torch import plain_twin
 
-__all__ = ["captured", "main"]
+__all__ = ["main"]
 
 ROUNDS: Final = 15
 STEPS_OF_A_ROUND: Final = 3
