@@ -225,7 +225,10 @@ def extract_forward_and_backward(
     with _use_lazy_graph_module(True):
         forward, backward = partitioners._extract_fwd_bwd_modules(joint_module, tensors, **options)
     if replays_random_ops:
-        forward, backward = partitioners.functionalize_rng_ops(joint_module, forward, backward, len(symbols))
+        # It needs a fake mode for the generator's state; outside of AOTAutograd none is active.
+        values = (node.meta.get("val") for node in joint_module.graph.nodes)
+        with next(value.fake_mode for value in values if isinstance(value, FakeTensor)):
+            forward, backward = partitioners.functionalize_rng_ops(joint_module, forward, backward, len(symbols))
     forward = partitioners.thread_graphsafe_rng_from_hops(forward, is_backward=False)
     backward = partitioners.thread_graphsafe_rng_from_hops(backward, is_backward=True)
     return forward, backward
