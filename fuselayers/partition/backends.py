@@ -12,6 +12,7 @@ from .._torch.guards import inner_error, is_error_of_dynamo
 from .._torch.tracing import copy_of
 from ..errors import BackendUnavailableError, in_one_line, say_once
 from ..names import no_such
+from .choose.partitioners import Partitioner, SavePolicy
 from .compilers import (
     compile_eager,
     compile_inductor,
@@ -21,9 +22,8 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
+from .compilers.slow_compile import told_when_slow
 from .joint_graph import PartitionError
-from .partitioners import Partitioner, SavePolicy
-from .slow_compile import told_when_slow
 
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}

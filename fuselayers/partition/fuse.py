@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 from torch import nn
 
 from .backends import check_backends
+from .choose.partitioners import Partitioner, partitioner
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
-from .partitioners import Partitioner, partitioner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
