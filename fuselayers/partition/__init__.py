@@ -14,19 +14,19 @@ from .choose.partitioners import Partitioner as Partitioner
 from .choose.partitioners import SavePolicy as SavePolicy
 from .choose.partitioners import budget as budget
 from .choose.partitioners import default as default
-from .choose.partitioners import default_partition as default_partition
 from .choose.partitioners import min_cut as min_cut
-from .choose.partitioners import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .choose.partitioners import partitioner as partitioner
 from .compilers import vector_math as vector_math  # importing it calls MKL's vector functions once
 from .functorch import AotFunction as AotFunction
 from .functorch import aot_function as aot_function
 from .functorch import aot_module as aot_module
+from .functorch import default_partition as default_partition
+from .functorch import memory_efficient_fusion as memory_efficient_fusion
+from .functorch import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .functorch import print_compile as print_compile
 from .functorch import ts_compile as ts_compile
 from .fuse import fuse as fuse
 from .fuse import fuse_in_place as fuse_in_place
-from .fuse import memory_efficient_fusion as memory_efficient_fusion
 from .fused_function import FusedFunction as FusedFunction
 from .fused_module import FusedModule as FusedModule
 from .fused_module import disable_fusion as disable_fusion

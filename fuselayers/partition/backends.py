@@ -52,7 +52,7 @@ class BackendStatus:
     hint: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class GraphReport:
     """One graph of a fused function.
 

@@ -6,7 +6,7 @@ mode and Python value. Behind the guards AOTAutograd calls the partitioner and t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 import torch
 import torch.fx as fx
@@ -16,13 +16,22 @@ from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_dona
 from ..errors import say_once
 from ..names import name_of
 from .backends import GraphReport, graph_name
-from .choose.partitioners import Partitioner, default_partition, partitioner
+from .choose.partitioners import Partitioner, default, min_cut, partitioner
 from .compilers import why_inductor_is_unavailable
-from .fuse import function_of
+from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
 
 _Module = TypeVar("_Module", bound=nn.Module)
+
+memory_efficient_fusion = fuse
+"""functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""
+
+default_partition: Final = default
+"""functorch's name for `default`."""
+
+min_cut_rematerialization_partition: Final = min_cut
+"""functorch's name for `min_cut`, which uses prices where functorch's uses a list of ops, `recomputable_ops`."""
 
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
@@ -83,9 +92,13 @@ def aot_function(
     """
     if not callable(fn):
         raise TypeError(f"aot_function takes a function, got {type(fn).__name__}")
-    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler, "inference_compiler": inference_compiler}
+    compilers = {
+        "fw_compiler": fw_compiler,
+        "bw_compiler": bw_compiler or fw_compiler,
+        "inference_compiler": inference_compiler or fw_compiler,
+    }
     for role, compiler in compilers.items():
-        if not callable(compiler) and (compiler is not None or role == "fw_compiler"):
+        if not callable(compiler):
             raise TypeError(
                 f"{role} must be a function of a graph and its inputs, got {compiler!r}; "
                 f"backends by name are fuse's: fuse(fn, backend='inductor')"
@@ -95,13 +108,9 @@ def aot_function(
         chain=(),
         partition=partition_fn,
         static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
-        static_argnames=(),
         dynamic=dynamic,
-        fullgraph=False,
         torch_random=True,
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler or fw_compiler,
-        inference_compiler=inference_compiler or fw_compiler,
+        compilers=compilers,
         decompositions=decompositions,
         keep_inference_input_mutations=keep_inference_input_mutations,
     )
@@ -136,9 +145,7 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
 class AotOptions(FuseOptions):
     """The arguments of `aot_function`, checked."""
 
-    fw_compiler: GraphCompiler
-    bw_compiler: GraphCompiler
-    inference_compiler: GraphCompiler
+    compilers: Mapping[str, GraphCompiler]  # by the names of the arguments
     decompositions: Mapping[Any, Callable[..., Any]] | None
     keep_inference_input_mutations: bool
 
@@ -151,8 +158,7 @@ class AotFunction(FusedFunction):
     Attributes:
         fn: the given function; if that is fused, the function in it.
         options: the arguments of `aot_function`.
-        served_by: the names of the compilers that compiled graphs of this function so far, in order of first use; those
-            of a forward and its backward together.
+        served_by: the names of its compilers, together.
     """
 
     options: AotOptions
@@ -162,22 +168,20 @@ class AotFunction(FusedFunction):
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         options = self.options
         name = graph_name(graph_module, function=self.name, partition=options.partition)
-        report = GraphReport(name, served_by="", reason="as given")  # `served_by` grows as the compilers run
         backend = aot_autograd(
             keep_unused_draws=True,
-            fw_compiler=_boxed("fw_compiler", options.fw_compiler, report),
-            bw_compiler=_boxed("bw_compiler", options.bw_compiler, report),
-            inference_compiler=_boxed("inference_compiler", options.inference_compiler, report),
             partition_fn=partitioner(options.partition),
             decompositions=None if options.decompositions is None else dict(options.decompositions),
             keep_inference_input_mutations=options.keep_inference_input_mutations,
+            **{role: _boxed(role, compiler) for role, compiler in options.compilers.items()},
         )
         compiled = backend(graph_module, example_inputs)
-        self._graphs.append(report)
+        served_by = ", ".join(dict.fromkeys(map(name_of, options.compilers.values())))
+        self._graphs.append(GraphReport(name, served_by, reason="as given"))
         return compiled
 
 
-def _boxed(role: str, compiler: GraphCompiler, report: GraphReport) -> GraphCompiler:
+def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:
     """Wrap a compiler so that it returns a function of one list, as AOTAutograd needs."""
 
     def compile_boxed(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -185,10 +189,7 @@ def _boxed(role: str, compiler: GraphCompiler, report: GraphReport) -> GraphComp
         run = compiler(graph_module, example_inputs)
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
-        names = [*filter(None, report.served_by.split(", ")), name_of(compiler)]
-        report.served_by = ", ".join(dict.fromkeys(names))
-        takes_a_list: Callable[..., Any] = run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
-        return takes_a_list
+        return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
 
     return compile_boxed
 

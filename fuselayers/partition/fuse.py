@@ -187,7 +187,3 @@ def function_of(module: nn.Module, kind: type[FusedFunction], options: FuseOptio
 
     places = tuple(place + 1 if place >= 0 else place for place in options.static_argnums)
     return kind(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))
-
-
-memory_efficient_fusion = fuse
-"""functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""

@@ -145,12 +145,6 @@ default: Final = SavePolicy("default")
 min_cut: Final = SavePolicy("min_cut")
 """Save the set of values with the lowest total price in the cost model."""
 
-default_partition: Final = default
-"""functorch's name for `default`."""
-
-min_cut_rematerialization_partition: Final = min_cut
-"""functorch's name for `min_cut`, which uses prices where functorch's uses a list of ops, `recomputable_ops`."""
-
 
 def budget(
     limit: int | float | str | None = None, *, peak: int | str | None = None, cost: CostModel | None = None

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 import torch
 import torch.fx as fx
 
-from ..choose.partitioners import default_partition
+from ..choose.partitioners import default
 from ..node_kinds import source_line
 
 _GREY: Final = "#ced4da"
@@ -97,7 +97,7 @@ def draw_joint_graph(
         ValueError: another suffix, or a `dot_graph_shape`.
     """
     draw_graph(graph, file_name, figname="joint graph", clear_meta=False, dot_graph_shape=dot_graph_shape)
-    return default_partition(graph, joint_inputs, **options)
+    return default(graph, joint_inputs, **options)
 
 
 def _no_graphviz(**options: Any) -> None:
