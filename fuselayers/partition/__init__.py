@@ -4,8 +4,6 @@ from ..errors import BackendUnavailableError as BackendUnavailableError
 from ..errors import FallbackWarning as FallbackWarning
 from ..hardware import Machine as Machine
 from .backends import BackendStatus as BackendStatus
-from .backends import FusionReport as FusionReport
-from .backends import GraphReport as GraphReport
 from .backends import backends as backends
 from .choose.cost import CostModel as CostModel
 from .choose.machine import machine_of as machine_of
@@ -32,6 +30,8 @@ from .fused_module import FusedModule as FusedModule
 from .fused_module import disable_fusion as disable_fusion
 from .fused_module import eager_view as eager_view
 from .fused_module import is_fusion_disabled as is_fusion_disabled
+from .fusion_report import FusionReport as FusionReport
+from .fusion_report import GraphReport as GraphReport
 from .inspect.capture import CapturedGraph as CapturedGraph
 from .inspect.capture import capture as capture
 from .inspect.draw import draw_graph as draw_graph

@@ -15,12 +15,13 @@ from torch import nn
 from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, make_boxed_func
 from ..errors import say_once
 from ..names import name_of
-from .backends import GraphReport, graph_name
+from .backends import graph_name
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
 from .compilers import why_inductor_is_unavailable
 from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
+from .fusion_report import GraphReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
