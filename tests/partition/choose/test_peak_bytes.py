@@ -33,7 +33,7 @@ def computed_over_measured(name: str, *, backend: str, partition: str) -> float:
     return computed / peak_of_step(fused, *inputs)
 
 
-# The numbers are exact for a stack of blocks, which test_saved_by_budget.py measures too; the other models are compiled
+# The numbers are exact for a stack of blocks, which test_budget.py measures too; the other models are compiled
 # for that alone, at five seconds each.
 @pytest.mark.parametrize("name", [EVERY_DAY, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_op_by_op_it_is_what_the_allocator_has(name: str) -> None:
