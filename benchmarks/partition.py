@@ -29,7 +29,7 @@ from fuselayers.cli.machine import choose_device, measured_machine
 from fuselayers.cli.parser import add_device
 from fuselayers.cli.text import print_table, say
 from fuselayers.partition import PartitionError, budget, capture, fuse, min_cut, saved_bytes
-from fuselayers.partition.cost import flops_of
+from fuselayers.partition.choose.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
 
 Row = dict[str, float | int | str]

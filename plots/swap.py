@@ -22,8 +22,8 @@ from torch import nn
 
 import fuselayers
 from fuselayers.cli.machine import measured_machine
+from fuselayers.cli.timer import Step, median_seconds, time_in_turns
 from fuselayers.partition import saved_bytes
-from fuselayers.partition.timer import Step, median_seconds, time_in_turns
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 __all__ = ["main", "measured"]

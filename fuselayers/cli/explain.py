@@ -10,7 +10,7 @@ from ..configs import build, compose
 from ..configs.sources import split_source
 from ..names import shown
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
-from ..partition.draw import check_suffix
+from ..partition.inspect.draw import check_suffix
 from .example import example_batch
 from .files import write_text
 from .parser import add_imports, add_overrides

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 
 from ..names import shown
-from ..partition.machine import processor_name
+from ..partition.choose.machine import processor_name
 
 # Parameters of mallopt, from malloc.h.
 _TRIM_THRESHOLD: Final = -1

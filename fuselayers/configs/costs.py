@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
-from ..partition.saved_bytes import saved_by_call
+from ..partition.inspect.saved_bytes import saved_by_call
 from .build import build, compose
 from .create import check_described
 from .schemas import Config

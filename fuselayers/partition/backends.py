@@ -1,4 +1,4 @@
-"""Backends by name: a table, which of them work here, the chain of fallbacks, and which one serves each graph."""
+"""Backends by name: a table, which of them work here, the chain of fallbacks, and a graph's name in reports."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from .._torch.guards import inner_error, is_error_of_dynamo
 from .._torch.tracing import copy_of
 from ..errors import BackendUnavailableError, in_one_line, say_once
 from ..names import no_such
+from .choose.partitioners import Partitioner, SavePolicy
 from .compilers import (
     compile_eager,
     compile_inductor,
@@ -21,9 +22,8 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
+from .compilers.slow_compile import told_when_slow
 from .joint_graph import PartitionError
-from .partitioners import Partitioner, SavePolicy
-from .slow_compile import told_when_slow
 
 _COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
@@ -50,38 +50,6 @@ class BackendStatus:
     available: bool
     reason: str
     hint: str
-
-
-@dataclass
-class GraphReport:
-    """One graph of a fused function.
-
-    Attributes:
-        name: the function, its tensors, and "training" if there is a backward, else "forward".
-        served_by: the backend.
-        reason: why this one.
-    """
-
-    name: str
-    served_by: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.served_by}, {self.reason}"
-
-
-@dataclass(frozen=True)
-class FusionReport:
-    """The backends that serve a fused function. Its text has a line for each graph.
-
-    Attributes:
-        graphs: in the order in which they were compiled; none before the first call.
-    """
-
-    graphs: tuple[GraphReport, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.graphs)) or "nothing is compiled yet: call the function first"
 
 
 def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]:

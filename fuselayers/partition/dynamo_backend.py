@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from ..names import no_such
 from .backends import check_backends, compile_chain
-from .partitioners import partitioner
+from .choose.partitioners import partitioner
 
 _OPTIONS: Final = ("backend", "compress", "fallback", "partition", "torch_random")
 

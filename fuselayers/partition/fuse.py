@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 from torch import nn
 
 from .backends import check_backends
+from .choose.partitioners import Partitioner, partitioner
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
-from .partitioners import Partitioner, partitioner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -187,7 +187,3 @@ def function_of(module: nn.Module, kind: type[FusedFunction], options: FuseOptio
 
     places = tuple(place + 1 if place >= 0 else place for place in options.static_argnums)
     return kind(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))
-
-
-memory_efficient_fusion = fuse
-"""functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""

@@ -19,11 +19,12 @@ from .._torch.dispatch import is_compiling, tangents_are_active
 from .._torch.guards import inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import no_such
-from .backends import FusionReport, GraphReport, compile_chain, graph_name
+from .backends import compile_chain, graph_name
+from .choose.partitioners import Partitioner, partitioner
 from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
+from .fusion_report import FusionReport, GraphReport
 from .joint_graph import PartitionError
-from .partitioners import Partitioner, partitioner
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from torch import nn
 
-from .backends import FusionReport
+from .fusion_report import FusionReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
 

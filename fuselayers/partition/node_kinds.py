@@ -160,7 +160,10 @@ def draws(node: fx.Node) -> bool:
 
 
 # Frames that are not the user's: torch's, and the call in `capture`.
-_NOT_THE_USERS: Final = (*(path + os.sep for path in torch.__path__), str(Path(__file__).with_name("capture.py")))
+_NOT_THE_USERS: Final = (
+    *(path + os.sep for path in torch.__path__),
+    str(Path(__file__).parent / "inspect" / "capture.py"),
+)
 
 
 def source_line(node: fx.Node) -> str:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.partition import budget, default, fuse, min_cut, saved_bytes
+from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import SavePolicy
 from tests.partition.tracing import joint_graph_of
 
 

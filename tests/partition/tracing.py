@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.torch_min_cut import torch_min_cut_at_budget
 from fuselayers._torch.guards import torch_compile
 from fuselayers._torch.tracing import aot_autograd, make_boxed_func, torch_default_partition
-from fuselayers.partition.capture import capture
-from fuselayers.partition.cost import flops_of
+from fuselayers.partition.choose.cost import flops_of
+from fuselayers.partition.choose.partitioners import Partitioner, SavePolicy, partitioner
+from fuselayers.partition.inspect.capture import capture
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.partitioners import Partitioner, SavePolicy, partitioner
 
 __all__ = [
     "GPT",

@@ -12,7 +12,7 @@ import pytest
 from fuselayers.cli.main import main
 from fuselayers.configs import compose
 from fuselayers.partition import machine_of
-from fuselayers.partition.machine import write_tuned
+from fuselayers.partition.choose.machine import write_tuned
 from tests.cli.train.conftest import files, run_train
 from tests.reliability.runs import STEPS, assert_same_run
 from tests.reliability.tally import Tally

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...partition import saved_bytes
-from ...partition.timer import Step, median_seconds, time_in_turns
+from ..timer import Step, median_seconds, time_in_turns
 
 PLAIN: Final = "plain"
 COMPILE: Final = "torch.compile"

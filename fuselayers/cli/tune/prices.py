@@ -7,10 +7,10 @@ import torch
 from rich.console import Console
 
 from ...partition import Machine, machine_of
-from ...partition.machine import write_tuned
-from ...partition.timer import Step, median_seconds, time_in_turns
+from ...partition.choose.machine import write_tuned
 from ..machine import describe_machine
 from ..text import print_table, say
+from ..timer import Step, median_seconds, time_in_turns
 
 _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..._torch.dispatch import SeeOps
 from ...errors import in_one_line
-from ...partition.saved_bytes import saved_by_call
+from ...partition.inspect.saved_bytes import saved_by_call
 from .batch import Call, as_call
 from .cache import is_cache
 from .layer import unswap_class

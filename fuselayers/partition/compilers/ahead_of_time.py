@@ -10,7 +10,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..._torch.tracing import aot_autograd, forget_donated_buffers
-from ..partitioners import Partitioner, SavePolicy, partitioner
+from ..choose.partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_pass
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..._torch.tracing import boxed
-from ..partitioners import Partitioner
+from ..choose.partitioners import Partitioner
 from ..passes import views_that_copy_pass
 from .ahead_of_time import compile_ahead_of_time
 

@@ -11,8 +11,8 @@ from torch.utils._triton import has_triton
 from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
-from ..machine import machine_of
-from ..partitioners import Partitioner, SavePolicy, partitioner
+from ..choose.machine import machine_of
+from ..choose.partitioners import Partitioner, SavePolicy, partitioner
 from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 

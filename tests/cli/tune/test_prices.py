@@ -7,9 +7,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.cli.main import main
+from fuselayers.cli.timer import Step
 from fuselayers.cli.tune import prices
 from fuselayers.partition import Machine, machine_of
-from fuselayers.partition.timer import Step
 
 
 @pytest.fixture(autouse=True)

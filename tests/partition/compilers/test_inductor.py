@@ -17,8 +17,8 @@ from fuselayers.partition import (
     min_cut,
     saved_bytes,
 )
+from fuselayers.partition.choose.partitioners import Partitioner, SavePolicy
 from fuselayers.partition.compilers.inductor import _InductorPartitioner
-from fuselayers.partition.partitioners import Partitioner, SavePolicy
 from tests.processes import run
 
 

@@ -8,8 +8,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers._torch.tracing import extract_forward_and_backward
 from fuselayers.partition import fuse, min_cut
+from fuselayers.partition.choose.peak_bytes import peak_bytes
 from fuselayers.partition.passes import late_recompute_pass
-from fuselayers.partition.peak_bytes import peak_bytes
 from tests.partition.tracing import joint_graph_of, ops_of
 
 SIZE = 32

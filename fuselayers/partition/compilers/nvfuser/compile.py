@@ -8,7 +8,7 @@ import torch
 import torch.fx as fx
 
 from ...._torch.tracing import boxed, decompositions_of
-from ...partitioners import Partitioner
+from ...choose.partitioners import Partitioner
 from ...passes import merge_equal_nodes_pass
 from ..ahead_of_time import compile_ahead_of_time
 from .availability import fused_device_types

@@ -1,0 +1,276 @@
+"""Partitioners by name. Each has AOTAutograd's signature, so it also serves as `partition_fn` outside this library."""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import torch
+import torch.fx as fx
+
+from ...names import no_such
+from ...text_table import bytes_of
+from ..joint_graph import JointGraph, PartitionError
+from ..passes import compress_saved_pass, compression
+from .budget import limit_for_peak, saved_by_budget, split_by_budget
+from .cost import CostModel
+from .default import saved_by_default
+from .machine import machine_of
+from .min_cut import saved_by_min_cut
+
+
+class Partitioner(Protocol):
+    """Cuts a joint graph into a forward and a backward module.
+
+    `joint_module` has the forward's inputs and then the outputs' gradients as placeholders, and the forward's outputs
+    and then the inputs' gradients as outputs. The forward module returned gives `num_fwd_outputs` outputs followed by
+    the saved values; the backward module takes the saved values followed by the gradients.
+    """
+
+    def __call__(
+        self, joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]: ...
+
+
+@dataclass(frozen=True)
+class SavePolicy:
+    """A partitioner of this library: a policy for which values are saved, and its prices.
+
+    Call it as a partitioner, or call `saved_values` for the decision alone. As a partitioner it prices the graph for a
+    fusing compiler; with `compiler="eager"`, for one that runs op by op.
+
+    Args:
+        name: "default", "min_cut" or "budget".
+        cost: the prices; None takes those of the graph's device and of the compiler.
+        limit: for "budget": bytes if it is an int, a share of what "default" saves if it is a float.
+        compress: how saved values are compressed: "int8", "float8", "bfloat16", or None.
+        peak: for "budget": the most bytes that forward and backward hold at once, in place of `limit`.
+    """
+
+    name: str
+    cost: CostModel | None = None
+    limit: int | float | None = None
+    compress: str | None = None
+    peak: int | None = None
+
+    def __post_init__(self) -> None:
+        compression(self.compress)  # an unknown name is refused here
+
+    def __call__(
+        self,
+        joint_module: fx.GraphModule,
+        joint_inputs: Any = None,
+        /,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: list[int] | None = None,
+        compiler: str = "inductor",
+        recomputable_ops: Collection[Any] | None = None,
+        **_: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        if recomputable_ops is not None:
+            raise ValueError(
+                "recomputable_ops is functorch's: here prices decide what is recomputed; give them as "
+                "SavePolicy('min_cut', cost=CostModel(...))"
+            )
+        with _garbage_collection_paused():
+            joint = JointGraph.of(
+                joint_module,
+                num_forward_outputs=num_fwd_outputs,
+                static_input_indices=static_lifetime_input_indices,
+                compress=compression(self.compress),
+            )
+            return self.split(joint, fused=compiler != "eager")
+
+    def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
+        """Return the saved values, in the order of the graph.
+
+        Args:
+            joint: the graph to cut, made for the same compression.
+            fused: whether a fusing compiler compiles the two graphs; matters only if `cost` is None.
+
+        Raises:
+            PartitionError: a value can neither be saved nor recomputed, or the budget is too small.
+        """
+        if self.name == "default":
+            return saved_by_default(joint)
+        cost = self.cost or cost_model_for(joint, fused=fused)
+        if self.name == "min_cut":
+            return saved_by_min_cut(joint, cost=cost)
+        return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
+
+    def split(self, joint: JointGraph, *, fused: bool) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Return the forward and the backward module with the saved values; the arguments are those of `saved_values`.
+
+        Raises:
+            PartitionError: as `saved_values`.
+        """
+        if self.name != "budget":
+            return joint.split(self.saved_values(joint, fused=fused))
+        cost = self.cost or cost_model_for(joint, fused=fused)
+        return split_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
+
+    def _limit_of(self, joint: JointGraph, cost: CostModel) -> float:
+        if self.peak is not None:
+            return limit_for_peak(joint, cost=cost, peak=self.peak)
+        assert self.limit is not None
+        exact = replace(joint, compress=None)
+        return self.limit * (exact.saved_bytes(saved_by_default(exact)) if isinstance(self.limit, float) else 1)
+
+
+@contextmanager
+def _garbage_collection_paused() -> Iterator[None]:
+    """Collections in between would take a third of the time: a large graph is a hundred thousand objects, all alive."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def cost_model_for(joint: JointGraph, *, fused: bool) -> CostModel:
+    """Return the default prices for a graph: those of the device that its tensors are on."""
+    devices = [value.device.type for node in joint.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
+    busy = next((device for device in devices if device not in ("cpu", "meta")), "cpu")
+    return CostModel(machine=machine_of(busy), fused=fused)
+
+
+default: Final = SavePolicy("default")
+"""Save what eager autograd would save, each tensor once, and no dropout mask."""
+
+min_cut: Final = SavePolicy("min_cut")
+"""Save the set of values with the lowest total price in the cost model."""
+
+
+def budget(
+    limit: int | float | str | None = None, *, peak: int | str | None = None, cost: CostModel | None = None
+) -> SavePolicy:
+    """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
+
+    Where a larger budget has a lower peak of forward and backward, since less of what is recomputed waits for its
+    gradient, backward recomputes in two steps and has about that peak, for more recompute.
+
+    With `peak`, the most bytes are saved with which forward and backward never hold more than that at once.
+
+    Args:
+        limit: an int is bytes, as is a text such as "200 MB"; a float above 0 and up to 1 is a share of what `default`
+            saves. Each graph has its own budget; parameters, and other tensors that outlive the call, do not count.
+        peak: bytes, as an int or a text such as "2 GB", in place of `limit`: of values, results and gradients. Inputs
+            and parameters do not count, nor does the memory that an op uses inside.
+        cost: prices other than the graph's own.
+
+    Raises:
+        ValueError: a limit or peak is not positive, or no size, or a share is above 1.
+        TypeError: the limit or the peak is no number, or there are both, or none.
+        PartitionError: (at the first call) the budget is too small for the graph; the message names the smallest.
+
+    >>> from fuselayers.partition import fuse, saved_bytes
+    >>> fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=budget(0.5))
+    >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
+    512
+    >>> budget(1_000_000)
+    SavePolicy(name='budget', cost=None, limit=1000000, compress=None, peak=None)
+    >>> budget(peak="2 GB").peak
+    2000000000
+    """
+    if (limit is None) == (peak is None):
+        raise TypeError(f"a budget has a limit or a peak, got limit={limit!r} and peak={peak!r}")
+    if peak is not None:
+        peak = bytes_of(peak) if isinstance(peak, str) else peak
+        if isinstance(peak, bool) or not isinstance(peak, int):
+            raise TypeError(f"a peak is an int (bytes) or a text, as '2 GB', got {peak!r}")
+        if peak <= 0:
+            raise ValueError(f"a peak in bytes must be above 0, got {peak}")
+        return SavePolicy("budget", cost=cost, peak=peak)
+    limit = bytes_of(limit) if isinstance(limit, str) else limit
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"a budget is an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
+    if isinstance(limit, float) and not 0 < limit <= 1:
+        raise ValueError(f"a budget given as a float is a share, 0 < share <= 1, got {limit}; give bytes as an int")
+    if limit <= 0:
+        raise ValueError(f"a budget in bytes must be above 0, got {limit}")
+    return SavePolicy("budget", cost=cost, limit=limit)
+
+
+PARTITIONERS: Final[Mapping[str, SavePolicy]] = MappingProxyType({"default": default, "min_cut": min_cut})
+
+
+_BUDGET: Final = "budget:"
+_PEAK: Final = "peak:"
+
+
+def partitioner(partition: str | Partitioner, *, compress: str | None = None) -> Partitioner:
+    """Return the partitioner called `partition`, or `partition` with a check of what it returns.
+
+    A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:200MB" is `budget("200 MB")`, and
+    "budget:peak:2GB" is `budget(peak="2 GB")`.
+    With `compress` what it saves is compressed: "int8", "float8" or "bfloat16".
+
+    Raises:
+        ValueError: no partitioner or no compression has that name (the message lists them), or the budget is malformed.
+        TypeError: `partition` is neither a name nor callable.
+
+    >>> partitioner("budget:0.5") == budget(0.5)
+    True
+    """
+    if not isinstance(partition, str):
+        if not callable(partition):
+            raise TypeError(f"partition must be a name or a callable, got {type(partition).__name__}")
+        if not isinstance(partition, SavePolicy):
+            return _checked(partition, compress)
+        policy = partition
+    elif partition.startswith(_BUDGET):
+        policy = _budget_called(partition)
+    elif partition not in PARTITIONERS:
+        raise ValueError(no_such("partitioner", partition, (*PARTITIONERS, f"{_BUDGET}0.5")))
+    else:
+        policy = PARTITIONERS[partition]
+    return replace(policy, compress=compress) if compress is not None else policy
+
+
+def _checked(own: Partitioner, compress: str | None) -> Partitioner:
+    if compress is None and hasattr(own, "compress"):
+        return own  # it comes from here
+    name = getattr(own, "__name__", type(own).__name__)
+    way = compression(compress)
+
+    def cut(
+        joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        parts: Any = own(joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        if isinstance(parts, tuple | list):
+            kinds: Any = ["GraphModule" if isinstance(part, fx.GraphModule) else type(part).__name__ for part in parts]
+        else:
+            kinds = type(parts).__name__
+        if kinds != ["GraphModule"] * 2:
+            raise PartitionError(
+                f"the partitioner {name} must return two GraphModules, forward and backward, got {kinds}; "
+                f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
+            )
+        forward, backward = parts
+        if way is None:
+            return forward, backward
+        inputs = forward.graph.find_nodes(op="placeholder")
+        static = {inputs[index].name for index in options.get("static_lifetime_input_indices") or ()}
+        return compress_saved_pass(forward, backward, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
+
+    cut.__name__ = name
+    cut.compress = compress  # type: ignore[attr-defined]  # `explain` reads it
+    return cut
+
+
+def _budget_called(name: str) -> SavePolicy:
+    text = name.removeprefix(_BUDGET)
+    size = text.removeprefix(_PEAK)
+    try:
+        number = int(size) if size.isdecimal() else size if size.endswith("B") else float(size)
+        return budget(number) if size == text else budget(peak=number)  # type: ignore[arg-type]  # no share: it raises
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} is no budget: write budget:0.5 for a share of what 'default' saves, budget:200MB for bytes, or "
+            "budget:peak:2GB for the most that forward and backward hold at once"
+        ) from error

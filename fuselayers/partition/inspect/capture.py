@@ -1,0 +1,269 @@
+"""capture -- the joint graphs of a function, as a backend's partitioner receives them, without running the function.
+
+Tracing uses fake tensors, which have a shape, a dtype and a device, but no memory. So a model may be larger than the
+machine.
+
+Note: [why not aot_export_joint_with_descriptors] It traces one graph: a graph break is an error, and so is a module in
+the arguments. It returns ATen ops, not the graph that Inductor gives its partitioner. Meta tensors stay on "meta".
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+
+from ..._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException
+from ..._torch.guards import dynamo_optimize, forget_compiled_code
+from ..._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
+from ...names import name_of, no_such
+from ..choose.partitioners import default
+from ..compilers import compile_eager, compile_nvfuser
+from ..joint_graph import JointGraph
+from ..passes import compression, plain_dropout_calls_pass, seeded_dropout_calls_pass
+from .fake_copies import fake_copies
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """One joint forward and backward graph, before it is partitioned.
+
+    Attributes:
+        module: the joint graph; its placeholders are the forward's inputs, then the gradients of the outputs.
+        num_forward_outputs: how many of its outputs are the forward's; the others are gradients.
+        static_input_indices: which of the forward's inputs outlive the call, such as parameters.
+        joint_inputs: example inputs of the graph: fake tensors, nested as AOTAutograd nests them.
+    """
+
+    module: fx.GraphModule
+    num_forward_outputs: int
+    static_input_indices: tuple[int, ...]
+    joint_inputs: Any
+
+    def joint(self, *, compress: str | None = None) -> JointGraph:
+        """Return a copy, tidied for a partitioner, which compresses what it saves as `compress` says."""
+        return JointGraph.of(
+            copy_of(self.module),
+            num_forward_outputs=self.num_forward_outputs,
+            static_input_indices=self.static_input_indices,
+            compress=compression(compress),
+        )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One Dynamo graph with the joint graph made of it.
+
+    Attributes:
+        graph: the joint graph.
+        inputs: the inputs of the Dynamo graph: fake tensors, in the order of the forward's inputs.
+        sources: for each input, the expression with which Dynamo reaches it from `ROOT`, `args` and `kwargs`.
+        outputs: the outputs of the Dynamo graph.
+        fn: the copy of the function that was traced.
+        args: the copies of its arguments.
+        kwargs: the copies of its keyword arguments.
+        result: the result of the whole function.
+    """
+
+    graph: CapturedGraph
+    inputs: tuple[Any, ...]
+    sources: tuple[str, ...]
+    outputs: tuple[Any, ...]
+    fn: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+
+ROOT: Final = "L['traced_fn']"
+"""The traced function in Dynamo's sources."""
+
+
+def capture(
+    fn: Callable[..., Any],
+    /,
+    *args: Any,
+    backend: str = "inductor",
+    fullgraph: bool = False,
+    device: torch.device | str = "cpu",
+    **kwargs: Any,
+) -> tuple[CapturedGraph, ...]:
+    """Return the joint graphs of `fn(*args, **kwargs)`, exactly as the partitioner of `backend` receives them.
+
+    Nothing runs and nothing is allocated: `fuse`'s tracer gets fake copies of the arguments, of the module, and of the
+    tensors and modules that a function closes over. The originals, the random state, the global settings and
+    `torch.compile`'s cache for `fn` do not change.
+
+    There is one graph for each graph of Dynamo, in order of execution; a function without a graph break has one. A
+    graph in which nothing requires grad has no backward and is left out: without any gradient, or under
+    `torch.no_grad()`, the result is ().
+
+    A keyword argument of `fn` named `backend`, `fullgraph` or `device` can be passed with `functools.partial`. Python
+    objects other than modules, lists, tuples and dicts are not copied: if `fn` changes them, they stay changed.
+
+    Args:
+        fn: a function of tensors or a module; of a fused one, the function or module that was fused.
+        args: its arguments. Tensors may be real, fake, or on the meta device.
+        backend: "inductor" (decomposed, after Inductor's passes over the joint graph), which is "triton" too, "eager"
+            (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
+        fullgraph: True raises Dynamo's error where it would split the function in several graphs.
+        device: the device that stands for the meta device. Other tensors keep theirs. It must be present: autograd
+            needs its stream, for fake tensors too.
+        kwargs: its keyword arguments.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        ValueError: an unknown backend; a device that is not present; or `fn` needs the value of a tensor between two
+            graphs.
+
+    >>> layer = torch.nn.Linear(4, 2, device="meta")
+    >>> (graph,) = capture(layer, torch.randn(3, 4), backend="eager")
+    >>> graph.num_forward_outputs, graph.static_input_indices
+    (1, (0, 1))
+    >>> [str(node.target) for node in graph.module.graph.nodes if node.op == "call_function"][:3]
+    ['aten.t.default', 'aten.addmm.default', 'aten.t.default']
+    """
+    if not callable(fn):
+        raise TypeError(f"capture takes a function or a module, got {type(fn).__name__}")
+    if backend not in _BACKENDS:
+        raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
+    compiler = functools.partial(compile_op_by_op, backend=backend)
+    traces = trace(fn, args, kwargs, compiler=compiler, fullgraph=fullgraph, device=device)
+    return tuple(made.graph for made in traces)
+
+
+def trace(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    compiler: Callable[[fx.GraphModule, Sequence[Any], "_Capture"], Callable[..., Any]],
+    fullgraph: bool = False,
+    device: torch.device | str = "cpu",
+) -> tuple[Trace, ...]:
+    """Return the graphs of `capture` with the origin of each input. Used by `joint_graph`."""
+    with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
+        graphs: list[dict[str, Any]] = []
+
+        def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            origins = [node.meta["grapharg"] for node in graph_module.graph.find_nodes(op="placeholder")]
+            partitioner = _Capture()
+            compiled = compiler(graph_module, example_inputs, partitioner)
+            if partitioner.captured is None:
+                return compiled
+            names = [origin.source.name for origin in origins]  # a method before torch 2.13
+            fields = {
+                "graph": partitioner.captured,
+                "outputs": (),
+                "inputs": tuple(origin.example if origin.is_tensor else None for origin in origins),
+                "sources": tuple(name if isinstance(name, str) else name() for name in names),
+            }
+            graphs.append(fields)
+
+            def run(*inputs: Any) -> Any:
+                outputs = compiled(*inputs)
+                fields["outputs"] = tuple(outputs)
+                return outputs
+
+            return run
+
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            return traced_fn(*args, **kwargs)
+
+        with forget_compiled_code(backend), explained_without_values(fn):
+            result = dynamo_optimize(backend, nopython=fullgraph)(entry)(*fake_args, **fake_kwargs)
+    return tuple(Trace(**fields, fn=traced_fn, args=fake_args, kwargs=fake_kwargs, result=result) for fields in graphs)
+
+
+@contextlib.contextmanager
+def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
+    """Let torch's error for the value of a fake tensor say what `fn` needs. Used by `explain` too."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ValueError(
+            f"{name_of(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a fake "
+            "tensor has none; compute it in the graph, or capture the part before and the part after"
+        ) from error
+
+
+class _Capture:
+    """A partitioner that stores a copy of the joint graph."""
+
+    captured: CapturedGraph | None = None
+
+    def __call__(
+        self,
+        joint_module: fx.GraphModule,
+        joint_inputs: Any,
+        /,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: Sequence[int] | None = None,
+        **options: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        static = list(static_lifetime_input_indices or ())
+        self.captured = CapturedGraph(copy_of(joint_module), num_fwd_outputs, tuple(static), joint_inputs)
+        # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
+        return default(
+            joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
+        )
+
+    def uuid(self) -> None:
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Capture":
+        return self  # Inductor copies the configuration that holds it
+
+
+def compile_op_by_op(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
+) -> Callable[..., Any]:
+    """Cut a graph of Dynamo's as `backend` would, with a partitioner that Inductor takes, and run it op by op."""
+    compiled: Callable[..., Any] = _BACKENDS[backend](
+        graph_module, example_inputs, partition=partitioner, torch_random=False
+    )
+    return compiled
+
+
+def compile_functional(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
+) -> Callable[..., Any]:
+    """Compile as the eager backend does, but a write to an input is an output of the graph, not an op in it."""
+    return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
+
+
+def _compile_inductor(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: Any, torch_random: bool
+) -> Callable[..., Any]:
+    graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
+    return trace_with_inductor(graph_module, example_inputs, partition, run=_run_op_by_op)
+
+
+def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    return boxed(graph_module)
+
+
+_BACKENDS: Final[Mapping[str, Callable[..., Any]]] = types.MappingProxyType(
+    {
+        "eager": compile_eager,
+        "inductor": _compile_inductor,
+        "triton": _compile_inductor,
+        "nvfuser": functools.partial(compile_nvfuser, runnable=boxed),
+    }
+)
+
+
+def _last_line(error: BaseException) -> str:
+    """Return the innermost line of the traceback that is neither torch's nor ours: ", file:line"."""
+    traceback, last = error.__traceback__, ""
+    while traceback is not None:
+        module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+        if not module.startswith("torch") and module != __name__:
+            last = f", {traceback.tb_frame.f_code.co_filename}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return last

@@ -1,0 +1,149 @@
+"""compression_errors -- what saving in fewer bits does to saved values and gradients, measured on real inputs."""
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.fx as fx
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..._torch.guards import dynamo_optimize, forget_compiled_code
+from ..choose.partitioners import Partitioner, SavePolicy, default
+from ..fused_function import FusedFunction
+from ..fused_module import FusedModule, eager_view
+from ..passes import COMPRESSED_FROM, Compression, is_rounding_seed
+from .capture import compile_op_by_op
+
+_ROUNDING: Final = 1e-5  # of the largest gradient's norm
+
+
+@dataclass(frozen=True)
+class CompressionErrors:
+    """Relative errors, |compressed - exact| / |exact| in Euclidean norms.
+
+    Attributes:
+        values: for each graph, of its compressed values by the names of their nodes.
+        gradients: of a module, for each parameter by name; of a function, for each argument, without modules that it
+            closes over. A gradient that is zero but for rounding has no error; that of a key's bias is.
+    """
+
+    values: tuple[dict[str, float], ...]
+    gradients: dict[str, float]
+
+
+def compression_errors(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    backend: str,
+    cut: Partitioner,
+) -> CompressionErrors:
+    """Run forward and backward twice, op by op, exact and with what `cut` compresses, from the same random state.
+
+    The gradients are those of the sum of the results, each weighed with normal numbers unless it is a scalar. The
+    function, its arguments and the random state do not change.
+    """
+    exact, compressed = _Recorder(default, backend), _Recorder(cut, backend)
+    with torch.random.fork_rng():
+        right = _gradients(fn, args, kwargs, exact)
+        rounded = _gradients(fn, args, kwargs, compressed)
+    norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}
+    zero = _ROUNDING * max(norms.values(), default=0.0)
+    gradients = {name: _relative_error(rounded[name], right[name]) for name, norm in norms.items() if norm > zero}
+    return CompressionErrors(tuple(compressed.errors), gradients)
+
+
+def _relative_error(rounded: Tensor, exact: Tensor) -> float:
+    difference = (rounded.double() - exact.double()).norm()
+    return float(difference / exact.double().norm()) if difference else 0.0
+
+
+def _gradients(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], recorder: "_Recorder"
+) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    while isinstance(fn, FusedFunction):
+        fn = fn.fn
+    fn = eager_view(fn) if isinstance(fn, FusedModule) else fn
+    fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
+    args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
+    named = fn.named_parameters() if isinstance(fn, nn.Module) else _named(args, kwargs)
+    inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
+    # A function may write into its arguments, but nothing may write into a leaf.
+    args, kwargs = tree_map(_copied, (args, kwargs))
+    compile_graph = functools.partial(compile_op_by_op, backend=recorder.backend, partitioner=recorder)
+    with forget_compiled_code(compile_graph):
+        results = tree_leaves(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
+        results = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+        weights = [
+            torch.randn(result.shape, generator=generator).to(result) if result.dim() else torch.ones_like(result)
+            for result in results
+        ]
+        gradients = torch.autograd.grad(results, list(inputs.values()), weights, allow_unused=True) if inputs else ()
+    return {name: gradient for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
+
+
+def _fresh(value: Any) -> Any:
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:
+    """The tensors of a function's arguments, by their numbers."""
+    leaves = enumerate(tree_leaves((args, kwargs)))
+    return [(f"argument {number}", leaf) for number, leaf in leaves if isinstance(leaf, Tensor)]
+
+
+class _Recorder:
+    """A partitioner whose forward writes down the error of each value that it compresses."""
+
+    def __init__(self, cut: Partitioner, backend: str) -> None:
+        self.backend = backend
+        self.errors: list[dict[str, float]] = []
+        self._cut: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
+
+    def __call__(
+        self, joint_module: fx.GraphModule, joint_inputs: Any, /, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward = self._cut(joint_module, joint_inputs, **options)
+        output = forward.graph.output_node()
+        errors: dict[str, float] = {}
+        self.errors.append(errors)
+        parts: dict[tuple[fx.Node, Compression], list[fx.Node]] = {}
+        for part in output.args[0]:
+            if isinstance(part, fx.Node) and COMPRESSED_FROM in part.meta:
+                parts.setdefault(part.meta[COMPRESSED_FROM], []).append(part)
+        for node in forward.graph.nodes:
+            if is_rounding_seed(node):  # a draw would change the masks that follow
+                fixed = {"dtype": torch.int64, "device": node.kwargs["device"]}
+                node.target, node.args, node.kwargs = torch.ops.aten.full.default, ([], 0), fixed
+        for (exact, way), compressed in parts.items():
+            with forward.graph.inserting_before(output):
+                first = forward.graph.call_function(_recording(errors, exact.name, way), (exact, *compressed))
+            first.meta["val"] = compressed[0].meta["val"]
+            output.replace_input_with(compressed[0], first)
+        forward.recompile()
+        return forward, backward
+
+    def uuid(self) -> None:
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Recorder":
+        return self  # Inductor copies the configuration that holds it
+
+
+def _recording(errors: dict[str, float], name: str, way: Compression) -> Callable[..., Tensor]:
+    def record(exact: Tensor, *parts: Tensor) -> Tensor:
+        errors[name] = _relative_error(way.restore(parts, exact.dtype), exact)
+        return parts[0]
+
+    return record

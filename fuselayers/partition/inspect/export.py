@@ -1,0 +1,231 @@
+"""joint_graph -- a function's forward and backward in one graph, with a signature.
+
+Like `capture`, it traces with fake tensors: nothing runs and nothing is allocated.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.fx as fx
+from torch import nn
+
+from ..._torch.dispatch import pytree
+from ..._torch.guards import is_graph_break
+from ..._torch.tracing import descriptors
+from ...names import name_of
+from .capture import ROOT, Trace, compile_functional, trace
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a joint graph.
+
+    Attributes:
+        name: its placeholder in the graph.
+        kind: "gradient" is an incoming one, of an output. A tensor that a function closes over is a "parameter" if it
+            requires grad, else a "buffer".
+        target: a parameter's or buffer's name, as in `named_parameters()`, prefixed with the variable that holds the
+            module if the function is no module; an argument's name and path (`batch['ids'][0]`); for a gradient, the
+            name of its output.
+    """
+
+    name: str
+    kind: Literal["parameter", "buffer", "argument", "gradient"]
+    target: str
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One output of a joint graph.
+
+    Attributes:
+        name: the node of the graph that computes it.
+        kind: "mutation" is the new value of an input that the function writes to.
+        target: an output's path in the function's result (`result`, `result['loss']`), or "" if it is not returned
+            itself; for a gradient, the target of its input; for a mutation, the target of the input written to.
+    """
+
+    name: str
+    kind: Literal["output", "gradient", "mutation"]
+    target: str
+
+
+@dataclass(frozen=True)
+class JointGraphExport:
+    """A forward and backward as one graph of ATen ops, with a signature. Its text has both.
+
+    Attributes:
+        module: takes one value for each of `inputs`, in order, and returns a tuple with one for each of `outputs`. It
+            writes to none of its inputs.
+        inputs: the function's inputs, then the gradients of its outputs.
+        outputs: the new values of mutated inputs and the function's outputs, then the gradients of its inputs.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+
+    def __str__(self) -> str:
+        lines = ["inputs:", *map(_listed, self.inputs), "outputs:", *map(_listed, self.outputs)]
+        return "\n".join([*lines, self.module.print_readable(print_output=False).strip()])
+
+
+def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGraphExport:
+    """Return the joint forward and backward graph of `fn(*args, **kwargs)`, with a signature.
+
+    The ops are ATen's, as the eager backend gets them, not decomposed; the new value of a mutated input is an output.
+    Nothing runs: `args` may be real, fake or on the meta device.
+
+    Raises:
+        TypeError: `fn` cannot be called.
+        ValueError: `fn` has a graph break (the message says where), or no output of it requires grad.
+
+    >>> import torch
+    >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
+    >>> print(exported)
+    inputs:
+      primals_1: parameter weight
+      primals_2: parameter bias
+      primals_3: argument input
+      tangents_1: gradient addmm
+    outputs:
+      addmm: output result
+      ...: gradient weight
+      ...: gradient bias
+    class GraphModule(torch.nn.Module):
+        def forward(self, primals_1: "f32[2, 4]", primals_2: "f32[2]", primals_3: "f32[3, 4]", tangents_1: "f32[3, 2]"):
+            ...
+            t: "f32[4, 2]" = torch.ops.aten.t.default(primals_1);  primals_1 = None
+            addmm: "f32[3, 2]" = torch.ops.aten.addmm.default(primals_2, primals_3, t);  primals_2 = t = None
+            ...
+    """
+    traced = _trace(fn, args, kwargs)
+    module, names = traced.graph.module, _Names(traced)
+    graph = module.graph
+    output = next(iter(reversed(graph.nodes)))
+    present = [
+        (node, desc)
+        for node, desc in zip(output.args[0], output.meta["desc"], strict=True)
+        if isinstance(node, fx.Node)
+    ]
+    output_names = {desc: node.name for node, desc in present}
+    inputs = tuple(names.input(node, output_names) for node in graph.nodes if node.op == "placeholder")
+    outputs = tuple(names.output(node, desc) for node, desc in present)
+    output.args = (tuple(node for node, _ in present),)
+    output.meta["desc"] = [desc for _, desc in present]
+    graph.set_codegen(fx.graph.CodeGen())  # AOTAutograd's takes two lists, and returns one
+    graph.lint()
+    module.recompile()
+    return JointGraphExport(module, inputs, outputs)
+
+
+def _trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Trace:
+    if not callable(fn):
+        raise TypeError(f"joint_graph takes a function or a module, got {type(fn).__name__}")
+    try:
+        traces = trace(fn, args, kwargs, compiler=compile_functional, fullgraph=True)
+    except Exception as error:
+        if not is_graph_break(error):
+            raise
+        stack = list(getattr(error, "real_stack", None) or ())
+        where = f"{stack[-1].filename}:{stack[-1].lineno}" if stack else "a place that Dynamo does not name"
+        raise ValueError(
+            f"joint_graph needs one graph, and {name_of(fn)} breaks it at {where} ({str(error).splitlines()[0]}); "
+            "change that line, or use `capture`, which returns a graph for each part"
+        ) from error
+    if not traces:
+        raise ValueError(
+            f"joint_graph needs a backward, and no output of {name_of(fn)} requires grad here; give it a parameter or "
+            "an argument that does (`x.requires_grad_()`), outside of torch.no_grad()"
+        )
+    return traces[0]
+
+
+class _Names:
+    """The user's names for the inputs of a trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._scope = {"L": {"traced_fn": trace.fn, "args": trace.args, "kwargs": trace.kwargs}}
+        self._registered: dict[int, str] = {}  # Dynamo's source of a tied parameter may be another of its names
+        if isinstance(trace.fn, nn.Module):
+            for name, tensor in (*trace.fn.named_parameters(), *trace.fn.named_buffers()):
+                self._registered.setdefault(id(tensor), name)
+        self._arguments = _argument_names(trace.fn, len(trace.args))
+        returned: dict[int, str] = {}
+        for path, leaf in _leaves(trace.result):
+            returned.setdefault(id(leaf), path)  # a tensor that is returned twice has its first path
+        self._results = [returned.get(id(value), "") for value in trace.outputs]
+
+    def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
+        desc = node.meta["desc"]
+        if isinstance(desc, descriptors.TangentAOTInput):
+            return InputSpec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
+        kind, target = self._origin(desc)
+        return InputSpec(node.name, kind, target)
+
+    def output(self, node: fx.Node, desc: Any) -> OutputSpec:
+        if isinstance(desc, descriptors.GradAOTOutput):
+            return OutputSpec(node.name, "gradient", self._origin(desc.grad_of)[1])
+        if isinstance(desc, descriptors.InputMutationAOTOutput):
+            return OutputSpec(node.name, "mutation", self._origin(desc.mutated_input)[1])
+        if isinstance(desc, descriptors.PlainAOTOutput):
+            return OutputSpec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
+        return OutputSpec(node.name, "output", "")
+
+    def _of_source(self, source: str) -> str:
+        """Return an expression of Dynamo's as the user would write it: `L['args'][0]._modules['up']` is `block.up`."""
+        expression, *steps = re.split(r"\.__closure__\[(\d+)\]\.cell_contents", source)
+        text = expression
+        for cell, rest in zip(steps[::2], steps[1::2], strict=True):
+            function = eval(expression, dict(self._scope))  # Dynamo's expression, evaluated over the traced copies
+            text = function.__code__.co_freevars[int(cell)] + rest
+            expression += f".__closure__[{cell}].cell_contents{rest}"
+        text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda match: self._arguments[int(match[1])], text)
+        text = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", text).removeprefix(ROOT).removeprefix(".__self__")
+        text = re.sub(r"^(?:\.\w+)*\.__globals__\['(\w+)'\]", r"\1", text)
+        text = re.sub(r"^(?:G|___unnamed_scope_\w+)\['(\w+)'\]", r"\1", text)
+        text = re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])(.+?)\1\]", r".\2", text)
+        return text.removeprefix(".")
+
+    def _origin(self, desc: Any) -> tuple[Literal["parameter", "buffer", "argument"], str]:
+        while not isinstance(desc, descriptors.PlainAOTInput):
+            inner = getattr(desc, "base", getattr(desc, "base_of", None))
+            if inner is None:
+                return "argument", str(desc.expr())
+            desc = inner
+        source, tensor = self._trace.sources[desc.idx], self._trace.inputs[desc.idx]
+        target = self._registered.get(id(tensor)) or self._of_source(source)
+        if "._parameters[" in source:
+            return "parameter", target
+        if "._buffers[" in source:
+            return "buffer", target
+        if source.startswith(("L['args']", "L['kwargs']")):
+            return "argument", target
+        return ("parameter" if getattr(tensor, "requires_grad", False) else "buffer"), target
+
+
+def _argument_names(fn: Any, count: int) -> list[str]:
+    try:
+        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without a signature
+        return [f"args[{index}]" for index in range(count)]
+    names = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "args")
+    return [*names[:count], *(f"{rest}[{index}]" for index in range(count - len(names)))]
+
+
+def _leaves(result: Any) -> list[tuple[str, Any]]:
+    leaves, _ = pytree.tree_flatten_with_path(result)
+    return [("result" + "".join(str(key) for key in path), leaf) for path, leaf in leaves]
+
+
+def _listed(spec: InputSpec | OutputSpec) -> str:
+    return f"  {spec.name}: {spec.kind} {spec.target}".rstrip()

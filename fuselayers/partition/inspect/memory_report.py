@@ -1,0 +1,407 @@
+"""MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
+
+import html
+import itertools
+import json
+import re
+import shutil
+import statistics
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from ...figure import new_figure
+from ...text_table import Row, amount, readable_bytes, table_lines, whole
+from ..choose.budget import smallest_saved_bytes
+from ..choose.cost import CostModel, flops_of
+from ..choose.partitioners import budget
+from ..joint_graph import CutGraph
+from .draw import check_suffix
+
+_IN_A_NOTEBOOK: Final = 10
+_WORST_GRADIENTS: Final = 5
+# The first number in a module's path, as in blocks.11.norm.
+_NUMBERED: Final = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)(?:\.(?P<rest>.+))?")
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A value that forward saves for backward.
+
+    Attributes:
+        name: of the node in the joint graph.
+        module: the path of the module that computed it, as "blocks.0.attention", or "".
+        op: its op; "input" for an argument, "parameter" for a tensor that outlives the call.
+        source: `file:line: code` of the user's code, or "".
+        shape: its shape; a symbolic size as the number that the graph was traced with.
+        dtype: its dtype, "int" for a size.
+        num_bytes: what saving it takes: the size of its storage, or of its compressed parts; 0 for a parameter, and for
+            a view of memory that is saved already.
+        reason: why it was saved.
+        exact_bytes: what saving it exactly would take.
+        why_exact: why it is not compressed; None if it is.
+        error: of the compressed value, relative to the exact one, on these inputs; None if it was not measured.
+    """
+
+    name: str
+    module: str
+    op: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    reason: str
+    exact_bytes: int
+    why_exact: str | None
+    error: float | None
+
+
+@dataclass(frozen=True)
+class RecomputedValue:
+    """A value of forward that backward recomputes.
+
+    Attributes:
+        name: of the node in the joint graph.
+        module: the path of the module that computed it, or "".
+        op: its op.
+        source: `file:line: code` of the user's code, or "".
+        num_bytes: the size of the value, which is not saved.
+        moved_bytes: the memory traffic of recomputing it, by the cost model.
+        flops: its FLOPs if it is a matmul, an attention or a convolution, else 0.
+    """
+
+    name: str
+    module: str
+    op: str
+    source: str
+    num_bytes: int
+    moved_bytes: float
+    flops: float
+
+
+_Value = TypeVar("_Value", bound=SavedValue | RecomputedValue)
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The figures of one partitioner.
+
+    Attributes:
+        saved_bytes: bytes saved for backward, each storage once, without parameters.
+        peak_bytes: the most bytes that forward and backward hold at once when they run op by op: values, results and
+            gradients, without inputs and parameters. For several graphs their sum, which the peak does not exceed. None
+            for "eager", which has no graph.
+        recomputed_ops: how many ops of forward backward recomputes; one that runs there twice counts twice.
+        recomputed_flops: their FLOPs.
+    """
+
+    saved_bytes: int
+    peak_bytes: int | None
+    recomputed_ops: int
+    recomputed_flops: float
+
+
+@dataclass(frozen=True)
+class ParetoPoint:
+    """A point of the curve of memory against recompute."""
+
+    saved_bytes: int
+    recomputed_flops: float
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The result of `explain`. Print it, or read its attributes.
+
+    Attributes:
+        subject: the function's or module's name.
+        backend: the backend for which the graph was cut.
+        partition: the partitioner.
+        machine: the machine whose speed sets the prices.
+        saved: every saved value, in the order of the graph.
+        recomputed: every recomputed value, in the order of the graph.
+        totals: by partitioner: "this", and for comparison "eager" (autograd without a compiler), "default" (this
+            library's), "torch default" and "torch min_cut" (PyTorch's partitioners, unless they cannot cut the graph).
+        forward_flops: FLOPs of forward, counting matmuls, attention and convolutions.
+        backward_flops: FLOPs of backward, recomputed ones included.
+        forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
+        backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
+        forward_seconds: the least time for forward on that machine, by its FLOPs or its ideal bytes.
+        backward_seconds: the least time for backward.
+        compress: how saved values are compressed, or None.
+        gradient_errors: with `compress`, for each parameter's gradient its error relative to the exact one on these
+            inputs, for a function without parameters of its arguments' gradients; empty if they were not measured.
+        graphs: the graphs; not in the dict and the JSON.
+        cost: the prices; not in the dict and the JSON.
+    """
+
+    subject: str
+    backend: str
+    partition: str
+    machine: str
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[RecomputedValue, ...]
+    totals: dict[str, Totals]
+    forward_flops: float
+    backward_flops: float
+    forward_ideal_bytes: int
+    backward_ideal_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+    compress: str | None
+    gradient_errors: dict[str, float]
+    graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
+    cost: CostModel = field(repr=False, compare=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all but the graphs and the prices, in plain Python types."""
+        content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
+        content["saved"] = [asdict(value) for value in self.saved]
+        content["recomputed"] = [asdict(value) for value in self.recomputed]
+        content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
+        return content
+
+    def to_json(self) -> str:
+        """Return `as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
+        """Return the curve of memory against recompute for other budgets, from the most memory to the least.
+
+        It leaves out what backward recomputes a second time for a lower peak, see `budget`.
+
+        Args:
+            points: how many budgets are tried, evenly spaced from what `default` saves to the least possible.
+
+        Raises:
+            ValueError: the report is for several graphs.
+        """
+        if len(self.graphs) != 1:
+            raise ValueError(
+                f"a curve needs one graph, this report has {len(self.graphs)}; explain each part on its own"
+            )
+        (graph,) = self.graphs
+        fused = self.backend != "eager"
+        least = smallest_saved_bytes(graph.joint, cost=self.cost)
+        most = self.totals["default"].saved_bytes
+        curve: dict[int, float] = {}
+        for index in range(points):
+            limit = least + round((most - least) * (points - 1 - index) / max(points - 1, 1))
+            saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
+            curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
+        return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
+
+    def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
+        """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
+
+        Raises:
+            ValueError: another kind of file, or several graphs.
+            MissingPackageError: matplotlib is not installed.
+        """
+        path = Path(path)
+        check_suffix(path, ".svg", ".png")
+        curve = self.pareto(points=points)
+        figure = new_figure(figsize=(7, 4.5))
+        axis = figure.add_subplot()
+        sizes = [point.saved_bytes / 1e6 for point in curve]
+        share = 100 / (self.forward_flops or 1.0)
+        # Between two points, a budget costs what the smaller one costs.
+        axis.step(sizes, [share * point.recomputed_flops for point in curve], where="pre", marker="o", label="budget")
+        rules = [rule for rule in self.totals if rule != "default"]
+        for rule, marker in zip(rules, itertools.cycle("*sv^DP"), strict=False):
+            totals = self.totals[rule]
+            label = f"this ({self.partition})" if rule == "this" else rule
+            point = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
+            axis.plot(*point, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
+        axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
+        axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
+        axis.legend()
+        axis.grid(alpha=0.3)
+        figure.savefig(path, dpi=120)
+        return path
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        """Return the tables with the largest values, for a notebook."""
+        return f"<pre>{html.escape(self.to_text(rows=_IN_A_NOTEBOOK))}</pre>"
+
+    def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
+        """Return the tables that `print` shows. Values that equal blocks have in common share a row.
+
+        Args:
+            rows: how many rows each table has at most; the last row has the sum of the rest.
+            width: of a line; None for the variable COLUMNS, else the terminal's.
+        """
+        width = width or shutil.get_terminal_size().columns
+        forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
+        sentences = (
+            f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}, "
+            f"{_seconds(self.forward_seconds)}",
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}, "
+            f"{_seconds(self.backward_seconds)}",
+        )
+        about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
+        lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
+        reasons = 3 if self.compress is None else 5
+        lines += ["", "saved", *table_lines(_saved_rows(self, rows), width, left=(0, 1, reasons))]
+        if self.compress is not None:
+            lines += textwrap.wrap(_compression_text(self), width, break_long_words=False)
+        if self.recomputed:
+            lines += ["", "recomputed", *table_lines(_recomputed_rows(self.recomputed, rows), width, left=(0,))]
+        return "\n".join([*lines, "", *itertools.chain(*floors)])
+
+
+def _totals_rows(report: MemoryReport) -> list[Row]:
+    rows: list[Row] = [("partition", "saved", "of eager", "peak", "ops recomputed", "FLOPs recomputed")]
+    eager = report.totals["eager"].saved_bytes
+    for rule, totals in report.totals.items():
+        share = f"{totals.saved_bytes / eager:.2f} x" if eager else "-"
+        recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
+        peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
+        figures = readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed
+        rows.append((rule, *map(whole, figures)))
+    return rows
+
+
+def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
+    def cells(values: Sequence[SavedValue]) -> tuple[str, ...]:
+        (value, *others), size = values, whole(readable_bytes(_total_bytes(values)))
+        exact = whole(readable_bytes(sum(value.exact_bytes for value in values)))
+        error = "" if others or value.error is None else f"{value.error:.2%}"
+        compressed = () if report.compress is None else (exact, error)
+        return ("", size, *compressed, "") if others else (_shape(value), size, *compressed, value.reason)
+
+    counted = [value for value in report.saved if value.num_bytes]
+    rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
+    free = len(report.saved) - len(counted)
+    headings = () if report.compress is None else ("exact", "error")
+    nothing = [""] * len(headings)
+    rows += [(f"{free} for free", "", whole("0 B"), *nothing, "parameters, and views of saved memory")] if free else []
+    return [("value", "shape", "bytes", *headings, "why"), *rows]
+
+
+def _compression_text(report: MemoryReport) -> str:
+    """Say which gradients have the largest errors, or why nothing is compressed."""
+    if all(value.why_exact is not None for value in report.saved):
+        reasons = dict.fromkeys(value.why_exact for value in report.saved if value.num_bytes)
+        return f"{report.compress}: there is nothing to compress ({', '.join(map(str, reasons)) or 'nothing is saved'})"
+    if not report.gradient_errors:
+        measured = any(value.error is not None for value in report.saved)
+        why = "no parameter and no argument has a gradient" if measured else "the tensors are on the meta device"
+        return f"{report.compress}: errors of gradients are not measured, since {why}"
+    worst = sorted(report.gradient_errors.items(), key=lambda item: -item[1])
+    median = statistics.median(report.gradient_errors.values())
+    named = ", ".join(f"{name} {error:.2%}" for name, error in worst[:_WORST_GRADIENTS])
+    return f"{report.compress}: error of gradients, relative to exact: median {median:.2%}; largest {named}"
+
+
+def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[Row]:
+    def weight(values: Sequence[RecomputedValue]) -> tuple[float, float]:
+        return sum(value.flops for value in values), sum(value.moved_bytes for value in values)
+
+    def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
+        flops, moved = weight(values)
+        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), amount(flops, "FLOP") if flops else ""
+        return tuple(map(whole, sums))
+
+    rows = _value_rows(recomputed, cells, weight=weight, most=most)
+    return [("value", whole("not saved"), "moved", "FLOPs"), *rows]
+
+
+def _value_rows(
+    values: Iterable[_Value],
+    cells: Callable[[Sequence[_Value]], tuple[str, ...]],
+    *,
+    weight: Callable[[Sequence[_Value]], Any],
+    most: int,
+) -> list[Row]:
+    """Return a row for each value, the heaviest first, and the sum of those after the first `most` rows.
+
+    Values that are alike, at the same place in several modules of a list, have one row. Those of the same modules stand
+    together, below a line that names the modules.
+
+    Args:
+        values: of one table.
+        cells: the cells of a value, and of several values together.
+        weight: by which rows are sorted.
+        most: rows of the table.
+    """
+    groups = sorted(_by_modules(values, cells), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
+    rows: list[Row] = []
+    hidden: list[_Value] = []
+    for group in groups:
+        ordered = sorted(group, key=weight, reverse=True)
+        shown, times = ordered[:most], len(group[0])
+        hidden += itertools.chain(*ordered[most:])
+        most -= len(shown)
+        if shown and times > 1:
+            total = readable_bytes(_total_bytes(itertools.chain(*shown)))
+            rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
+        for value, *others in shown:
+            called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)
+            rows.append((called, *cells([value])))
+    return [*rows, (f"{len(hidden)} more", *cells(hidden))] if hidden else rows
+
+
+def _by_modules(
+    values: Iterable[_Value], cells: Callable[[Sequence[_Value]], tuple[str, ...]]
+) -> Iterable[list[list[_Value]]]:
+    """Return lists of values with the same op and sizes. Those of the same modules are one group."""
+    rows: dict[Hashable, list[_Value]] = {}
+    times: Counter[Hashable] = Counter()
+    for value in values:
+        modules, number, rest = _numbered(value.module)
+        place = (modules, rest, value.op, cells([value])[:2]) if number else value.name
+        times[number, place] += 1
+        rows.setdefault((place, times[number, place]), []).append(value)
+    groups: dict[Hashable, list[list[_Value]]] = {}
+    for row in rows.values():
+        row.sort(key=lambda value: int(_numbered(value.module)[1] or 0))  # backward recomputes the last block first
+        modules_of = tuple(_numbered(value.module)[:2] for value in row)
+        groups.setdefault(modules_of if len(row) > 1 else row[0].name, []).append(row)
+    return groups.values()
+
+
+def _numbered(module: str) -> tuple[str, str, str]:
+    """Return the list that a module is in, its number there, and its path in that: ("blocks", "11", "norm")."""
+    match = _NUMBERED.fullmatch(module)
+    return (match["list"], match["number"], match["rest"] or "") if match else ("", "", module)
+
+
+def _range(modules: Sequence[str]) -> str:
+    """Return "blocks.0 to blocks.11", or the names one by one if some between are missing."""
+    names = [f"{modules_list}.{number}" for modules_list, number, _ in map(_numbered, modules)]
+    numbers = [int(_numbered(module)[1]) for module in modules]
+    iswhole = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    return f"{names[0]} to {names[-1]}" if iswhole and len(names) > 2 else ", ".join(names)
+
+
+def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
+    return sum(value.num_bytes for value in values)
+
+
+def _shape(value: SavedValue) -> str:
+    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+
+
+def _called(value: SavedValue | RecomputedValue, module: str) -> str:
+    """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
+    op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
+    named = f"{op} ({value.name})"
+    if value.module:
+        return f"{module} {named}".lstrip()
+    file, _, rest = value.source.partition(":")
+    return f"{named}, {Path(file).name}:{rest}" if rest else named
+
+
+def _seconds(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.1f} {unit} at least"
+    return f"{seconds / 1e-6:.1f} us at least"

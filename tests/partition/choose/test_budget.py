@@ -1,0 +1,255 @@
+import copy
+import functools
+import math
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fuselayers import ops
+from fuselayers.partition import (
+    CostModel,
+    PartitionError,
+    budget,
+    default,
+    explain,
+    fuse,
+    machine_of,
+    min_cut,
+    saved_bytes,
+)
+from fuselayers.partition.choose.budget import smallest_saved_bytes
+from fuselayers.partition.choose.partitioners import SavePolicy
+from fuselayers.partition.choose.peak_bytes import peak_bytes
+from fuselayers.partition.joint_graph import JointGraph
+from fuselayers.partition.passes import compression
+from tests.partition.tracing import GPT, Traced, joint_graph_of, peak_of_step, recomputed_flops, torchs_choice
+
+
+@functools.cache
+def gpt() -> tuple[Traced, JointGraph]:
+    graph = GPT.decomposed(layers=2)
+    return graph, graph.joint()
+
+
+def least_of(joint: JointGraph) -> int:
+    return smallest_saved_bytes(joint, cost=CostModel(machine_of("cpu")))
+
+
+def bytes_of(rule: SavePolicy, joint: JointGraph) -> int:
+    return joint.saved_bytes(rule.saved_values(joint, fused=True))
+
+
+class TestOnAModel:
+    # A tight share, one in the middle and a loose one: torch chooses other values at each.
+    @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
+    def test_no_more_flops_again_than_torch_at_as_many_bytes(self, share: float) -> None:
+        graph, joint = gpt()
+        theirs, saved = torchs_choice(graph, share)
+        limit = theirs.saved_bytes(saved) + 1024
+        ours = budget(limit).saved_values(joint, fused=True)
+        assert joint.saved_bytes(ours) <= limit
+        assert recomputed_flops(joint, ours) <= recomputed_flops(theirs, saved)
+
+    def test_fits_every_limit_and_more_bytes_never_cost_more_flops(self) -> None:
+        _, joint = gpt()
+        low, high = least_of(joint), bytes_of(min_cut, joint)
+        assert low < 0.1 * high
+        flops = []
+        for step in range(4):
+            limit = low + (high - low) * step // 3
+            saved = budget(limit).saved_values(joint, fused=True)
+            assert joint.saved_bytes(saved) <= limit
+            flops.append(recomputed_flops(joint, saved))
+        assert flops == sorted(flops, reverse=True)
+        assert flops[0] > 0
+        assert flops[-1] == 0
+
+    def test_with_room_enough_it_is_the_minimum_cut(self) -> None:
+        _, joint = gpt()
+        for fused in (True, False):
+            high = joint.saved_bytes(min_cut.saved_values(joint, fused=fused))
+            assert budget(high).saved_values(joint, fused=fused) == min_cut.saved_values(joint, fused=fused)
+            assert budget(1 << 60).saved_values(joint, fused=fused) == min_cut.saved_values(joint, fused=fused)
+
+    @pytest.mark.parametrize("fused", [True, False])
+    def test_a_share_is_of_what_the_default_saves(self, fused: bool) -> None:
+        _, joint = gpt()
+        whole = joint.saved_bytes(default.saved_values(joint, fused=fused))
+        for share in (0.1, 0.35, 0.5, 1.0):
+            saved = joint.saved_bytes(budget(share).saved_values(joint, fused=fused))
+            assert saved <= share * whole
+            assert saved == joint.saved_bytes(budget(int(share * whole)).saved_values(joint, fused=fused))
+
+    def test_too_small_says_how_little_will_do(self) -> None:
+        _, joint = gpt()
+        least = least_of(joint)
+        text = (
+            rf"^this graph cannot do with {least - 1:,} bytes saved for backward: the smallest cut found saves "
+            rf"{least:,}; give a larger budget, or fuse a smaller part of the model$"
+        )
+        with pytest.raises(PartitionError, match=text):
+            budget(least - 1).saved_values(joint, fused=True)
+        assert bytes_of(budget(least), joint) == least
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "text"),
+    [
+        (0, ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        (-5, ValueError, r"^a budget in bytes must be above 0, got -5$"),
+        (
+            0.0,
+            ValueError,
+            r"^a budget given as a float is a share, 0 < share <= 1, got 0\.0; give bytes as an int$",
+        ),
+        (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
+        (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
+        (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
+        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"),
+        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '1 GiB'$"),
+        ("0 B", ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        (None, TypeError, r"^a budget has a limit or a peak, got limit=None and peak=None$"),
+    ],
+)
+def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        budget(limit)
+
+
+@pytest.mark.parametrize(
+    ("peak", "error", "text"),
+    [
+        (0, ValueError, r"^a peak in bytes must be above 0, got 0$"),
+        (0.5, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got 0\.5$"),
+        (True, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got True$"),
+        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '2'$"),
+    ],
+)
+def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        budget(peak=peak)
+    with pytest.raises(TypeError, match=r"^a budget has a limit or a peak, got limit=0\.5 and peak="):
+        budget(0.5, peak=peak)
+
+
+def test_sizes_as_text() -> None:
+    assert budget("1.5 MB") == budget(1_500_000)
+    assert budget(peak="2GB") == budget(peak=2_000_000_000)
+
+
+class Stack(nn.Module):
+    def __init__(self, *, layers: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = ops.dropout(layer(x).sin().exp(), 0.1) + x
+        return x
+
+
+class TestPeak:
+    def cut(self, joint: JointGraph, rule: SavePolicy, *, compress: str | None = None) -> tuple[int, float]:
+        """The peak of a cut, and the FLOPs that it recomputes."""
+        joint = replace(joint, compress=compression(compress))
+        peak = peak_bytes(*rule.split(joint, fused=False), num_forward_outputs=1)
+        return peak, recomputed_flops(joint, rule.saved_values(joint, fused=False))
+
+    def test_a_lower_peak_never_gets_a_higher_one_and_the_lowest_is_named(self) -> None:
+        joint = joint_graph_of(Stack(layers=6), torch.randn(128, 64, requires_grad=True))
+        whole = self.cut(joint, min_cut)
+        with pytest.raises(PartitionError) as error:
+            self.cut(joint, budget(peak=1000))
+        lowest = re.fullmatch(
+            r"forward and backward of this graph cannot do with 1,000 bytes at once: the lowest peak found is "
+            r"([\d,]+); give a larger one, or fuse a smaller part of the model",
+            str(error.value),
+        )
+        assert lowest
+        least = int(lowest[1].replace(",", ""))
+        assert least < 0.7 * whole[0]
+        before, flops = 0, math.inf
+        for step in range(4):
+            limit = least + (whole[0] - least) * step // 3
+            peak, again = self.cut(joint, budget(peak=limit))
+            assert before <= peak <= limit
+            assert again <= flops
+            before, flops = peak, again
+        assert (before, flops) == whole
+
+    def test_the_allocator_sees_no_more_and_the_numbers_stay(self) -> None:
+        stack, x = Stack(layers=6), torch.randn(128, 64, requires_grad=True)
+        limit = int(0.7 * peak_of_step(fuse(stack, backend="eager"), x))
+        fused = fuse(stack, backend="eager", partition=budget(peak=limit))
+        assert peak_of_step(fused, x) <= limit
+        results = []
+        for model in (stack, fused):
+            torch.manual_seed(1)
+            results.append(torch.autograd.grad(model(x).square().sum(), [x, *stack.parameters()]))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+    def test_compression_comes_before_a_matrix_product_runs_again(self) -> None:
+        blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
+        exact = joint_graph_of(nn.Sequential(*blocks), x)
+        peak, _ = self.cut(exact, min_cut, compress="int8")
+        assert self.cut(exact, budget(peak=peak))[1] > 0
+        assert self.cut(exact, budget(peak=peak), compress="int8") == (peak, 0)
+
+
+class TestThroughFuse:
+    @pytest.mark.parametrize(
+        ("backend", "share"),
+        [("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
+    )
+    def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
+        stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
+        whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
+        twin = copy.deepcopy(stack)
+        fused = fuse(twin, backend=backend, partition=budget(share))
+        results = []
+        for model in (stack, fused):
+            torch.manual_seed(1)
+            out = model(x)
+            results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
+        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        assert saved_bytes(fused, x) <= share * whole
+
+    def test_the_least_that_an_error_names_will_do(self) -> None:
+        x = torch.randn(128, 64, requires_grad=True)
+        with pytest.raises(PartitionError) as error:
+            fuse(Stack(), backend="eager", partition=budget(100))(x)
+        named = re.search(r"saves ([\d,]+);", str(error.value))
+        assert named
+        least = int(named[1].replace(",", ""))
+        assert saved_bytes(fuse(Stack(), backend="eager", partition=budget(least)), x) <= least
+
+
+def test_a_smaller_budget_does_not_raise_the_peak() -> None:
+    # https://github.com/pytorch/pytorch/issues/197838
+    blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
+    stack = nn.Sequential(*blocks)
+    whole = peak_of_step(fuse(stack, backend="eager", partition="default"), x)
+    for share in (0.1, 0.035):  # some layers, and all of them, are recomputed from the input of the first
+        fused = fuse(stack, backend="eager", partition=budget(share))
+        peak = peak_of_step(fused, x)
+        assert peak <= 0.65 * whole
+    totals = explain(fused, x).totals["this"]
+    assert (totals.saved_bytes, totals.peak_bytes) == (saved_bytes(fused, x), peak)
+
+
+def test_what_is_recomputed_twice_has_the_same_values_and_gradients() -> None:
+    stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
+    fused = fuse(stack, backend="eager", partition=budget(0.12))
+    report = explain(fused, x)
+    names = [value.name for value in report.recomputed]
+    assert len(names) > len(set(names)), "nothing is recomputed twice"
+    results = []
+    for model in (stack, fused):
+        torch.manual_seed(1)
+        out = model(x)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)

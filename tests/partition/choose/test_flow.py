@@ -1,0 +1,89 @@
+import math
+import random
+from collections.abc import Hashable
+
+import networkx as nx
+import pytest
+from networkx.algorithms.flow import boykov_kolmogorov, preflow_push
+
+from fuselayers.partition import CostModel, machine_of
+from fuselayers.partition.choose.flow import SINK, SOURCE, UnboundedCutError, minimum_cut
+from fuselayers.partition.choose.min_cut import priced_edges
+from tests.partition.tracing import GPT
+
+Graph = nx.DiGraph
+
+
+def edges_of(graph: Graph) -> list[tuple[Hashable, Hashable, float]]:
+    return [(start, end, data.get("capacity", math.inf)) for start, end, data in graph.edges(data=True)]
+
+
+def random_graph(seed: int) -> Graph:
+    """A random graph with cycles, edges of capacity 0, and edges that cannot be cut."""
+    number = random.Random(seed)
+    graph = nx.DiGraph()
+    nodes = [SOURCE, *range(number.randint(3, 20)), SINK]
+    graph.add_nodes_from((SOURCE, SINK))
+    for start in nodes[:-1]:
+        for end in nodes[1:]:
+            if start == end or (start, end) == (SOURCE, SINK) or number.random() >= 0.3:
+                continue
+            if number.random() < 0.15 and start != SOURCE:
+                graph.add_edge(start, end)
+            else:
+                graph.add_edge(start, end, capacity=float(number.choice((0, 1, 2, 3, 5, 8, 13, 1 << 40))))
+    return graph
+
+
+def assert_is_minimal(graph: Graph) -> float:
+    """The value is that of two other algorithms, and the cut that comes with it has it."""
+    value, needed = minimum_cut(edges_of(graph))
+    for other in (preflow_push, boykov_kolmogorov):
+        assert value == pytest.approx(nx.maximum_flow_value(graph, SOURCE, SINK, flow_func=other), rel=1e-9), other
+    assert SINK in needed
+    assert SOURCE not in needed
+    crossing = [data for start, end, data in graph.edges(data=True) if start not in needed and end in needed]
+    assert sum(data["capacity"] for data in crossing) == pytest.approx(value, rel=1e-9)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_value_is_minimal_and_the_cut_has_it(seed: int) -> None:
+    graph = random_graph(seed)
+    uncuttable = nx.DiGraph([(start, end) for start, end, data in graph.edges(data=True) if "capacity" not in data])
+    uncuttable.add_nodes_from((SOURCE, SINK))
+    assert not nx.has_path(uncuttable, SOURCE, SINK)
+    assert_is_minimal(graph)
+
+
+@pytest.mark.parametrize("price", [1.5, 1e9])
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_graph_of_a_model(fused: bool, price: float) -> None:
+    cost = CostModel(machine_of("cpu"), fused=fused, memory_price=price)
+    graph = nx.DiGraph()
+    for edge in priced_edges(GPT.decomposed(layers=2).joint(), cost=cost):
+        graph.add_edge(edge.start, edge.end, **({} if edge.price is None else {"capacity": cost.total(edge.price)}))
+    assert assert_is_minimal(graph) > 0
+
+
+def test_of_equal_cuts_the_one_nearest_to_the_sink() -> None:
+    graph = nx.DiGraph()
+    nx.add_path(graph, [SOURCE, "a", "b", SINK], capacity=2.0)
+    assert minimum_cut(edges_of(graph)) == (2.0, {SINK})
+
+
+def test_uncuttable_path_is_named() -> None:
+    graph: nx.DiGraph[Hashable] = nx.DiGraph()
+    graph.add_edge(SOURCE, "a")
+    graph.add_edge("a", "b", capacity=1.0)
+    graph.add_edge("a", "c")
+    graph.add_edge("c", SINK)
+    graph.add_edge("b", SINK)
+    with pytest.raises(UnboundedCutError, match=r"^no finite cut: source -> a -> c -> sink$") as error:
+        minimum_cut(edges_of(graph))
+    assert error.value.path == [SOURCE, "a", "c", SINK]
+
+
+def test_a_long_chain_is_no_recursion() -> None:
+    nodes = [SOURCE, *range(20_000), SINK]
+    assert minimum_cut([*zip(nodes[:-2], nodes[1:-1], [4.0] * 20_000, strict=True), (nodes[-2], SINK, 3.0)])[0] == 3.0

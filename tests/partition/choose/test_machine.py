@@ -1,0 +1,124 @@
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fuselayers.partition import Machine, machine_of
+from fuselayers.partition.choose.machine import tuned_file, write_tuned
+
+MINE = Machine(
+    "measured", bandwidth=1e10, flop_rate=4e11, low_precision_flop_rate=8e11, vector_flop_rate=2e11, kernel_seconds=3e-6
+)
+
+SPEEDS = ["bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+
+
+def test_time_as_bytes() -> None:
+    assert MINE.bytes_of_flops(4e11, itemsize=4) == 1e10  # one second
+    assert MINE.bytes_of_flops(4e11, itemsize=8) == 1e10
+    assert MINE.bytes_of_flops(4e11, itemsize=2) == 0.5e10
+    assert MINE.bytes_of_kernel == pytest.approx(3e4)
+
+
+@pytest.mark.parametrize("field", SPEEDS)
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_figure_must_be_above_zero(field: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"^{field} of a machine must be a finite number above 0, got {value}$"):
+        dataclasses.replace(MINE, **{field: value})
+
+
+class TestStated:
+    def test_without_a_file(self) -> None:
+        assert machine_of("cpu").name == "stated: two cores with AVX-512"
+        assert machine_of("cuda").name == "stated: NVIDIA H200"
+
+    def test_an_unknown_device_counts_as_a_gpu(self) -> None:
+        assert machine_of("xpu") is machine_of("cuda")
+
+    def test_a_gpu_is_faster_in_everything_but_launches(self) -> None:
+        cpu, gpu = machine_of("cpu"), machine_of("cuda")
+        for rate in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate"):
+            assert getattr(gpu, rate) > getattr(cpu, rate)
+
+
+class TestTuned:
+    def test_written_and_read(self, tmp_path: Path) -> None:
+        path = write_tuned("cpu", MINE)
+        assert path == tmp_path / "machines.json"
+        assert machine_of("cpu") == MINE
+        assert machine_of("cuda").name == "stated: NVIDIA H200"
+        assert [file.name for file in tmp_path.iterdir()] == ["machines.json"]
+
+    def test_other_devices_stay(self) -> None:
+        other = dataclasses.replace(MINE, name="other")
+        write_tuned("cpu", MINE)
+        write_tuned("xpu", other)
+        assert machine_of("cpu") == MINE
+        assert machine_of("xpu") == other
+
+    def test_a_second_measurement_counts(self) -> None:
+        path = write_tuned("cpu", MINE)
+        os.utime(path, ns=(1, 1))
+        assert machine_of("cpu") == MINE
+        faster = dataclasses.replace(MINE, bandwidth=2e10)
+        write_tuned("cpu", faster)
+        assert machine_of("cpu") == faster
+
+    def test_is_of_a_number_of_threads(self) -> None:
+        threads = torch.get_num_threads()
+        write_tuned("cpu", MINE)
+        try:
+            torch.set_num_threads(threads + 1)
+            assert machine_of("cpu").name.startswith("stated")
+        finally:
+            torch.set_num_threads(threads)
+        assert machine_of("cpu") == MINE
+
+    def test_where(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert tuned_file() == tmp_path / "machines.json"
+        monkeypatch.delenv("FUSELAYERS_CACHE")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        assert write_tuned("cpu", MINE) == tmp_path / "cache" / "fuselayers" / "machines.json"
+        assert machine_of("cpu") == MINE
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        assert tuned_file() == tmp_path / "home" / ".cache" / "fuselayers" / "machines.json"
+        assert machine_of("cpu").name.startswith("stated")
+
+
+HOSTILE = {
+    "not json": "{",
+    "a field too many": json.dumps({"cpu": dataclasses.asdict(MINE) | {"code": "import os"}}),
+    "a figure beyond floats": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 10**400}}),
+    "not text": b"\xff\xfe\x00",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_file_that_holds_something_else_stops_nothing(content: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "machines.json"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.warns(UserWarning, match=r"(?s)machines\.json is no file as fuselayers writes it .+ not used"):
+        assert machine_of("cpu").name.startswith("stated: ")
+
+
+def test_a_file_that_cannot_be_reached_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path / "file" / "below"))
+    assert machine_of("cpu").name.startswith("stated: ")
+    monkeypatch.delenv("FUSELAYERS_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def nobodys() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nobodys)
+    assert machine_of("cpu").name.startswith("stated: ")

@@ -1,0 +1,162 @@
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.fx as fx
+from torch import Tensor, nn
+from torch._decomp import get_decompositions
+
+from fuselayers import errors
+from fuselayers.partition import FallbackWarning, aot_function, aot_module, print_compile, ts_compile
+
+
+def chain(a: Tensor, b: Tensor) -> Tensor:
+    return (a + b).cos().cos()
+
+
+class Recorder:
+    """A compiler that keeps the graphs it is given, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        self.graphs.append(graph)
+        return graph
+
+    def ops(self, place: int = -1) -> list[str]:
+        return [str(node.target) for node in self.graphs[place].graph.nodes if node.op == "call_function"]
+
+
+def check(fn: Callable[..., Any], traced: Callable[..., Any], *args: Any) -> None:
+    """Values and gradients are those of the plain function."""
+    results = []
+    for one in (fn, traced):
+        given = [arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args]
+        out = one(*given)
+        leaves = [arg for arg in given if isinstance(arg, Tensor) and arg.requires_grad]
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)) if out.requires_grad else (out,))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def grown(size: int = 5, **options: Any) -> Tensor:
+    return torch.randn(size, requires_grad=True, **options)
+
+
+class TestCompilers:
+    def test_each_gets_its_graph_once(self) -> None:
+        forward, backward, inference = Recorder(), Recorder(), Recorder()
+        traced = aot_function(chain, forward, backward, inference_compiler=inference)
+        for _ in range(2):
+            check(chain, traced, grown(), grown())
+        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 0]
+        assert forward.ops() == ["aten.add.Tensor", "aten.cos.default", "aten.cos.default"]
+        assert "aten.sin.default" in backward.ops()
+        with torch.no_grad():
+            check(chain, traced, grown(), grown())
+        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 1]
+
+    def test_what_a_compiler_raises_comes_out(self) -> None:
+        def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
+            raise LookupError("no such instruction")
+
+        with pytest.raises(LookupError, match=r"^no such instruction$"):
+            aot_function(chain, broken)(grown(), grown())
+
+
+def test_decompositions_are_taken() -> None:
+    plain, taken_apart = Recorder(), Recorder()
+    table = get_decompositions([torch.ops.aten.silu])
+    for compiler, decompositions in ((plain, None), (taken_apart, table)):
+        traced = aot_function(nn.functional.silu, compiler, decompositions=decompositions)
+        check(nn.functional.silu, traced, grown())
+    assert "aten.silu.default" in plain.ops(0)
+    assert "aten.silu.default" not in taken_apart.ops(0)
+
+
+def test_inputs_are_written_to_as_in_eager() -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x * 2
+
+    for keep in (False, True):
+        compiler = Recorder()
+        x, y = torch.zeros(3), torch.ones(3)
+        out = aot_function(add, compiler, keep_inference_input_mutations=keep)(x, y)
+        assert (x.tolist(), out.tolist()) == ([1.0] * 3, [2.0] * 3)
+        assert ("aten.copy_.default" in compiler.ops()) is keep
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"fn": 3}, TypeError, "aot_function takes a function, got int"),
+        (
+            {"fw_compiler": "nnc"},
+            TypeError,
+            "fw_compiler must be a function of a graph and its inputs, got 'nnc'; backends",
+        ),
+        ({"bw_compiler": "nnc"}, TypeError, "bw_compiler must be a function of a graph and its inputs, got 'nnc'; "),
+        ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),
+    ],
+)
+def test_what_does_not_fit_is_said(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    given: dict[str, Any] = {"fn": chain, "fw_compiler": Recorder(), **arguments}
+    with pytest.raises(error, match=f"^{re.escape(text)}"):
+        aot_function(**given)
+
+
+class TestModules:
+    def test_it_is_a_view(self) -> None:
+        module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        traced = aot_module(module, Recorder())
+        assert list(traced.state_dict()) == list(module.state_dict())
+        assert all(one is other for one, other in zip(traced.parameters(), module.parameters(), strict=True))
+        x = torch.randn(3, 4)
+        for training in (True, False):
+            traced.train(training)
+            assert module.training is training
+            results = []
+            for one in (module, traced):
+                torch.manual_seed(0)
+                module.zero_grad()
+                one(x).square().sum().backward()
+                results.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
+            torch.testing.assert_close(results[0], results[1])
+
+    def test_a_function_is_none(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"^aot_module takes a module, got function; aot_function is for functions$"
+        ):
+            aot_module(chain, Recorder())  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_said", set())
+
+
+def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3)
+    out = aot_function(chain, print_compile)(a, b)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
+    forward, backward = capsys.readouterr().out.strip().split("\n\n\n\n")
+    assert "torch.ops.aten.cos.default" in forward
+    assert "tangents_1" in backward
+
+
+def test_ts_compile_says_once_what_serves() -> None:
+    traced = aot_function(chain, ts_compile, dynamic=True)
+    text = (
+        r"^ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; (Inductor compiles the graph|the "
+        r"graph runs op by op \(.*\))\. Write fuse\(fn, backend='inductor'\) instead of aot_function\(fn, ts_compile"
+    )
+    with pytest.warns(FallbackWarning, match=text) as said:
+        for size in (3, 5):
+            a, b = torch.randn(size, 2, requires_grad=True), torch.randn(size, 2)
+            out = traced(a, b)
+            torch.testing.assert_close(out, chain(a, b))
+            torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
+    assert len([one for one in said if one.category is FallbackWarning]) == 1
