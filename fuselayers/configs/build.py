@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from torch import nn
 
-from ..components import get, names
+from ..components import create, get, names
 from ..names import no_such
 from ..partition import fuse_in_place
-from .create import check_memory, create_model
 from .group_files import (
     COMPONENT_GROUPS,
     COMPONENT_SECTIONS,
@@ -23,9 +24,10 @@ from .group_files import (
 from .schemas import SECTIONS, Config, FusionConfig, section_options
 from .sections import changed, checked_choice, completed, together, with_layer_changes
 from .sources import Request, Source, parse_overrides, read_source
-from .values import resolved
+from .values import REFERENCE
 
 _MISSING = "???"
+_ABSENT = object()
 _log = logging.getLogger("fuselayers")
 
 
@@ -41,16 +43,15 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
         overrides: of the config, as for `compose`.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value, or the model does not
-            fit into the memory of its device.
+        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value.
 
     >>> model = build("gpt_nano", ["feedforward=fused_mlp", "fusion=off", "model.num_layers=1"])
     >>> type(model).__name__, type(model.blocks[0].feedforward).__name__
     ('Decoder', 'FusedMLP')
     """
     config = source if isinstance(source, Config) and not overrides else compose(source, overrides)
-    check_memory(config)
-    model = create_model(config)
+    components = {group: getattr(config, group) for group in COMPONENT_GROUPS}
+    model: nn.Module = create("model", with_layer_changes(config), **components)
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
     fuse_as(model, config.fusion)
@@ -153,11 +154,35 @@ def _applied(
 
 def _checked(sections: dict[str, dict[str, Any]]) -> Config:
     complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    plain = resolved({**sections, **complete})
+    every: dict[str, Any] = {**sections, **complete}
+    tree = OmegaConf.create(every)
+    plain = {name: _resolved(section, name, tree) for name, section in every.items()}
     components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
     config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
     with_layer_changes(config)  # raises here for a wrong layer, before anything is built
     return config
+
+
+def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
+    """Return a value with each `${section.option}` replaced by the value of that option."""
+    if isinstance(value, dict):
+        return {key: _resolved(entry, f"{where}.{key}", tree) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_resolved(entry, f"{where}[{index}]", tree) for index, entry in enumerate(value)]
+    if not isinstance(value, str) or not (reference := REFERENCE.fullmatch(value)):
+        return value
+    try:
+        named = OmegaConf.select(tree, reference[1], default=_ABSENT)
+    except InterpolationKeyError:
+        named = _ABSENT
+    except InterpolationResolutionError as error:
+        raise ValueError(f"{where} refers to itself, through {value}; give it a value") from error
+    if named is _ABSENT:
+        raise ValueError(f"{where} refers to {value}, which this config does not have")
+    # OmegaConf would copy lists too, and a list of references to lists of references grows without bound.
+    if isinstance(named, Container):
+        raise ValueError(f"{where} refers to {value}, which is no single value")
+    return named
 
 
 def _section(name: str, values: dict[str, Any]) -> Any:

@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from ..partition.saved_bytes import saved_by_call
 from .build import build, compose
-from .create import check_described
 from .schemas import Config
 from .sources import Source
 
@@ -119,6 +118,16 @@ def _counted(config: Config) -> ModelCosts:
         float32_bytes=float32_bytes,
         bfloat16_bytes=bfloat16_bytes,
     )
+
+
+def check_described(config: Config, model: Any, *attributes: str) -> None:
+    """Raise ValueError unless a model has `example_inputs` and the attributes. The commands use it too."""
+    if not all(hasattr(model, name) for name in ("example_inputs", *attributes)):
+        wanted = "".join(f" and an attribute {name}" for name in attributes)
+        raise ValueError(
+            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
+            f'example_inputs(batch_size=1, device="meta"){wanted}'
+        )
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ..names import shown
 from .build import build
-from .create import check_bytes
 from .group_files import choices
 from .hugging_face import config_of, matched
 from .sources import Source
@@ -54,8 +53,7 @@ def from_pretrained(
         ImportError: `safetensors`, or for the hub `huggingface_hub`, is not installed.
         FileNotFoundError: there is no such folder, or a file of it is missing.
         ValueError: config.json has an unknown model_type, or asks for what this library does not have; a weight is
-            missing, has another shape or no place in the model; a file is damaged; or the weights do not fit into
-            memory.
+            missing, has another shape or no place in the model; or a file is damaged.
         TypeError, ValueError: as `build`, for the overrides.
         Exception: of `huggingface_hub`, such as for a repository that does not exist, or without a network.
 
@@ -82,8 +80,6 @@ def from_pretrained(
         name: dtype if dtype is not None and (family or tensor.is_floating_point()) else weights[name].dtype
         for name, tensor in model.state_dict().items()
     }
-    needed = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
-    check_bytes(needed, device)
     ours = weights if is_exported else matched(model, weights, family=family)
     # Copied one by one: a file's tensors are views of the file.
     state = {

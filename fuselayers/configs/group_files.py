@@ -28,7 +28,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..components import names, options
@@ -110,8 +110,7 @@ def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str
     """
     for group, choice in presets.items():
         _check_name(folders, group, choice)
-    overrides = tuple(f"{group}={choice}" for group, choice in presets.items())
-    return _composed("config", overrides, tuple(folders))
+    return _composed("config", tuple(f"{group}={choice}" for group, choice in presets.items()), tuple(folders))
 
 
 def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
@@ -139,7 +138,8 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
-    sections: dict[str, Any] = plain_copy(compose_files(primary, overrides, folders))
+    # A copy, since the next call may get the same object. Hydra's files are checked before, or are the shipped ones.
+    sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
     return sections
 
 
