@@ -139,7 +139,7 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
     # A copy, since the next call may get the same object. Hydra's files are checked before, or are the shipped ones.
-    sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
+    sections: dict[str, Any] = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)  # type: ignore
     return sections
 
 
