@@ -35,10 +35,6 @@ class Fields:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
-    def name_of(self, *names: str) -> str:
-        """Return the first of several names of a field that config.json has, or the last name."""
-        return next((name for name in names if self._content.get(name) is not None), names[-1])
-
     def size(self, name: str) -> int:
         """Return a whole number."""
         value = self.get(name)
@@ -74,6 +70,27 @@ class Fields:
         """Return the activation under our name."""
         theirs = self.get(name, default)
         return str(translated(_ACTIVATIONS, theirs, called=f"activation ({name} of config.json)"))
+
+
+def shared(fields: Fields, *, tied: bool, activation: str = "gelu", context_length: Any = _REQUIRED) -> dict[str, Any]:
+    """Return the config that the fields give which most families have in common."""
+    return {
+        "model": {
+            "vocab_size": fields.get("vocab_size"),
+            "hidden_dim": fields.get("hidden_size"),
+            "num_layers": fields.size("num_hidden_layers"),
+            "context_length": fields.get("max_position_embeddings", context_length),
+            "tie_embeddings": fields.get("tie_word_embeddings", tied),
+        },
+        "attention": {
+            "num_heads": fields.get("num_attention_heads"),
+            "dropout": fields.get("attention_dropout", 0.0),
+        },
+        "feedforward": {
+            "width": fields.get("intermediate_size"),
+            "activation": fields.activation("hidden_act", activation),
+        },
+    }
 
 
 def translated(table: Mapping[str, Any], name: Any, *, called: str) -> Any:

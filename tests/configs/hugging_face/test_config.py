@@ -384,7 +384,7 @@ def test_sizes_of_bloom_have_two_names() -> None:
     _, newer = config_of({**sizes, "hidden_size": 32, "n_layer": 2, "n_head": 4})
     _, older = config_of({**sizes, "n_embed": 32, "num_hidden_layers": 2, "num_attention_heads": 4})
     assert newer == older
-    assert (newer["model"]["context_length"], newer["feedforward"]["width"]) == (16, 128)
+    assert (newer["model"]["hidden_dim"], newer["model"]["context_length"]) == (32, 16)
 
 
 def test_yarn_without_an_original_length_takes_that_of_the_model() -> None:
