@@ -63,41 +63,31 @@ def from_pretrained(
     'openai-community/gpt2'
     """
     folder = _folder(name_or_path, revision)
-    is_exported = (folder / CONFIG).is_file() and not (folder / _CONFIG).is_file()
     family = ""
     config: Source = folder / CONFIG
-    if not is_exported:
+    if not (folder / CONFIG).is_file() or (folder / _CONFIG).is_file():
         content = _read_json(folder / _CONFIG)
         family, config = config_of(content)
         dtype = _dtype_of(content) if dtype is None else dtype
-    device = torch.device(torch.get_default_device() if device is None else device)
+    device = torch.get_default_device() if device is None else device
     with torch.device("meta"):
         model = build(config, overrides)
     weights = _read_weights(folder)
-    if is_exported:
-        _check_own(model, weights, folder)
-    dtypes = {
-        name: dtype if dtype is not None and (family or tensor.is_floating_point()) else weights[name].dtype
-        for name, tensor in model.state_dict().items()
-    }
-    ours = weights if is_exported else matched(model, weights, family=family)
+    ours = matched(model, weights, family=family) if family else weights
     # Copied one by one: a file's tensors are views of the file.
-    state = {
-        name: ours.pop(name).to(device, dtypes[name], copy=True, memory_format=torch.contiguous_format)
-        for name in dtypes
-    }
-    model.load_state_dict(state, assign=True)
-    return model.eval()
-
-
-def _check_own(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    state = {}
+    for name in list(ours):
+        tensor = ours.pop(name)
+        wanted = dtype if tensor.is_floating_point() else None
+        state[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
     try:
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ValueError(
             f"the weights of {str(folder)!r} are not those of its config: {textwrap.shorten(str(error), 400)}; leave "
             "out overrides that change the architecture"
         ) from error
+    return model.eval()
 
 
 def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
