@@ -45,9 +45,7 @@ COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
 GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
-_OVERRIDE: Final = re.compile(r"override +/(\w+)")
+_GLOBAL: Final = re.compile(r"\s*#\s*@package\s+_global_")
 _LOCK: Final = threading.RLock()
 
 
@@ -138,9 +136,13 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
-    # A copy, since the next call may get the same object. Hydra's files are checked before, or are the shipped ones.
-    sections: dict[str, Any] = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)  # type: ignore
-    return sections
+    # A copy, since the next call may get the same object.
+    sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
+    if len(folders) > 1:
+        sections = plain_copy(sections)  # a file may build on files that were not checked
+        for group in sections:
+            check_group(group)
+    return dict(sections)
 
 
 def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
@@ -174,11 +176,11 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
     Hydra runs resolvers in a defaults list, and expands anchors. So a file is checked before Hydra reads it.
 
     Args:
-        entries: of `hydra.searchpath`: folders, relative ones below the working directory, or "file://" and one.
+        entries: of `hydra.searchpath`: folders, relative ones below the working directory.
 
     Raises:
-        ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that is refused,
-            by its name or its content.
+        ValueError: no list of texts, a URL, a folder without groups, or a file that is refused, by its name or its
+            content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -188,7 +190,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         for group in GROUPS:
             for name, path in _files(folder, group).items():
                 try:
-                    _check_file(name, path, group, folders)
+                    _check_file(name, path, group)
                 except ValueError as error:
                     text = str(error)
                     raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from error
@@ -196,13 +198,9 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
 
 
 def _opened(entry: str) -> Path:
-    scheme, separator, rest = entry.partition("://")
-    if separator and scheme != "file":
-        raise ValueError(
-            f"hydra.searchpath: {shown(entry)} is refused: only folders are looked through, as /my/configs or "
-            f"file:///my/configs, not {scheme}://"
-        )
-    folder = Path(os.path.expanduser(rest if separator else entry))
+    if "://" in entry:
+        raise ValueError(f"hydra.searchpath: {shown(entry)} is refused: write a folder, as /my/configs")
+    folder = Path(os.path.expanduser(entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
     folder = folder.resolve()
@@ -219,9 +217,7 @@ def _files(folder: Path, group: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
 
 
-def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError("the name of a group file must be a letter, then letters, digits, _ and -; rename it")
+def _check_file(name: str, path: Path, group: str) -> None:
     if name in _files(SHIPPED, group):
         raise ValueError(f"{group}={name} is the shipped file, which hides this one, as in Hydra; give it another name")
     if group in COMPONENT_SECTIONS and name in names(group):
@@ -229,19 +225,11 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             f"{name!r} is a registered {group}, which this file would hide; give it another name, such as "
             f"my_{name}.yaml"
         )
-    if not (real := path.resolve()).is_relative_to(path.parents[1]):
-        raise ValueError(f"{path} leads out of its folder, to {real}; copy the file, or name its folder too")
-    if not real.is_file():
-        raise ValueError(f"{path} is no file")
     content = plain_copy(read_yaml(path))
     if not isinstance(content, dict):
         raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
-    defaults = content.pop("defaults", [])
-    if not isinstance(defaults, list):
-        raise ValueError(f"defaults must be a list, got {shown(defaults)}")
-    for entry in defaults:
-        _check_default(entry, folders, group)
-    is_global = _is_global(path.read_text(encoding="utf-8"), group)
+    content.pop("defaults", None)
+    is_global = group == "model" and _GLOBAL.match(path.read_text(encoding="utf-8"))
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
         # Hydra merges the files of other groups later: they would win without a word.
@@ -253,35 +241,3 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             )
         for option in settings.keys() - {"name", *_options_in(section)}:
             raise ValueError(no_such(f"{section} option", option, _options_in(section)))
-
-
-def _is_global(text: str, group: str) -> bool:
-    header = _PACKAGE.search(text)
-    if header is None:
-        return False
-    if header[1] != "_global_" or group != "model":
-        raise ValueError(
-            f"the package {shown(header[1])} is refused: a file sets options of its own group, and only a file of "
-            "model those of its components too, with # @package _global_"
-        )
-    if text[: header.start()].strip():
-        raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
-    return True
-
-
-def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
-    if entry == "_self_":
-        return
-    if isinstance(entry, str):
-        _check_name(folders, group, entry)
-        return
-    if isinstance(entry, dict) and len(entry) == 1 and group == "model":
-        ((key, choice),) = entry.items()
-        override = _OVERRIDE.fullmatch(key)
-        if override and override[1] in COMPONENT_GROUPS and isinstance(choice, str):
-            _check_name(folders, override[1], choice)
-            return
-    raise ValueError(
-        f"an entry of defaults must be the name of a file of the same group or, in a file of model, "
-        f"override /component: choice, got {shown(entry)}"
-    )
