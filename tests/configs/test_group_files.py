@@ -197,7 +197,7 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
 REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),
-    ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "'hydra' is refused: Hydra only composes here"),
+    ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "no model option 'hydra'"),
     ({"model/x.yaml": "defaults: [../../../etc/passwd]"}, "model=x", "Could not load 'model/../../../etc/passwd'"),
     ({"model/x.yaml": "defaults: ['${oc.env:HOME}']"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
     ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "no config group 'steps'; did you mean 'train.s"),
@@ -250,5 +250,5 @@ def test_a_source_may_not_name_folders(write: Write, tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
     source.write_text(f"hydra: {{searchpath: ['{folder}']}}\n")
     for asked in (source, {"hydra": {"searchpath": [str(folder)]}}, {"hydra.searchpath": [str(folder)]}):
-        with pytest.raises(ValueError, match=r"'hydra' is refused: .* override names folders|no config group 'hydra"):
+        with pytest.raises(ValueError, match=r"no config group 'hydra"):
             compose(asked)
