@@ -121,11 +121,10 @@ def _replace(asked: Request, last: Request) -> list[str]:
     presets = {group: choice for group, choice in last.choices.items() if group not in COMPONENT_GROUPS}
     # A model's file chooses its components; those of the source belonged to the model that is replaced.
     replaced = [*presets, *(COMPONENT_GROUPS if "model" in presets else ())]
-    written = [
-        group for group in replaced if group in asked.settings or (group in asked.choices and group not in presets)
-    ]
+    mentioned = asked.settings.keys() | (asked.choices.keys() - presets.keys())
     if asked.complete:
-        written = [group for group in written if group not in SECTIONS]  # made of files, not written by hand
+        mentioned = mentioned - SECTIONS.keys()  # made of files, not written by hand
+    written = [group for group in replaced if group in mentioned]
     for group in replaced:
         asked.settings.pop(group, None)
         asked.choices.pop(group, None)

@@ -179,8 +179,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: of `hydra.searchpath`: folders, relative ones below the working directory.
 
     Raises:
-        ValueError: no list of texts, a URL, a folder without groups, or a file that is refused, by its name or its
-            content.
+        ValueError: no list of texts, a URL, or a file that is refused, by its name or its content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -203,13 +202,7 @@ def _opened(entry: str) -> Path:
     folder = Path(os.path.expanduser(entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
-    folder = folder.resolve()
-    if not any((folder / group).is_dir() for group in GROUPS):
-        raise ValueError(
-            f"hydra.searchpath: {folder} holds no folder of a group; a file is found as model/mine.yaml, and the "
-            f"groups are: {', '.join(GROUPS)}"
-        )
-    return folder
+    return folder.resolve()
 
 
 def _files(folder: Path, group: str) -> dict[str, Path]:

@@ -18,24 +18,26 @@ class _Report(Exception):
         carried: the report.
     """
 
+    advice = ""
+
     def __init__(self, carried: Carried) -> None:
         super().__init__(carried)
         self.carried = carried
+
+    def __str__(self) -> str:
+        return f"{self.carried}\n{self.advice}"
 
 
 class RebuildWarning(_Report, UserWarning):
     """Some weights did not carry over. Its text is the report."""
 
-    def __str__(self) -> str:
-        advice = "\nThose that are new, or have another shape, are initialised anew."
-        return f"{self.carried}{advice if self.carried.new or self.carried.reshaped else ''}"
+    advice = "Those that are new, or have another shape, are initialised anew."
 
 
 class RebuildError(_Report, ValueError):
     """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report."""
 
-    def __str__(self) -> str:
-        return f"{self.carried}\nNothing was built; rebuild without strict=True initialises what did not carry."
+    advice = "Nothing was built; rebuild without strict=True initialises what did not carry."
 
 
 def rebuild(

@@ -113,9 +113,6 @@ class FusionConfig:
 
     Raises:
         ValueError: an unknown backend, partitioner, compression or scope.
-
-    >>> FusionConfig(scope="block").backend
-    'auto'
     """
 
     backend: str = setting("the compiler of the two graphs, as `fuse` takes it", default="auto")
@@ -247,17 +244,8 @@ class ParallelConfig:
 class Config:
     """A model, how it is fused, and how it is trained, on what. Made by `compose`.
 
-    Attributes:
-        model: the registered model with every option, its block as a choice of its own, its layers as asked for.
-        feedforward: the registered feedforward with every option.
-        attention: the registered attention with every option.
-        norm: the registered norm with every option.
-        residual: the registered residual style with every option.
-        position: the registered kind of position with every option.
-        fusion: how much of it goes through the fusion core.
-        train: the training run.
-        data: the text to train on.
-        parallel: how a training is spread over processes.
+    A `Choice` names a registered component, with every option. The model's block is a choice of its own, and its layers
+    are as asked for.
     """
 
     model: Choice

@@ -1,6 +1,5 @@
 """The request of a caller: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
 
-import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from .values import in_a_word, plain_copy, read_yaml
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 
 _SEARCH_PATH: Final = "hydra.searchpath"
+_PARSER: Final = OverridesParser.create()
 
 
 @dataclass
@@ -91,7 +91,7 @@ def _parsed(text: object) -> Override:
     if not isinstance(text, str):
         raise TypeError(f"an override must be a string such as 'train.steps=100', got {shown(text)}")
     try:
-        override = _parsed_once(text)
+        override = _PARSER.parse_override(text)
         sweep = override.is_sweep_override()
     except (HydraException, RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
         raise ValueError(
@@ -111,10 +111,6 @@ def _parsed(text: object) -> Override:
     if sweep:
         raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list as [a,b]")
     return override
-
-
-# Hydra's grammar takes a millisecond per override, and `fuselayers train` reads each one several times.
-_parsed_once: Final = functools.lru_cache(OverridesParser.create().parse_override)
 
 
 def _is_path(text: str) -> bool:

@@ -97,8 +97,6 @@ def plain_copy(value: Any, where: str = "", *, depth: int = 0) -> Any:
     Raises:
         ValueError: the value could run code (`_target_`, a resolver), has another type or is nested too deeply.
 
-    >>> plain_copy({"suffixes": (".py",)})
-    {'suffixes': ['.py']}
     >>> plain_copy({"_target_": "os.system"})
     Traceback (most recent call last):
     ValueError: '_target_' is refused: a config names registered components, it cannot call code

@@ -184,7 +184,6 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(
         ("[/nowhere/at/all]", NotADirectoryError, "hydra.searchpath: there is no folder /nowhere/at/all (from /"),
         ("/my/configs", ValueError, "hydra.searchpath must be a list of folders, as [/my/configs], got '/my/configs'"),
         ("['${oc.env:HOME}']", ValueError, "resolvers such as ${oc.env:...} are not run"),
-        ("[/usr]", ValueError, "hydra.searchpath: /usr holds no folder of a group; a file is found as model/mine.yaml"),
     ],
 )
 def test_search_paths_that_are_refused(value: str, error: type[Exception], text: str) -> None:

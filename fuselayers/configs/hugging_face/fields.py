@@ -7,7 +7,10 @@ an error: a model that differs in one option would load, and compute something e
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ...components import REQUIRED, Option
+from ...components.ranges import Range
 from ...names import no_such, shown
+from ..schemas import checked_option
 
 _REQUIRED: Final = object()
 _ACTIVATIONS: Final = {
@@ -35,26 +38,11 @@ class Fields:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
-    def size(self, name: str) -> int:
-        """Return a whole number."""
-        value = self.get(name)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} of config.json must be a whole number from 1 on, got {shown(value)}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number."""
-        value = self.get(name, default)
-        if type(value) not in (int, float) or not value >= 0:
-            raise ValueError(f"{name} of config.json must be a number from 0 on, got {shown(value)}")
-        return float(value)
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return true or false."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} of config.json must be true or false, got {shown(value)}")
-        return value
+    def checked(self, name: str, kind: type, default: Any = _REQUIRED, *, minimum: int | None = None) -> Any:
+        """Return a field of a type, and of a size where it is a number."""
+        bounds = None if minimum is None else Range(minimum=minimum)
+        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=bounds)
+        return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
         """Return a field for which null has a meaning of its own."""
@@ -72,13 +60,20 @@ class Fields:
         return str(translated(_ACTIVATIONS, theirs, called=f"activation ({name} of config.json)"))
 
 
-def shared(fields: Fields, *, tied: bool, activation: str = "gelu", context_length: Any = _REQUIRED) -> dict[str, Any]:
+def shared(
+    fields: Fields,
+    *,
+    tied: bool,
+    context_length: Any = _REQUIRED,
+    width: str = "intermediate_size",
+    activation: tuple[str, str] = ("hidden_act", "gelu"),
+) -> dict[str, Any]:
     """Return the config that the fields give which most families have in common."""
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
             "hidden_dim": fields.get("hidden_size"),
-            "num_layers": fields.size("num_hidden_layers"),
+            "num_layers": fields.checked("num_hidden_layers", int, minimum=1),
             "context_length": fields.get("max_position_embeddings", context_length),
             "tie_embeddings": fields.get("tie_word_embeddings", tied),
         },
@@ -87,8 +82,8 @@ def shared(fields: Fields, *, tied: bool, activation: str = "gelu", context_leng
             "dropout": fields.get("attention_dropout", 0.0),
         },
         "feedforward": {
-            "width": fields.get("intermediate_size"),
-            "activation": fields.activation("hidden_act", activation),
+            "width": fields.get(width),
+            "activation": fields.activation(*activation),
         },
     }
 

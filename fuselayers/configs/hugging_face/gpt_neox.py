@@ -33,7 +33,7 @@ def read(fields: Fields) -> dict[str, Any]:
     return {
         **config,
         "norm": {"eps": fields.get("layer_norm_eps", 1e-5)},
-        "residual": parallel if fields.flag("use_parallel_residual", default=True) else {"name": "pre"},
+        "residual": parallel if fields.checked("use_parallel_residual", bool, True) else {"name": "pre"},
         "position": rotary(
             fields,
             base=fields.get("rotary_emb_base", 10000.0),

@@ -67,7 +67,7 @@ def read_qwen3(fields: Fields) -> dict[str, Any]:
 
 def llama_like(fields: Fields, *, base: float = 10000.0, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
     """Return the config that Llama and its descendants share."""
-    config = shared(fields, tied=tied, activation="silu")
+    config = shared(fields, tied=tied, activation=("hidden_act", "silu"))
     config["attention"] |= {
         "num_kv_heads": fields.get("num_key_value_heads", config["attention"]["num_heads"]),
         "head_dim": fields.optional("head_dim"),

@@ -66,12 +66,9 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     faults += misfits
     faults += [f"{name} is no weight of it" for name in ours if name not in wanted]
     if faults:
-        shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
-        raise ValueError(f"the state_dict does not fit this {family}: {shown}")
+        more = ["..."] if len(faults) > 5 else []
+        raise ValueError(f"the state_dict does not fit this {family}: {'; '.join(faults[:5] + more)}")
     return ours
-
-
-_SHOWN: Final = 5
 
 
 def _newer(family: Family, name: str) -> str:
@@ -91,10 +88,11 @@ def _renamed(
     for name, tensor in theirs.items():
         if any(re.fullmatch(skipped, name) for skipped in family.skipped):
             continue
-        matches = [
-            (order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))
+        placed = [
+            (order, key, key.ours.format(*match.groups()))
+            for order, (pattern, key) in enumerate(patterns)
+            if (match := pattern.fullmatch(name))
         ]
-        placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
             # If the repeated tensor is missing, the error says that.

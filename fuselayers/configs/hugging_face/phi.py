@@ -28,7 +28,7 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    config = shared(fields, tied=False, activation="gelu_new", context_length=2048)
+    config = shared(fields, tied=False, activation=("hidden_act", "gelu_new"), context_length=2048)
     eps = fields.get("layer_norm_eps", 1e-5)
     config["model"] |= {
         "dropout": fields.get("resid_pdrop", 0.0),
@@ -38,7 +38,7 @@ def read(fields: Fields) -> dict[str, Any]:
         "num_kv_heads": fields.get("num_key_value_heads", config["attention"]["num_heads"]),
         "head_dim": fields.optional("head_dim"),
     }
-    if fields.flag("qk_layernorm", default=False):
+    if fields.checked("qk_layernorm", bool, False):
         config["attention"] |= {"qk_norm": "layer_norm", "qk_norm_eps": eps}
     position = rotary(
         fields,

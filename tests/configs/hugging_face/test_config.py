@@ -322,10 +322,6 @@ def test_every_field_of_transformers_is_read_or_without_effect(model_type: str) 
     assert content.keys() - others - read - WITHOUT_EFFECT == set()
 
 
-def no_number(value: Any) -> str:
-    return f"must be a number from 0 on, got {value!r}"
-
-
 LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings": 64}
 
 
@@ -336,10 +332,6 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2}},
             "no kind of rotary positions (rope_type of config.json) 'd",
-        ),
-        (
-            {"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 1}},
-            "has beta_fast = 1 for rotary positions, wh",
         ),
         (
             {"rope_parameters": {"full_attention": {}}},
@@ -353,7 +345,7 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
             {"model_type": "mistral", "layer_types": ["full_attention"]},
             "layer_types = ['full_attention']; this library",
         ),
-        ({"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": "x"}, no_number("x")),
+        ({"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": "x"}, "must be a number, got 'x'"),
         (
             {"model_type": "gemma2", "layer_types": ["full_attention"]},
             "layer_types of config.json must be full_attentio",
