@@ -77,7 +77,13 @@ def rebuild(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"rebuild takes a model, got a {type(model).__name__}; build(config) makes one")
-    wanted = compose(_config_of(model) if config is None else config, overrides)
+    known = vars(model).get("built_from") if config is None else config
+    if known is None:
+        raise ValueError(
+            f"this {type(model).__name__} does not know its config, since build did not return it; "
+            "pass the model that build returned, not a wrapper or a submodule of it, or its config with config="
+        )
+    wanted = compose(known, overrides)
     if strict:
         with torch.device("meta"):
             carried = compare_weights(model, build(wanted))
@@ -98,17 +104,6 @@ def rebuild(
     if not carried.complete:
         warnings.warn(RebuildWarning(carried), stacklevel=2)
     return rebuilt.train(model.training)
-
-
-def _config_of(model: nn.Module) -> Source:
-    known = vars(model).get("built_from")
-    if known is None:
-        raise ValueError(
-            f"this {type(model).__name__} does not know its config, since build did not return it; "
-            "pass the model that build returned, not a wrapper or a submodule of it, or its config with config="
-        )
-    source: Source = known
-    return source
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

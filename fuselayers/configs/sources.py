@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -207,11 +207,9 @@ def _defaults(entries: Any) -> list[dict[str, Any]]:
 
 def plain_sections(config: Config) -> dict[str, Any]:
     """Return a config as plain dicts, section by section."""
-    sections = {entry.name: getattr(config, entry.name) for entry in fields(config)}
-    return {
-        name: plain_copy(section if isinstance(section, Choice) else vars(section), name)
-        for name, section in sections.items()
-    }
+    sections = vars(config).items()
+    content = {name: section if isinstance(section, Choice) else vars(section) for name, section in sections}
+    return dict(plain_copy(content))
 
 
 def to_yaml(config: Config) -> str:

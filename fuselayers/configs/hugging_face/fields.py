@@ -40,8 +40,7 @@ class Fields:
 
     def checked(self, name: str, kind: type, default: Any = _REQUIRED, *, minimum: int | None = None) -> Any:
         """Return a field of a type, and of a size where it is a number."""
-        bounds = None if minimum is None else Range(minimum=minimum)
-        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=bounds)
+        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(minimum=minimum))
         return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
@@ -69,6 +68,7 @@ def shared(
     activation: tuple[str, str] = ("hidden_act", "gelu"),
 ) -> dict[str, Any]:
     """Return the config that the fields give which most families have in common."""
+    num_heads = fields.get("num_attention_heads")
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
@@ -78,7 +78,9 @@ def shared(
             "tie_embeddings": fields.get("tie_word_embeddings", tied),
         },
         "attention": {
-            "num_heads": fields.get("num_attention_heads"),
+            "num_heads": num_heads,
+            "num_kv_heads": fields.get("num_key_value_heads", num_heads),
+            "head_dim": fields.optional("head_dim"),
             "dropout": fields.get("attention_dropout", 0.0),
         },
         "feedforward": {

@@ -68,13 +68,6 @@ def read_qwen3(fields: Fields) -> dict[str, Any]:
 def llama_like(fields: Fields, *, base: float = 10000.0, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
     """Return the config that Llama and its descendants share."""
     config = shared(fields, tied=tied, activation=("hidden_act", "silu"))
-    config["attention"] |= {
-        "num_kv_heads": fields.get("num_key_value_heads", config["attention"]["num_heads"]),
-        "head_dim": fields.optional("head_dim"),
-    }
-    base = fields.get("rope_theta", base)
-    return {
-        **config,
-        "norm": {"eps": fields.get("rms_norm_eps", eps)},
-        "position": rotary(fields, base=base, context_length=config["model"]["context_length"]),
-    }
+    context_length = config["model"]["context_length"]
+    position = rotary(fields, base=fields.get("rope_theta", base), context_length=context_length)
+    return {**config, "norm": {"eps": fields.get("rms_norm_eps", eps)}, "position": position}

@@ -55,7 +55,7 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     """
     chosen, wanted = FAMILIES[family], model.state_dict()
     state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
-    renamed, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
+    renamed, misfits = _renamed(chosen, _unpacked(state_dict), set(wanted), model)
     ours = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in renamed.items()}
     faults = [f"{name} is missing" for name in wanted if name not in ours]
     faults += [
@@ -125,7 +125,7 @@ def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
 
 
 def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with packed experts taken apart into gate, up and down of each expert."""
+    """Return the tensors, with experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F] taken apart."""
     result: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         before, experts, last = name.rpartition(".experts.")

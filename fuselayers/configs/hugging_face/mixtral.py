@@ -16,7 +16,6 @@ FAMILY: Final = Family(
         Key("model.layers.{}.mlp.experts.{}.down_proj", "blocks.{}.feedforward.experts.{}.down.weight"),
     ),
     repeated=REPEATED,
-    experts=True,
     older=(
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"(\.experts\.\d+)\.w1\.weight$", r"\1.gate_proj"),

@@ -34,10 +34,6 @@ def read(fields: Fields) -> dict[str, Any]:
         "dropout": fields.get("resid_pdrop", 0.0),
         "embedding_dropout": fields.get("embd_pdrop", 0.0),
     }
-    config["attention"] |= {
-        "num_kv_heads": fields.get("num_key_value_heads", config["attention"]["num_heads"]),
-        "head_dim": fields.optional("head_dim"),
-    }
     if fields.checked("qk_layernorm", bool, False):
         config["attention"] |= {"qk_norm": "layer_norm", "qk_norm_eps": eps}
     position = rotary(

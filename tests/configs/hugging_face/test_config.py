@@ -361,7 +361,6 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
             {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
             "apply_residual_connection_post_layernorm = True; this library has only False",
         ),
-        ({"model_type": "vit", "image_size": [4, 8]}, "image_size of config.json must be square, got [4, 8]"),
         ({"model_type": "vit", "id2label": 3}, "id2label of config.json must name the classes, got 3"),
         ({"model_type": "t5", "d_model": 8, "feed_forward_proj": "a-relu"}, "must be relu or gated-gelu, got a-relu"),
     ],
