@@ -5,29 +5,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import Container, DictConfig, OmegaConf
-from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 from torch import nn
 
 from ..components import create, get, names
-from ..names import no_such
 from ..partition import fuse_in_place
-from .group_files import (
-    COMPONENT_GROUPS,
-    COMPONENT_SECTIONS,
-    component_file,
-    composed_files,
-    names_in,
-    open_folders,
-    paths_with,
-)
-from .schemas import SECTIONS, Config, FusionConfig, section_options
-from .sections import changed, checked_choice, completed, together, with_layer_changes
+from .group_files import COMPONENT_GROUPS, COMPONENT_SECTIONS, component_file, composed_files, names_in, open_folders
+from .schemas import SECTIONS, Config, FusionConfig
+from .sections import changed, checked_config, together, with_layer_changes
 from .sources import Request, Source, parse_overrides, read_source
-from .values import REFERENCE
 
-_MISSING = "???"
-_ABSENT = object()
 _log = logging.getLogger("fuselayers")
 
 
@@ -113,7 +99,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             sections[group] = {**sections[group], **change}
     if notes:
         _log.log(level, "; ".join(notes))
-    return _checked(sections)
+    return checked_config(sections)
 
 
 def _replace(asked: Request, last: Request) -> list[str]:
@@ -149,46 +135,3 @@ def _applied(
             f"model.name is a registered model, such as decoder, and {name!r} is a file; choose it with model={name}"
         )
     return changed(group, section, change, where=group, notes=notes, merged=request.complete)
-
-
-def _checked(sections: dict[str, dict[str, Any]]) -> Config:
-    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    every: dict[str, Any] = {**sections, **complete}
-    tree = OmegaConf.create(every)
-    plain = {name: _resolved(section, name, tree) for name, section in every.items()}
-    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
-    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
-    return config
-
-
-def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
-    """Return a value with each `${section.option}` replaced by the value of that option."""
-    if isinstance(value, dict):
-        return {key: _resolved(entry, f"{where}.{key}", tree) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_resolved(entry, f"{where}[{index}]", tree) for index, entry in enumerate(value)]
-    if not isinstance(value, str) or not (reference := REFERENCE.fullmatch(value)):
-        return value
-    try:
-        named = OmegaConf.select(tree, reference[1], default=_ABSENT)
-    except InterpolationKeyError:
-        named = _ABSENT
-    except InterpolationResolutionError as error:
-        raise ValueError(f"{where} refers to itself, through {value}; give it a value") from error
-    if named is _ABSENT:
-        raise ValueError(f"{where} refers to {value}, which this config does not have")
-    # OmegaConf would copy lists too, and a list of references to lists of references grows without bound.
-    if isinstance(named, Container):
-        raise ValueError(f"{where} refers to {value}, which is no single value")
-    return named
-
-
-def _section(name: str, values: dict[str, Any]) -> Any:
-    known = [option.name for option in section_options(SECTIONS[name])]
-    for option, value in values.items():
-        if option not in known:
-            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
-        if value == _MISSING:
-            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
-    return SECTIONS[name](**values)

@@ -1,24 +1,27 @@
-"""Sections that name a component: change one, complete it, check it against the signature.
+"""Sections of a config: change one that names a component, complete it, check it against the signature.
 
-A section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such as a
-model's block or the expert of a mixture: it is such a dict again, or the bare name.
+Such a section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such
+as a model's block or the expert of a mixture: it is such a dict again, or the bare name.
 """
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from omegaconf import OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from ..components import REQUIRED, Choice, LayerChange, Option, names, options
 from ..components.model.layers import PARTS
 from ..components.registry import no_option
 from ..names import no_such, shown
-from .group_files import paths_with
-from .schemas import Config, alternatives, checked_option
-from .values import plain_copy
+from .group_files import COMPONENT_SECTIONS, paths_with
+from .schemas import SECTIONS, Config, alternatives, checked_option, section_options
+from .values import REFERENCE, plain_copy
 
 # The options of models that hold lists of {at: which layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
+_MISSING: Final = "???"
+_ABSENT: Final = object()
 
 
 def changed(
@@ -140,6 +143,55 @@ def _is_default(option: Option, value: Any) -> bool:
         return bool(value == plain_copy(option.default))
     value, default = _as_section(value, option.name), _as_section(option.default, option.name)
     return completed(inner, {**default, **value}, where="") == completed(inner, default, where="")
+
+
+def checked_config(sections: dict[str, dict[str, Any]]) -> Config:
+    """Return the config of all sections, each complete, its references resolved, and checked.
+
+    Raises:
+        ValueError: an option is missing, is unknown, has another type or is out of range; or a reference names nothing,
+            a whole section or list, or itself.
+    """
+    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    every: dict[str, Any] = {**sections, **complete}
+    tree = OmegaConf.create(every)
+    plain = {name: _resolved(section, name, tree) for name, section in every.items()}
+    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
+    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
+    return config
+
+
+def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
+    """Return a value with each `${section.option}` replaced by the value of that option."""
+    if isinstance(value, dict):
+        return {key: _resolved(entry, f"{where}.{key}", tree) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_resolved(entry, f"{where}[{index}]", tree) for index, entry in enumerate(value)]
+    if not isinstance(value, str) or not (reference := REFERENCE.fullmatch(value)):
+        return value
+    try:
+        named = OmegaConf.select(tree, reference[1], default=_ABSENT)
+    except InterpolationKeyError:
+        named = _ABSENT
+    except InterpolationResolutionError as error:
+        raise ValueError(f"{where} refers to itself, through {value}; give it a value") from error
+    if named is _ABSENT:
+        raise ValueError(f"{where} refers to {value}, which this config does not have")
+    # OmegaConf would copy lists too, and a list of references to lists of references grows without bound.
+    if isinstance(named, Container):
+        raise ValueError(f"{where} refers to {value}, which is no single value")
+    return named
+
+
+def _section(name: str, values: dict[str, Any]) -> Any:
+    known = [option.name for option in section_options(SECTIONS[name])]
+    for option, value in values.items():
+        if option not in known:
+            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
+        if value == _MISSING:
+            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
+    return SECTIONS[name](**values)
 
 
 def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, Any]:
