@@ -18,6 +18,7 @@ from .sources import Source
 
 CONFIG: Final = "config.yaml"  # as `fuselayers export` writes it
 _CONFIG: Final = "config.json"
+_INSTALL: Final = "; install it with: pip install 'fuselayers[hub]'"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 # A repository may hold the same weights several times, in other formats.
@@ -105,16 +106,12 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and its download")) from error
+        raise ImportError(f"{name!r} is no folder here, and its download needs huggingface_hub{_INSTALL}") from error
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
     except Exception as error:
         error.add_note(f"there is no folder {name!r} here, so it was looked up at Hugging Face")
         raise
-
-
-def _missing(library: str, task: str) -> str:
-    return f"{task} needs {library}; install it with: pip install 'fuselayers[hub]'"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -143,7 +140,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ImportError(_missing("safetensors", f"reading the weights of {str(folder)!r}")) from error
+        raise ImportError(f"reading the weights of {str(folder)!r} needs safetensors{_INSTALL}") from error
     weights: dict[str, Tensor] = {}
     for file in _files(folder):
         if not file.is_file():

@@ -138,10 +138,8 @@ def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
     # A copy, since the next call may get the same object.
     sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
-    if len(folders) > 1:
-        sections = plain_copy(sections)  # a file may build on files that were not checked
-        for group in sections:
-            check_group(group)
+    for group in sections:
+        check_group(group)  # a file may name another package
     return dict(sections)
 
 
@@ -189,7 +187,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         for group in GROUPS:
             for name, path in _files(folder, group).items():
                 try:
-                    _check_file(name, path, group)
+                    _check_file(name, path, group, folders)
                 except ValueError as error:
                     text = str(error)
                     raise ValueError(text if text.startswith(str(path)) else f"{path}: {text}") from error
@@ -210,7 +208,7 @@ def _files(folder: Path, group: str) -> dict[str, Path]:
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
 
 
-def _check_file(name: str, path: Path, group: str) -> None:
+def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
     if name in _files(SHIPPED, group):
         raise ValueError(f"{group}={name} is the shipped file, which hides this one, as in Hydra; give it another name")
     if group in COMPONENT_SECTIONS and name in names(group):
@@ -221,7 +219,16 @@ def _check_file(name: str, path: Path, group: str) -> None:
     content = plain_copy(read_yaml(path))
     if not isinstance(content, dict):
         raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
-    content.pop("defaults", None)
+    defaults = content.pop("defaults", [])
+    if not isinstance(defaults, list):
+        raise ValueError(f"defaults must be a list, got {shown(defaults)}")
+    for entry in defaults:
+        for key, choice in (entry if isinstance(entry, dict) else {group: entry}).items():
+            chosen_in = re.sub(r"^(override +)?/?", "", key)
+            check_group(chosen_in)
+            # A path would lead to a file that is not checked.
+            if choice != "_self_":
+                _check_name(folders, chosen_in, choice)
     is_global = group == "model" and _GLOBAL.match(path.read_text(encoding="utf-8"))
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
