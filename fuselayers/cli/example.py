@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..configs import Config
-from ..configs.create import check_described
+from ..configs.costs import check_described
 
 
 def example_batch(

@@ -139,11 +139,12 @@ def _print_config(overrides: list[str], console: Console) -> None:
     except ValueError as error:
         note = str(error)
     else:
+        training_flops = costs.forward_flops + costs.backward_flops
         figures |= {
-            "MFLOP per token, forward": f"{costs.forward_flops_per_token / 1e6:,.1f}",
-            "MFLOP per token, forward and backward": f"{costs.training_flops_per_token / 1e6:,.1f}",
-            "kB per token saved for backward in float32": f"{costs.float32_bytes_per_token / 1e3:,.1f}",
-            "kB per token saved for backward in bfloat16": f"{costs.bfloat16_bytes_per_token / 1e3:,.1f}",
+            "MFLOP per token, forward": f"{costs.forward_flops / costs.tokens / 1e6:,.1f}",
+            "MFLOP per token, forward and backward": f"{training_flops / costs.tokens / 1e6:,.1f}",
+            "kB per token saved for backward in float32": f"{costs.float32_bytes / costs.tokens / 1e3:,.1f}",
+            "kB per token saved for backward in bfloat16": f"{costs.bfloat16_bytes / costs.tokens / 1e3:,.1f}",
         }
         note = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
     size = max(map(len, figures.values()))

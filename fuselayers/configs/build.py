@@ -7,25 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from ..components import get, names
-from ..names import no_such
+from ..components import create, get, names
 from ..partition import fuse_in_place
-from .create import check_memory, create_model
-from .group_files import (
-    COMPONENT_GROUPS,
-    COMPONENT_SECTIONS,
-    component_file,
-    composed_files,
-    names_in,
-    open_folders,
-    paths_with,
-)
-from .schemas import SECTIONS, Config, FusionConfig, section_options
-from .sections import changed, checked_choice, completed, together, with_layer_changes
+from .group_files import COMPONENT_GROUPS, COMPONENT_SECTIONS, component_file, composed_files, names_in, open_folders
+from .schemas import SECTIONS, Config, FusionConfig
+from .sections import changed, checked_config, together, with_layer_changes
 from .sources import Request, Source, parse_overrides, read_source
-from .values import resolved
 
-_MISSING = "???"
 _log = logging.getLogger("fuselayers")
 
 
@@ -41,16 +29,15 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
         overrides: of the config, as for `compose`.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value, or the model does not
-            fit into the memory of its device.
+        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value.
 
     >>> model = build("gpt_nano", ["feedforward=fused_mlp", "fusion=off", "model.num_layers=1"])
     >>> type(model).__name__, type(model.blocks[0].feedforward).__name__
     ('Decoder', 'FusedMLP')
     """
     config = source if isinstance(source, Config) and not overrides else compose(source, overrides)
-    check_memory(config)
-    model = create_model(config)
+    components = {group: getattr(config, group) for group in COMPONENT_GROUPS}
+    model: nn.Module = create("model", with_layer_changes(config), **components)
     # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
     vars(model)["built_from"] = config
     fuse_as(model, config.fusion)
@@ -112,7 +99,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
             sections[group] = {**sections[group], **change}
     if notes:
         _log.log(level, "; ".join(notes))
-    return _checked(sections)
+    return checked_config(sections)
 
 
 def _replace(asked: Request, last: Request) -> list[str]:
@@ -120,11 +107,10 @@ def _replace(asked: Request, last: Request) -> list[str]:
     presets = {group: choice for group, choice in last.choices.items() if group not in COMPONENT_GROUPS}
     # A model's file chooses its components; those of the source belonged to the model that is replaced.
     replaced = [*presets, *(COMPONENT_GROUPS if "model" in presets else ())]
-    written = [
-        group for group in replaced if group in asked.settings or (group in asked.choices and group not in presets)
-    ]
+    mentioned = asked.settings.keys() | (asked.choices.keys() - presets.keys())
     if asked.complete:
-        written = [group for group in written if group not in SECTIONS]  # made of files, not written by hand
+        mentioned = mentioned - SECTIONS.keys()  # made of files, not written by hand
+    written = [group for group in replaced if group in mentioned]
     for group in replaced:
         asked.settings.pop(group, None)
         asked.choices.pop(group, None)
@@ -149,22 +135,3 @@ def _applied(
             f"model.name is a registered model, such as decoder, and {name!r} is a file; choose it with model={name}"
         )
     return changed(group, section, change, where=group, notes=notes, merged=request.complete)
-
-
-def _checked(sections: dict[str, dict[str, Any]]) -> Config:
-    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    plain = resolved({**sections, **complete})
-    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
-    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
-    return config
-
-
-def _section(name: str, values: dict[str, Any]) -> Any:
-    known = [option.name for option in section_options(SECTIONS[name])]
-    for option, value in values.items():
-        if option not in known:
-            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
-        if value == _MISSING:
-            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
-    return SECTIONS[name](**values)

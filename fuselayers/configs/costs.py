@@ -16,7 +16,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from ..partition.inspect.saved_bytes import saved_by_call
 from .build import build, compose
-from .create import check_described
 from .schemas import Config
 from .sources import Source
 
@@ -25,8 +24,7 @@ from .sources import Source
 class ModelCosts:
     """The costs of one example, a sequence as long as the model's context, in training without fusion.
 
-    The example of an encoder_decoder is two such sequences, a source and a target. "Per token" is there per pair, a
-    token that is read and one that is written: the cost of the example, divided by the length of one of the two.
+    The example of an encoder_decoder is two such sequences, a source and a target.
 
     FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
     multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
@@ -51,27 +49,9 @@ class ModelCosts:
     float32_bytes: int
     bfloat16_bytes: int
 
-    @property
-    def forward_flops_per_token(self) -> float:
-        """FLOPs of forward, for a token of a full context."""
-        return self.forward_flops / self.tokens
 
-    @property
-    def training_flops_per_token(self) -> float:
-        """FLOPs of forward and backward, for a token of a full context."""
-        return (self.forward_flops + self.backward_flops) / self.tokens
-
-    @property
-    def float32_bytes_per_token(self) -> float:
-        """Bytes saved for backward in float32, for a token of a full context."""
-        return self.float32_bytes / self.tokens
-
-    @property
-    def bfloat16_bytes_per_token(self) -> float:
-        """Bytes saved for backward in bfloat16, for a token of a full context."""
-        return self.bfloat16_bytes / self.tokens
-
-
+@torch.inference_mode(False)
+@torch.enable_grad()
 def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> ModelCosts:
     """Return the costs of a config's model, trained in eager mode on a CPU.
 
@@ -89,15 +69,10 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
     >>> costs = model_costs("gpt2_small")
     >>> costs.parameters, costs.tokens
     (124439808, 1024)
-    >>> f"{costs.forward_flops_per_token / 1e6:.0f} MFLOP"
-    '285 MFLOP'
+    >>> f"{costs.forward_flops / costs.tokens / 1e6:.0f} MFLOP per token"
+    '285 MFLOP per token'
     """
-    # The costs of training are the same within the caller's no_grad.
-    with torch.inference_mode(False), torch.enable_grad():
-        return _counted(compose(source, overrides))
-
-
-def _counted(config: Config) -> ModelCosts:
+    config = compose(source, overrides)
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none")))
     check_described(config, model, "context_length")
@@ -119,6 +94,16 @@ def _counted(config: Config) -> ModelCosts:
         float32_bytes=float32_bytes,
         bfloat16_bytes=bfloat16_bytes,
     )
+
+
+def check_described(config: Config, model: Any, *attributes: str) -> None:
+    """Raise ValueError unless a model has `example_inputs` and the attributes. The commands use it too."""
+    if not all(hasattr(model, name) for name in ("example_inputs", *attributes)):
+        wanted = "".join(f" and an attribute {name}" for name in attributes)
+        raise ValueError(
+            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
+            f'example_inputs(batch_size=1, device="meta"){wanted}'
+        )
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from ..names import shown
 from .build import build
-from .create import check_bytes
 from .group_files import choices
 from .hugging_face import config_of, matched
 from .sources import Source
 
 CONFIG: Final = "config.yaml"  # as `fuselayers export` writes it
 _CONFIG: Final = "config.json"
+_INSTALL: Final = "; install it with: pip install 'fuselayers[hub]'"
 _WEIGHTS: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 # A repository may hold the same weights several times, in other formats.
@@ -54,8 +54,7 @@ def from_pretrained(
         ImportError: `safetensors`, or for the hub `huggingface_hub`, is not installed.
         FileNotFoundError: there is no such folder, or a file of it is missing.
         ValueError: config.json has an unknown model_type, or asks for what this library does not have; a weight is
-            missing, has another shape or no place in the model; a file is damaged; or the weights do not fit into
-            memory.
+            missing, has another shape or no place in the model; or a file is damaged.
         TypeError, ValueError: as `build`, for the overrides.
         Exception: of `huggingface_hub`, such as for a repository that does not exist, or without a network.
 
@@ -65,43 +64,31 @@ def from_pretrained(
     'openai-community/gpt2'
     """
     folder = _folder(name_or_path, revision)
-    is_exported = (folder / CONFIG).is_file() and not (folder / _CONFIG).is_file()
     family = ""
     config: Source = folder / CONFIG
-    if not is_exported:
+    if not (folder / CONFIG).is_file() or (folder / _CONFIG).is_file():
         content = _read_json(folder / _CONFIG)
         family, config = config_of(content)
         dtype = _dtype_of(content) if dtype is None else dtype
-    device = torch.device(torch.get_default_device() if device is None else device)
+    device = torch.get_default_device() if device is None else device
     with torch.device("meta"):
         model = build(config, overrides)
     weights = _read_weights(folder)
-    if is_exported:
-        _check_own(model, weights, folder)
-    dtypes = {
-        name: dtype if dtype is not None and (family or tensor.is_floating_point()) else weights[name].dtype
-        for name, tensor in model.state_dict().items()
-    }
-    needed = sum(tensor.numel() * dtypes[name].itemsize for name, tensor in model.state_dict().items())
-    check_bytes(needed, device)
-    ours = weights if is_exported else matched(model, weights, family=family)
+    ours = matched(model, weights, family=family) if family else weights
     # Copied one by one: a file's tensors are views of the file.
-    state = {
-        name: ours.pop(name).to(device, dtypes[name], copy=True, memory_format=torch.contiguous_format)
-        for name in dtypes
-    }
-    model.load_state_dict(state, assign=True)
-    return model.eval()
-
-
-def _check_own(model: nn.Module, weights: dict[str, Tensor], folder: Path) -> None:
+    state = {}
+    for name in list(ours):
+        tensor = ours.pop(name)
+        wanted = dtype if tensor.is_floating_point() else None
+        state[name] = tensor.to(device, wanted, copy=True, memory_format=torch.contiguous_format)
     try:
-        model.load_state_dict(weights, assign=True)
+        model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ValueError(
             f"the weights of {str(folder)!r} are not those of its config: {textwrap.shorten(str(error), 400)}; leave "
             "out overrides that change the architecture"
         ) from error
+    return model.eval()
 
 
 def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
@@ -119,16 +106,12 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ImportError(_missing("huggingface_hub", f"{name!r} is no folder here, and its download")) from error
+        raise ImportError(f"{name!r} is no folder here, and its download needs huggingface_hub{_INSTALL}") from error
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
     except Exception as error:
         error.add_note(f"there is no folder {name!r} here, so it was looked up at Hugging Face")
         raise
-
-
-def _missing(library: str, task: str) -> str:
-    return f"{task} needs {library}; install it with: pip install 'fuselayers[hub]'"
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -157,7 +140,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ImportError(_missing("safetensors", f"reading the weights of {str(folder)!r}")) from error
+        raise ImportError(f"reading the weights of {str(folder)!r} needs safetensors{_INSTALL}") from error
     weights: dict[str, Tensor] = {}
     for file in _files(folder):
         if not file.is_file():

@@ -28,7 +28,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ..components import names, options
@@ -45,9 +45,7 @@ COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
 GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
-_OVERRIDE: Final = re.compile(r"override +/(\w+)")
+_GLOBAL: Final = re.compile(r"\s*#\s*@package\s+_global_")
 _LOCK: Final = threading.RLock()
 
 
@@ -110,8 +108,7 @@ def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str
     """
     for group, choice in presets.items():
         _check_name(folders, group, choice)
-    overrides = tuple(f"{group}={choice}" for group, choice in presets.items())
-    return _composed("config", overrides, tuple(folders))
+    return _composed("config", tuple(f"{group}={choice}" for group, choice in presets.items()), tuple(folders))
 
 
 def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
@@ -139,8 +136,11 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
-    sections: dict[str, Any] = plain_copy(compose_files(primary, overrides, folders))
-    return sections
+    # A copy, since the next call may get the same object.
+    sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
+    for group in sections:
+        check_group(group)  # a file may name another package
+    return dict(sections)
 
 
 def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
@@ -174,11 +174,10 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
     Hydra runs resolvers in a defaults list, and expands anchors. So a file is checked before Hydra reads it.
 
     Args:
-        entries: of `hydra.searchpath`: folders, relative ones below the working directory, or "file://" and one.
+        entries: of `hydra.searchpath`: folders, relative ones below the working directory.
 
     Raises:
-        ValueError: no list of texts, another scheme than file://, a folder without groups, or a file that is refused,
-            by its name or its content.
+        ValueError: no list of texts, a URL, or a file that is refused, by its name or its content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -196,22 +195,12 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
 
 
 def _opened(entry: str) -> Path:
-    scheme, separator, rest = entry.partition("://")
-    if separator and scheme != "file":
-        raise ValueError(
-            f"hydra.searchpath: {shown(entry)} is refused: only folders are looked through, as /my/configs or "
-            f"file:///my/configs, not {scheme}://"
-        )
-    folder = Path(os.path.expanduser(rest if separator else entry))
+    if "://" in entry:
+        raise ValueError(f"hydra.searchpath: {shown(entry)} is refused: write a folder, as /my/configs")
+    folder = Path(os.path.expanduser(entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
-    folder = folder.resolve()
-    if not any((folder / group).is_dir() for group in GROUPS):
-        raise ValueError(
-            f"hydra.searchpath: {folder} holds no folder of a group; a file is found as model/mine.yaml, and the "
-            f"groups are: {', '.join(GROUPS)}"
-        )
-    return folder
+    return folder.resolve()
 
 
 def _files(folder: Path, group: str) -> dict[str, Path]:
@@ -220,8 +209,6 @@ def _files(folder: Path, group: str) -> dict[str, Path]:
 
 
 def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError("the name of a group file must be a letter, then letters, digits, _ and -; rename it")
     if name in _files(SHIPPED, group):
         raise ValueError(f"{group}={name} is the shipped file, which hides this one, as in Hydra; give it another name")
     if group in COMPONENT_SECTIONS and name in names(group):
@@ -229,10 +216,6 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             f"{name!r} is a registered {group}, which this file would hide; give it another name, such as "
             f"my_{name}.yaml"
         )
-    if not (real := path.resolve()).is_relative_to(path.parents[1]):
-        raise ValueError(f"{path} leads out of its folder, to {real}; copy the file, or name its folder too")
-    if not real.is_file():
-        raise ValueError(f"{path} is no file")
     content = plain_copy(read_yaml(path))
     if not isinstance(content, dict):
         raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
@@ -240,8 +223,13 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
     if not isinstance(defaults, list):
         raise ValueError(f"defaults must be a list, got {shown(defaults)}")
     for entry in defaults:
-        _check_default(entry, folders, group)
-    is_global = _is_global(path.read_text(encoding="utf-8"), group)
+        for key, choice in (entry if isinstance(entry, dict) else {group: entry}).items():
+            chosen_in = re.sub(r"^(override +)?/?", "", key)
+            check_group(chosen_in)
+            # A path would lead to a file that is not checked.
+            if choice != "_self_":
+                _check_name(folders, chosen_in, choice)
+    is_global = group == "model" and _GLOBAL.match(path.read_text(encoding="utf-8"))
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
         # Hydra merges the files of other groups later: they would win without a word.
@@ -253,35 +241,3 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             )
         for option in settings.keys() - {"name", *_options_in(section)}:
             raise ValueError(no_such(f"{section} option", option, _options_in(section)))
-
-
-def _is_global(text: str, group: str) -> bool:
-    header = _PACKAGE.search(text)
-    if header is None:
-        return False
-    if header[1] != "_global_" or group != "model":
-        raise ValueError(
-            f"the package {shown(header[1])} is refused: a file sets options of its own group, and only a file of "
-            "model those of its components too, with # @package _global_"
-        )
-    if text[: header.start()].strip():
-        raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
-    return True
-
-
-def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
-    if entry == "_self_":
-        return
-    if isinstance(entry, str):
-        _check_name(folders, group, entry)
-        return
-    if isinstance(entry, dict) and len(entry) == 1 and group == "model":
-        ((key, choice),) = entry.items()
-        override = _OVERRIDE.fullmatch(key)
-        if override and override[1] in COMPONENT_GROUPS and isinstance(choice, str):
-            _check_name(folders, override[1], choice)
-            return
-    raise ValueError(
-        f"an entry of defaults must be the name of a file of the same group or, in a file of model, "
-        f"override /component: choice, got {shown(entry)}"
-    )

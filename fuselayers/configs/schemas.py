@@ -24,13 +24,6 @@ def checked_option(where: str, value: Any, option: Option) -> Any:
 
     Raises:
         ValueError: the value has another type, is out of range, or names no registered component.
-
-    >>> from ..components import options
-    >>> checked_option("position.base", 4, options("position", "sinusoidal")[0])
-    4.0
-    >>> checked_option("position.base", "four", options("position", "sinusoidal")[0])
-    Traceback (most recent call last):
-    ValueError: position.base must be a number, got 'four'
     """
     value = _checked(where, value, option.annotation)
     if isinstance(value, int) and abs(value) >= _INTEGERS_BELOW:
@@ -93,12 +86,7 @@ def setting(doc: str, *, default: Any = MISSING) -> Any:
 
 
 def section_options(section: type) -> tuple[Option, ...]:
-    """Return the fields of a section as the registry returns the options of a component.
-
-    >>> steps = section_options(TrainConfig)[0]
-    >>> steps.name, steps.doc, str(steps.range)
-    ('steps', 'updates of the weights (steps)', 'at least 1')
-    """
+    """Return the fields of a section as the registry returns the options of a component."""
     types, annotations = get_type_hints(section), get_type_hints(section, include_extras=True)
     return tuple(
         Option(
@@ -125,9 +113,6 @@ class FusionConfig:
 
     Raises:
         ValueError: an unknown backend, partitioner, compression or scope.
-
-    >>> FusionConfig(scope="block").backend
-    'auto'
     """
 
     backend: str = setting("the compiler of the two graphs, as `fuse` takes it", default="auto")
@@ -222,9 +207,6 @@ class ParallelConfig:
 
     Raises:
         ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
-
-    >>> ParallelConfig(dp=0, tp=1, sequence=False, shard="fsdp", reshard=True, checkpointing="budget:0.5").budget
-    'budget:0.5'
     """
 
     dp: Count = setting("data parallel: parts of each batch; 0 for as many as the processes allow (groups)")
@@ -262,17 +244,8 @@ class ParallelConfig:
 class Config:
     """A model, how it is fused, and how it is trained, on what. Made by `compose`.
 
-    Attributes:
-        model: the registered model with every option, its block as a choice of its own, its layers as asked for.
-        feedforward: the registered feedforward with every option.
-        attention: the registered attention with every option.
-        norm: the registered norm with every option.
-        residual: the registered residual style with every option.
-        position: the registered kind of position with every option.
-        fusion: how much of it goes through the fusion core.
-        train: the training run.
-        data: the text to train on.
-        parallel: how a training is spread over processes.
+    A `Choice` names a registered component, with every option. The model's block is a choice of its own, and its layers
+    are as asked for.
     """
 
     model: Choice

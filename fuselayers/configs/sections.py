@@ -1,25 +1,27 @@
-"""Sections that name a component: change one, complete it, check it against the signature.
+"""Sections of a config: change one that names a component, complete it, check it against the signature.
 
-A section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such as a
-model's block or the expert of a mixture: it is such a dict again, or the bare name.
+Such a section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such
+as a model's block or the expert of a mixture: it is such a dict again, or the bare name.
 """
 
 from collections.abc import Sequence
 from typing import Any, Final
 
-from omegaconf import OmegaConf
+from omegaconf import Container, DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
 from ..components import REQUIRED, Choice, LayerChange, Option, names, options
 from ..components.model.layers import PARTS
 from ..components.registry import no_option
 from ..names import no_such, shown
-from .group_files import paths_with
-from .schemas import Config, alternatives, checked_option
-from .values import plain_copy
+from .group_files import COMPONENT_SECTIONS, paths_with
+from .schemas import SECTIONS, Config, alternatives, checked_option, section_options
+from .values import REFERENCE, plain_copy
 
 # The options of models that hold lists of {at: which layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
-_MOST_LAYERS: Final = 200
+_MISSING: Final = "???"
+_ABSENT: Final = object()
 
 
 def changed(
@@ -89,9 +91,6 @@ def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the changes of a section as one; the last one of a path wins.
 
     A component within a component is chosen before its options are set, whichever comes first.
-
-    >>> together("model", [{"block": {"prenorm": True}, "dropout": 0.1}, {"block": "transformer"}, {"dropout": 0.2}])
-    {'block': {'prenorm': True, 'name': 'transformer'}, 'dropout': 0.2}
     """
     sections = [
         {key: {"name": value} if isinstance(value, str) and _holds_component(kind, key) else value}
@@ -146,14 +145,60 @@ def _is_default(option: Option, value: Any) -> bool:
     return completed(inner, {**default, **value}, where="") == completed(inner, default, where="")
 
 
+def checked_config(sections: dict[str, dict[str, Any]]) -> Config:
+    """Return the config of all sections, each complete, its references resolved, and checked.
+
+    Raises:
+        ValueError: an option is missing, is unknown, has another type or is out of range; or a reference names nothing,
+            a whole section or list, or itself.
+    """
+    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    every: dict[str, Any] = {**sections, **complete}
+    tree = OmegaConf.create(every)
+    plain = {name: _resolved(section, name, tree) for name, section in every.items()}
+    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
+    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
+    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
+    return config
+
+
+def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
+    """Return a value with each `${section.option}` replaced by the value of that option."""
+    if isinstance(value, dict):
+        return {key: _resolved(entry, f"{where}.{key}", tree) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_resolved(entry, f"{where}[{index}]", tree) for index, entry in enumerate(value)]
+    if not isinstance(value, str) or not (reference := REFERENCE.fullmatch(value)):
+        return value
+    try:
+        named = OmegaConf.select(tree, reference[1], default=_ABSENT)
+    except InterpolationKeyError:
+        named = _ABSENT
+    except InterpolationResolutionError as error:
+        raise ValueError(f"{where} refers to itself, through {value}; give it a value") from error
+    if named is _ABSENT:
+        raise ValueError(f"{where} refers to {value}, which this config does not have")
+    # OmegaConf would copy lists too, and a list of references to lists of references grows without bound.
+    if isinstance(named, Container):
+        raise ValueError(f"{where} refers to {value}, which is no single value")
+    return named
+
+
+def _section(name: str, values: dict[str, Any]) -> Any:
+    known = [option.name for option in section_options(SECTIONS[name])]
+    for option, value in values.items():
+        if option not in known:
+            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
+        if value == _MISSING:
+            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
+    return SECTIONS[name](**values)
+
+
 def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, Any]:
     """Return a section with every option, in the component's order.
 
     Raises:
         ValueError: no such component, or an option without a default is missing.
-
-    >>> completed("position", {"name": "sinusoidal"}, where="position")
-    {'name': 'sinusoidal', 'base': 10000.0}
     """
     result = {"name": section["name"]}
     for name, option in _options(kind, section["name"]).items():
@@ -172,9 +217,6 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 
     Raises:
         ValueError: an option has another type or is out of range.
-
-    >>> checked_choice("position", {"name": "sinusoidal", "base": 50}, where="position")
-    Choice(name='sinusoidal', options={'base': 50.0})
     """
     fitted: dict[str, Any] = {}
     for name, option in _options(kind, section["name"]).items():
@@ -198,19 +240,12 @@ def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
     """Return the entries of `model.layers` as they were written, each `at` as text."""
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"{where} must be a list of mappings {{at: ..., component: ...}}, got {shown(entries)}")
-    if len(entries) > _MOST_LAYERS:
-        raise ValueError(
-            f"{where} may have {_MOST_LAYERS} entries, got {len(entries):,}; one entry may change many layers: "
-            "{at: 1::2, ...}"
-        )
     for index, entry in enumerate(entries):
         if not isinstance(entry, dict) or "at" not in entry or len(entry) < 2:
             raise ValueError(
                 f"{where}[{index}] must say at which layers and what changes: {{at: 1::2, feedforward: ...}}, "
                 f"got {shown(entry)}"
             )
-        if isinstance(entry["at"], bool) or not isinstance(entry["at"], (int, str)):
-            raise ValueError(f"{where}[{index}].at must be an index or a slice, as 0 or 1::2, got {shown(entry['at'])}")
         for kind in entry.keys() - {"at", *PARTS}:
             raise ValueError(no_such(f"component in {where}[{index}]", kind, PARTS))
     return tuple({**entry, "at": str(entry["at"])} for entry in entries)

@@ -29,7 +29,6 @@ OVERRIDES = [
     ("hydra/launcher=basic", HYDRA),
     ("train.steps=glob(*)", "asks for several runs; give one value, or a list as [a,b]"),
     ("train.steps=" + "[" * 1000 + "]" * 1000, f"cannot read the override '{'train.steps='.ljust(79, '[')}...: write"),
-    ("train.output=" + "x" * 20_000, "an override may have 10,000 characters at most, got 20,013"),
     ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than 8 levels; no config is"),
     ("model={1: 2}", "the keys of model must be text, got 1"),
 ]
@@ -50,7 +49,7 @@ FILES = [
     ("model: !!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 1"),
     ("train: &t {steps: 5}\ndata: *t", "YAML anchors are refused, got one in line 1: write the value out"),
     ("train:\n  output: '${oc.env:HOME}'", f"line 2: {STAND_ALONE}"),
-    ("hydra: {searchpath: [/tmp]}", f"'hydra' {HYDRA}"),
+    ("hydra: {searchpath: [/tmp]}", "no config group 'hydra'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
     (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key '{'x' * 79}..."),
     ("a: " + "[" * 600 + "]" * 600, "theirs.yaml is nested deeper than 8 levels; no config is"),
@@ -68,12 +67,6 @@ def test_files(content: str, text: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert text in str(caught.value)
     assert "the secret" not in str(caught.value)
     assert not (tmp_path / "TOUCHED").exists()
-
-
-def test_more_layers_than_a_config_may_hold() -> None:
-    entry = {"at": 0, "norm": "rms_norm"}
-    with pytest.raises(ValueError, match=r"^model.layers may have 200 entries, got 201; one entry may change m"):
-        compose({"model": {"layers": [entry] * 201}})
 
 
 @pytest.mark.parametrize(

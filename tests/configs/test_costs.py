@@ -36,11 +36,11 @@ def test_gpt2_small_costs_what_its_published_sizes_say() -> None:
     matrices = layers * 12 * width * width
     attention = layers * 2 * 2 * tokens * width
     head = 2 * vocabulary * width
-    assert costs.forward_flops_per_token == 2 * matrices + attention + head
-    assert costs.training_flops_per_token == 3 * costs.forward_flops_per_token
+    assert costs.forward_flops / costs.tokens == 2 * matrices + attention + head
+    assert costs.backward_flops == 2 * costs.forward_flops
     # The usual estimate counts biases and norms too, which are few.
     weights = costs.parameters - costs.embedding_parameters
-    assert costs.forward_flops_per_token == pytest.approx(2 * weights + attention + head, rel=1e-3)
+    assert costs.forward_flops / costs.tokens == pytest.approx(2 * weights + attention + head, rel=1e-3)
 
 
 def test_a_mixture_counts_the_experts_that_a_token_passes() -> None:
@@ -49,7 +49,7 @@ def test_a_mixture_counts_the_experts_that_a_token_passes() -> None:
     attention_weights = 2 * width * width + 2 * width * width // 2
     a_token_passes = 2 * 3 * width * hidden + width * experts
     weights = layers * (attention_weights + a_token_passes) + vocabulary * width
-    assert costs.forward_flops_per_token == 2 * weights + layers * 4 * tokens * width
+    assert costs.forward_flops / costs.tokens == 2 * weights + layers * 4 * tokens * width
 
 
 # Costs are those of the formulas. In a block the kernels save two numbers more for each row of a norm.
@@ -83,7 +83,6 @@ def test_every_part_is_counted(parts: list[str]) -> None:
         inputs = built.example_inputs(device="cpu")
         assert saved_bytes(built, *inputs, parameters=built.buffers()) == pytest.approx(counted, rel=KERNELS)
         assert counted > 0
-    assert costs.float32_bytes_per_token == costs.float32_bytes / costs.tokens
     assert costs.bfloat16_bytes < costs.float32_bytes
 
 
@@ -162,7 +161,7 @@ class OfNumbers(Fickle):
 def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._OWNERS["model"], "of_numbers", OfNumbers)
     costs = model_costs({"model": {"name": "of_numbers"}, "feedforward": {"dropout": 0.0}})
-    assert costs.forward_flops_per_token == 2 * 3 * 5
+    assert costs.forward_flops / costs.tokens == 2 * 3 * 5
     # Backward needs no gradient of the input: the weight's alone.
     assert costs.backward_flops == costs.forward_flops
     assert (costs.float32_bytes, costs.bfloat16_bytes) == (4 * 3 * 4, 4 * 3 * 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,12 +181,10 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        ("[pkg://os]", ValueError, "'pkg://os' is refused: only folders are looked through"),
-        ("['https://a.b/c']", ValueError, "not https://"),
+        ("[pkg://os]", ValueError, "'pkg://os' is refused: write a folder, as /my/configs"),
         ("[/nowhere/at/all]", NotADirectoryError, "hydra.searchpath: there is no folder /nowhere/at/all (from /"),
         ("/my/configs", ValueError, "hydra.searchpath must be a list of folders, as [/my/configs], got '/my/configs'"),
         ("['${oc.env:HOME}']", ValueError, "resolvers such as ${oc.env:...} are not run"),
-        ("[/usr]", ValueError, "hydra.searchpath: /usr holds no folder of a group; a file is found as model/mine.yaml"),
     ],
 )
 def test_search_paths_that_are_refused(value: str, error: type[Exception], text: str) -> None:
@@ -199,10 +197,10 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
 REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),
-    ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "'hydra' is refused: Hydra only composes here"),
+    ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "no model option 'hydra'"),
     ({"model/x.yaml": "defaults: [../../../etc/passwd]"}, "model=x", "no model '../../../etc/passwd'"),
     ({"model/x.yaml": "defaults: ['${oc.env:HOME}']"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
-    ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "the package '_global_' is refused"),
+    ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "no config group 'steps'; did you mean 'train.s"),
     (
         {"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"},
         "model=x",
@@ -236,16 +234,19 @@ def test_files_that_are_refused(
     assert "the secret" not in str(caught.value)
 
 
-def test_links_that_lead_out_and_pipes_are_not_read(write: Write, tmp_path: Path) -> None:
-    folder = write({"train/long.yaml": "defaults: [default]\nsteps: 5\n"})
-    (tmp_path / "secret.yaml").write_text("steps: 6\n")
-    (folder / "train" / "out.yaml").symlink_to(tmp_path / "secret.yaml")
-    with pytest.raises(ValueError, match=r"train/out.yaml leads out of its folder, to .*secret.yaml; copy the file"):
-        compose(overrides=[searchpath(folder)])
-    (folder / "train" / "out.yaml").unlink()
-    os.mkfifo(folder / "train" / "pipe.yaml")  # whoever opens it waits for ever
-    with pytest.raises(ValueError, match=r"train/pipe.yaml is no file$"):
-        compose(overrides=[searchpath(folder)])
+def test_a_file_builds_on_files_of_groups_alone(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Such a file is not checked, and Hydra runs the resolvers of its defaults.
+    monkeypatch.setenv("HOME", "the secret")
+    (tmp_path / "outside.yaml").write_text("defaults: ['${oc.env:HOME}']\n")
+    for entry, text in (
+        ("../../outside", "no train '../../outside'"),
+        ("/../outside", "no train '/../outside'"),
+        ("/train/../..: outside", "no config group 'train/../..'"),
+    ):
+        folder = write({"train/x.yaml": f"defaults: [default, {entry}]\n"})
+        with pytest.raises(ValueError, match=re.escape(text)) as caught:
+            compose(overrides=[searchpath(f"'{folder}'"), "train=x"])
+        assert "the secret" not in str(caught.value)
 
 
 def test_a_source_may_not_name_folders(write: Write, tmp_path: Path) -> None:
@@ -253,5 +254,5 @@ def test_a_source_may_not_name_folders(write: Write, tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
     source.write_text(f"hydra: {{searchpath: ['{folder}']}}\n")
     for asked in (source, {"hydra": {"searchpath": [str(folder)]}}, {"hydra.searchpath": [str(folder)]}):
-        with pytest.raises(ValueError, match=r"'hydra' is refused: .* override names folders|no config group 'hydra"):
+        with pytest.raises(ValueError, match=r"no config group 'hydra"):
             compose(asked)

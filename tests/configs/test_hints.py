@@ -122,6 +122,6 @@ def test_overrides_as_a_mapping() -> None:
     with pytest.raises(
         TypeError,
         match=r"overrides must be a list of strings such as \['fusion=off', 'model.num_layers=2'\], "
-        r"got the mapping \{'fusion': 'off'\}; a mapping may be the first argument$",
+        r"got \{'fusion': 'off'\}; a name or a mapping may be the first argument$",
     ):
         build("gpt_nano", {"fusion": "off"})  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...configs import Config, build, model_costs
 from ...configs.build import blocks_of
-from ...configs.create import check_described
+from ...configs.costs import check_described
 from ...partition import MemoryReport, Partitioner, explain, partitioner
 from ..train.engine.checkpointing import checkpoint_blocks
 

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key, both, qkv
-from .fields import Fields
+from .fields import Fields, shared
 
 FAMILY: Final = Family(
     keys=(
@@ -37,20 +37,10 @@ def read(fields: Fields) -> dict[str, Any]:
     fields.require("is_decoder", False)
     fields.require("add_cross_attention", False)
     fields.require("hidden_act", "gelu")  # of the head too, which has no option for it
-    return {
-        "model": {
-            "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("hidden_size"),
-            "num_layers": fields.get("num_hidden_layers"),
-            "context_length": fields.get("max_position_embeddings", 512),
-            "num_segments": fields.get("type_vocab_size", 2),
-            "dropout": fields.get("hidden_dropout_prob", 0.1),
-            "tie_embeddings": fields.get("tie_word_embeddings", True),
-        },
-        "attention": {
-            "num_heads": fields.get("num_attention_heads"),
-            "dropout": fields.get("attention_probs_dropout_prob", 0.1),
-        },
-        "feedforward": {"width": fields.get("intermediate_size")},
-        "norm": {"eps": fields.get("layer_norm_eps", 1e-12)},
+    config = shared(fields, tied=True, context_length=512)
+    config["model"] |= {
+        "num_segments": fields.get("type_vocab_size", 2),
+        "dropout": fields.get("hidden_dropout_prob", 0.1),
     }
+    config["attention"]["dropout"] = fields.get("attention_probs_dropout_prob", 0.1)
+    return {**config, "norm": {"eps": fields.get("layer_norm_eps", 1e-12)}}

@@ -7,7 +7,7 @@ readers were compared with `transformers` 5.20 to 5.24; a test asks for every fi
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit
+from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit
 from .fields import Fields, translated
 
 # model_type -> a shipped model of its architecture, the family of its weights, and its reader.
@@ -18,8 +18,8 @@ READERS: Final[dict[str, tuple[str, str, Callable[[Fields], dict[str, Any]]]]] =
     "mistral": ("mistral_7b", "llama", llama.read_mistral),
     "mixtral": ("mixtral_8x7b", "mixtral", mixtral.read),
     "gemma2": ("gemma2_2b", "gemma2", gemma2.read),
-    "qwen2": ("qwen2_5_0_5b", "qwen2", qwen2.read),
-    "qwen3": ("qwen3_8b", "qwen3", qwen3.read),
+    "qwen2": ("qwen2_5_0_5b", "llama", llama.read_qwen2),
+    "qwen3": ("qwen3_8b", "llama", llama.read_qwen3),
     "opt": ("opt_125m", "opt", opt.read),
     "gpt_neox": ("gpt_neox_20b", "gpt_neox", gpt_neox.read),
     "phi": ("phi_2", "phi", phi.read),

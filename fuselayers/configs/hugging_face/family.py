@@ -39,14 +39,12 @@ class Family:
         keys: in the order in which tensors are stacked.
         repeated: a tensor of theirs -> the tensor that it must equal, unless this model has an untied head.
         skipped: patterns of their tensors that are not needed here.
-        experts: whether layers may hold experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F].
         older: patterns of names in files and their replacements, applied in turn.
     """
 
     keys: tuple[Key, ...]
     repeated: Mapping[str, str] = field(default_factory=dict)
     skipped: tuple[str, ...] = ()
-    experts: bool = False
     older: tuple[tuple[str, str], ...] = ()
 
 

@@ -7,7 +7,10 @@ an error: a model that differs in one option would load, and compute something e
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ...components import REQUIRED, Option
+from ...components.ranges import Range
 from ...names import no_such, shown
+from ..schemas import checked_option
 
 _REQUIRED: Final = object()
 _ACTIVATIONS: Final = {
@@ -35,30 +38,10 @@ class Fields:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
-    def name_of(self, *names: str) -> str:
-        """Return the first of several names of a field that config.json has, or the last name."""
-        return next((name for name in names if self._content.get(name) is not None), names[-1])
-
-    def size(self, name: str) -> int:
-        """Return a whole number."""
-        value = self.get(name)
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} of config.json must be a whole number from 1 on, got {shown(value)}")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        """Return a number."""
-        value = self.get(name, default)
-        if type(value) not in (int, float) or not value >= 0:
-            raise ValueError(f"{name} of config.json must be a number from 0 on, got {shown(value)}")
-        return float(value)
-
-    def flag(self, name: str, *, default: bool) -> bool:
-        """Return true or false."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} of config.json must be true or false, got {shown(value)}")
-        return value
+    def checked(self, name: str, kind: type, default: Any = _REQUIRED, *, minimum: int | None = None) -> Any:
+        """Return a field of a type, and of a size where it is a number."""
+        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(minimum=minimum))
+        return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
         """Return a field for which null has a meaning of its own."""
@@ -74,6 +57,37 @@ class Fields:
         """Return the activation under our name."""
         theirs = self.get(name, default)
         return str(translated(_ACTIVATIONS, theirs, called=f"activation ({name} of config.json)"))
+
+
+def shared(
+    fields: Fields,
+    *,
+    tied: bool,
+    context_length: Any = _REQUIRED,
+    width: str = "intermediate_size",
+    activation: tuple[str, str] = ("hidden_act", "gelu"),
+) -> dict[str, Any]:
+    """Return the config that the fields give which most families have in common."""
+    num_heads = fields.get("num_attention_heads")
+    return {
+        "model": {
+            "vocab_size": fields.get("vocab_size"),
+            "hidden_dim": fields.get("hidden_size"),
+            "num_layers": fields.checked("num_hidden_layers", int, minimum=1),
+            "context_length": fields.get("max_position_embeddings", context_length),
+            "tie_embeddings": fields.get("tie_word_embeddings", tied),
+        },
+        "attention": {
+            "num_heads": num_heads,
+            "num_kv_heads": fields.get("num_key_value_heads", num_heads),
+            "head_dim": fields.optional("head_dim"),
+            "dropout": fields.get("attention_dropout", 0.0),
+        },
+        "feedforward": {
+            "width": fields.get(width),
+            "activation": fields.activation(*activation),
+        },
+    }
 
 
 def translated(table: Mapping[str, Any], name: Any, *, called: str) -> Any:

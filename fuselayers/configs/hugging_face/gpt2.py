@@ -29,11 +29,10 @@ def read(fields: Fields) -> dict[str, Any]:
     fields.require("scale_attn_weights", True)
     fields.require("scale_attn_by_inverse_layer_idx", False)
     fields.require("add_cross_attention", False)
-    hidden_dim = fields.size("n_embd")
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": hidden_dim,
+            "hidden_dim": fields.get("n_embd"),
             "num_layers": fields.get("n_layer"),
             "context_length": fields.get("n_positions", 1024),
             "dropout": fields.get("resid_pdrop", 0.1),
@@ -42,7 +41,7 @@ def read(fields: Fields) -> dict[str, Any]:
         },
         "attention": {"num_heads": fields.get("n_head"), "dropout": fields.get("attn_pdrop", 0.1)},
         "feedforward": {
-            "width": fields.get("n_inner", 4 * hidden_dim),
+            "width": fields.optional("n_inner"),
             "activation": fields.activation("activation_function", "gelu_new"),
         },
         "norm": {"eps": fields.get("layer_norm_epsilon", 1e-5)},

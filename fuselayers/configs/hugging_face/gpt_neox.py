@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key, both
-from .fields import Fields
+from .fields import Fields, shared
 from .rotary import rotary
 
 FAMILY: Final = Family(
@@ -26,32 +26,18 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
+    config = shared(fields, tied=False, context_length=2048)
+    config["model"]["dropout"] = fields.get("hidden_dropout", 0.0)
+    config["attention"]["bias"] = fields.get("attention_bias", True)
     parallel = {"name": "parallel", "separate_norms": True}
-    context_length = fields.get("max_position_embeddings", 2048)
     return {
-        "model": {
-            "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("hidden_size"),
-            "num_layers": fields.get("num_hidden_layers"),
-            "context_length": context_length,
-            "dropout": fields.get("hidden_dropout", 0.0),
-            "tie_embeddings": fields.get("tie_word_embeddings", False),
-        },
-        "attention": {
-            "num_heads": fields.get("num_attention_heads"),
-            "dropout": fields.get("attention_dropout", 0.0),
-            "bias": fields.get("attention_bias", True),
-        },
-        "feedforward": {
-            "width": fields.get("intermediate_size"),
-            "activation": fields.activation("hidden_act", "gelu"),
-        },
+        **config,
         "norm": {"eps": fields.get("layer_norm_eps", 1e-5)},
-        "residual": parallel if fields.flag("use_parallel_residual", default=True) else {"name": "pre"},
+        "residual": parallel if fields.checked("use_parallel_residual", bool, True) else {"name": "pre"},
         "position": rotary(
             fields,
             base=fields.get("rotary_emb_base", 10000.0),
-            context_length=context_length,
+            context_length=config["model"]["context_length"],
             fraction=fields.get("rotary_pct", 0.25),
         ),
     }

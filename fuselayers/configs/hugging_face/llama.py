@@ -1,9 +1,9 @@
-"""Llama and Mistral, whose weights have the same names, and what their descendants share with them."""
+"""Llama, Mistral, Qwen2, Qwen2.5 and Qwen3, whose weights have the same names, and what they share with others."""
 
 from typing import Any, Final
 
 from .family import Family, Key
-from .fields import Fields
+from .fields import Fields, shared
 from .rotary import rotary
 
 LAYER: Final = (
@@ -22,7 +22,16 @@ SECOND_NORM: Final = (Key("model.layers.{}.post_attention_layernorm.weight", "bl
 REPEATED: Final = {"lm_head.weight": "model.embed_tokens.weight"}
 
 FAMILY: Final = Family(
-    keys=(*LAYER, *SECOND_NORM, *GATED),
+    keys=(
+        *LAYER,
+        *SECOND_NORM,
+        *GATED,
+        # Of Qwen2.
+        *(Key(f"model.layers.{{}}.self_attn.{part}_proj.bias", "blocks.{}.attention.qkv.bias") for part in "qkv"),
+        # Of Qwen3.
+        Key("model.layers.{}.self_attn.q_norm.weight", "blocks.{}.attention.q_norm.weight"),
+        Key("model.layers.{}.self_attn.k_norm.weight", "blocks.{}.attention.k_norm.weight"),
+    ),
     repeated=REPEATED,
     # The speeds of rotary positions, which older versions stored.
     skipped=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
@@ -32,38 +41,33 @@ FAMILY: Final = Family(
 def read(fields: Fields) -> dict[str, Any]:
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
-    config = llama_like(fields)
-    config["feedforward"]["activation"] = fields.activation("hidden_act", "silu")
-    return config
+    return llama_like(fields)
 
 
 def read_mistral(fields: Fields) -> dict[str, Any]:
     fields.require("layer_types", None)
     config = llama_like(fields)
-    config["feedforward"]["activation"] = fields.activation("hidden_act", "silu")
     config["attention"]["window"] = fields.optional("sliding_window", 4096)
+    return config
+
+
+def read_qwen2(fields: Fields) -> dict[str, Any]:
+    fields.require("use_sliding_window", False)
+    config = llama_like(fields)
+    fields.require("layer_types", ["full_attention"] * config["model"]["num_layers"])
+    return config
+
+
+def read_qwen3(fields: Fields) -> dict[str, Any]:
+    fields.require("attention_bias", False)
+    config = read_qwen2(fields)
+    config["attention"] |= {"head_dim": fields.get("head_dim", 128), "qk_norm_eps": config["norm"]["eps"]}
     return config
 
 
 def llama_like(fields: Fields, *, base: float = 10000.0, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
     """Return the config that Llama and its descendants share."""
-    num_heads = fields.get("num_attention_heads")
-    context_length = fields.get("max_position_embeddings")
-    return {
-        "model": {
-            "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("hidden_size"),
-            "num_layers": fields.size("num_hidden_layers"),
-            "context_length": context_length,
-            "tie_embeddings": fields.get("tie_word_embeddings", tied),
-        },
-        "attention": {
-            "num_heads": num_heads,
-            "num_kv_heads": fields.get("num_key_value_heads", num_heads),
-            "head_dim": fields.optional("head_dim"),
-            "dropout": fields.get("attention_dropout", 0.0),
-        },
-        "feedforward": {"width": fields.get("intermediate_size")},
-        "norm": {"eps": fields.get("rms_norm_eps", eps)},
-        "position": rotary(fields, base=fields.get("rope_theta", base), context_length=context_length),
-    }
+    config = shared(fields, tied=tied, activation=("hidden_act", "silu"))
+    context_length = config["model"]["context_length"]
+    position = rotary(fields, base=fields.get("rope_theta", base), context_length=context_length)
+    return {**config, "norm": {"eps": fields.get("rms_norm_eps", eps)}, "position": position}

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ...names import no_such
-from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit
+from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit
 from .family import Family, Key
 
-_MODULES: Final = (bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, qwen2, qwen3, t5, vit)
-FAMILIES: Final[dict[str, Family]] = {module.__name__.rpartition(".")[2]: module.FAMILY for module in _MODULES}
+_MODULES: Final = (bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit)
+FAMILIES: Final[dict[str, Family]] = {
+    **{module.__name__.rpartition(".")[2]: module.FAMILY for module in _MODULES},
+    **dict.fromkeys(("mistral", "qwen2", "qwen3"), llama.FAMILY),
+}
 
 
 def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
@@ -24,12 +27,12 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
         model: a model of `fuselayers.build` with the sizes of theirs: "gpt2_small", "llama3_8b", ...
         state_dict: of their model, or of a file. It is not changed, and no second copy of it is made: only tensors that
             are stacked or reordered are copied first.
-        family: a name in `FAMILIES`; llama is mistral's too.
+        family: a name in `FAMILIES`.
 
     Raises:
-        ValueError: there is no such family; a tensor of either is on the meta device; a weight of the model is missing
-            in the state_dict, or has another shape there; a tensor of the state_dict belongs to no weight of the model;
-            or two of its tensors differ that are one weight here. Nothing is copied then.
+        ValueError: there is no such family; a weight of the model is missing in the state_dict, or has another shape
+            there; a tensor of the state_dict belongs to no weight of the model; or two of its tensors differ that are
+            one weight here. Nothing is copied then.
 
     >>> from fuselayers.configs import build
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
@@ -39,8 +42,6 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
-    _check_have_values("model", model.state_dict(), "call its to_empty")
-    _check_have_values("state_dict", state_dict, "load its weights")
     model.load_state_dict(matched(model, state_dict, family=family))
 
 
@@ -54,7 +55,7 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     """
     chosen, wanted = FAMILIES[family], model.state_dict()
     state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
-    renamed, misfits = _renamed(chosen, _unpacked(state_dict) if chosen.experts else state_dict, set(wanted), model)
+    renamed, misfits = _renamed(chosen, _unpacked(state_dict), set(wanted), model)
     ours = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in renamed.items()}
     faults = [f"{name} is missing" for name in wanted if name not in ours]
     faults += [
@@ -65,18 +66,9 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     faults += misfits
     faults += [f"{name} is no weight of it" for name in ours if name not in wanted]
     if faults:
-        shown = "; ".join(faults[:_SHOWN]) + ("; ..." if len(faults) > _SHOWN else "")
-        raise ValueError(f"the state_dict does not fit this {family}: {shown}")
+        more = ["..."] if len(faults) > 5 else []
+        raise ValueError(f"the state_dict does not fit this {family}: {'; '.join(faults[:5] + more)}")
     return ours
-
-
-_SHOWN: Final = 5
-
-
-def _check_have_values(whose: str, tensors: Mapping[str, Tensor], advice: str) -> None:
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            raise ValueError(f"{name} of the {whose} is on the meta device, where there are no values; {advice} first")
 
 
 def _newer(family: Family, name: str) -> str:
@@ -96,10 +88,11 @@ def _renamed(
     for name, tensor in theirs.items():
         if any(re.fullmatch(skipped, name) for skipped in family.skipped):
             continue
-        matches = [
-            (order, key, match) for order, (pattern, key) in enumerate(patterns) if (match := pattern.fullmatch(name))
+        placed = [
+            (order, key, key.ours.format(*match.groups()))
+            for order, (pattern, key) in enumerate(patterns)
+            if (match := pattern.fullmatch(name))
         ]
-        placed = [(order, key, key.ours.format(*match.groups())) for order, key, match in matches]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
             # If the repeated tensor is missing, the error says that.
@@ -132,7 +125,7 @@ def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
 
 
 def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with packed experts taken apart into gate, up and down of each expert."""
+    """Return the tensors, with experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F] taken apart."""
     result: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         before, experts, last = name.rpartition(".experts.")

@@ -16,7 +16,6 @@ FAMILY: Final = Family(
         Key("model.layers.{}.mlp.experts.{}.down_proj", "blocks.{}.feedforward.experts.{}.down.weight"),
     ),
     repeated=REPEATED,
-    experts=True,
     older=(
         (r"\.block_sparse_moe\.", ".mlp."),
         (r"(\.experts\.\d+)\.w1\.weight$", r"\1.gate_proj"),
@@ -31,10 +30,10 @@ def read(fields: Fields) -> dict[str, Any]:
     config = llama_like(fields, base=1000000.0, eps=1e-5)
     config["attention"]["window"] = fields.optional("sliding_window")
     config["feedforward"] = {
+        "expert": config["feedforward"],
         "num_experts": fields.get("num_local_experts"),
         "top_k": fields.get("num_experts_per_tok", 2),
         # Theirs is of the mean over the layers; here the layers' losses are added.
-        "balance_coefficient": fields.number("router_aux_loss_coef", 0.001) / config["model"]["num_layers"],
-        "expert": {"width": fields.get("intermediate_size"), "activation": fields.activation("hidden_act", "silu")},
+        "balance_coefficient": fields.checked("router_aux_loss_coef", float, 0.001) / config["model"]["num_layers"],
     }
     return config

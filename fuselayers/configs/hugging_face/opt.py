@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key, both, qkv
-from .fields import Fields
+from .fields import Fields, shared
 
 FAMILY: Final = Family(
     keys=(
@@ -24,30 +24,12 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    hidden_dim = fields.get("hidden_size")
-    fields.require("word_embed_proj_dim", hidden_dim)  # of OPT-350m it is half of it
+    fields.require("word_embed_proj_dim", fields.get("hidden_size"))  # of OPT-350m it is half of it
     fields.require("_remove_final_layer_norm", False)
     fields.require("layer_norm_elementwise_affine", True)
     fields.require("layerdrop", 0.0)
-    biases = fields.get("enable_bias", True)
-    return {
-        "model": {
-            "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": hidden_dim,
-            "num_layers": fields.get("num_hidden_layers"),
-            "context_length": fields.get("max_position_embeddings", 2048),
-            "dropout": fields.get("dropout", 0.1),
-            "tie_embeddings": fields.get("tie_word_embeddings", True),
-        },
-        "attention": {
-            "num_heads": fields.get("num_attention_heads"),
-            "dropout": fields.get("attention_dropout", 0.0),
-            "bias": biases,
-        },
-        "feedforward": {
-            "width": fields.get("ffn_dim"),
-            "activation": fields.activation("activation_function", "relu"),
-            "bias": biases,
-        },
-        "residual": {"name": "pre" if fields.flag("do_layer_norm_before", default=True) else "post"},
-    }
+    config = shared(fields, tied=True, context_length=2048, width="ffn_dim", activation=("activation_function", "relu"))
+    config["model"]["dropout"] = fields.get("dropout", 0.1)
+    config["attention"]["bias"] = config["feedforward"]["bias"] = fields.get("enable_bias", True)
+    before = fields.checked("do_layer_norm_before", bool, True)
+    return {**config, "residual": {"name": "pre" if before else "post"}}

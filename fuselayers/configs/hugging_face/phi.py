@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key, both, qkv
-from .fields import Fields
+from .fields import Fields, shared
 from .rotary import rotary
 
 FAMILY: Final = Family(
@@ -28,35 +28,18 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    num_heads, eps = fields.get("num_attention_heads"), fields.get("layer_norm_eps", 1e-5)
-    context_length = fields.get("max_position_embeddings", 2048)
-    normed = fields.flag("qk_layernorm", default=False)
-    return {
-        "model": {
-            "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("hidden_size"),
-            "num_layers": fields.get("num_hidden_layers"),
-            "context_length": context_length,
-            "dropout": fields.get("resid_pdrop", 0.0),
-            "embedding_dropout": fields.get("embd_pdrop", 0.0),
-            "tie_embeddings": fields.get("tie_word_embeddings", False),
-        },
-        "attention": {
-            "num_heads": num_heads,
-            "num_kv_heads": fields.get("num_key_value_heads", num_heads),
-            "head_dim": fields.optional("head_dim"),
-            "dropout": fields.get("attention_dropout", 0.0),
-            **({"qk_norm": "layer_norm", "qk_norm_eps": eps} if normed else {}),
-        },
-        "feedforward": {
-            "width": fields.get("intermediate_size"),
-            "activation": fields.activation("hidden_act", "gelu_new"),
-        },
-        "norm": {"eps": eps},
-        "position": rotary(
-            fields,
-            base=fields.get("rope_theta", 10000.0),
-            context_length=context_length,
-            fraction=fields.get("partial_rotary_factor", 0.5),
-        ),
+    config = shared(fields, tied=False, activation=("hidden_act", "gelu_new"), context_length=2048)
+    eps = fields.get("layer_norm_eps", 1e-5)
+    config["model"] |= {
+        "dropout": fields.get("resid_pdrop", 0.0),
+        "embedding_dropout": fields.get("embd_pdrop", 0.0),
     }
+    if fields.checked("qk_layernorm", bool, False):
+        config["attention"] |= {"qk_norm": "layer_norm", "qk_norm_eps": eps}
+    position = rotary(
+        fields,
+        base=fields.get("rope_theta", 10000.0),
+        context_length=config["model"]["context_length"],
+        fraction=fields.get("partial_rotary_factor", 0.5),
+    )
+    return {**config, "norm": {"eps": eps}, "position": position}

@@ -5,23 +5,15 @@ from typing import Any, Final
 from ...names import shown
 from .fields import Fields, translated
 
-# Kind of rotary positions -> their options and ours.
-_SCALINGS: Final[dict[str, dict[str, str]]] = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_length",
-        "low_freq_factor": "low_frequency_factor",
-        "high_freq_factor": "high_frequency_factor",
-    },
-    "yarn": {
-        "factor": "factor",
-        "original_max_position_embeddings": "original_length",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "attention_factor": "attention_factor",
-    },
+_SCALINGS: Final = {"default": "none", "linear": "linear", "llama3": "llama3", "yarn": "yarn"}
+_OPTIONS: Final = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_length",
+    "low_freq_factor": "low_frequency_factor",
+    "high_freq_factor": "high_frequency_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "attention_factor": "attention_factor",
 }
 
 
@@ -42,8 +34,8 @@ def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = No
         asked |= {key: value for key, value in part.items() if value is not None}
     older_name = asked.pop("type", "default")
     kind = asked.pop("rope_type", older_name)
-    names = translated(_SCALINGS, kind, called="kind of rotary positions (rope_type of config.json)")
-    options: dict[str, Any] = {"base": asked.pop("rope_theta"), "scaling": "none" if kind == "default" else kind}
+    scaling = translated(_SCALINGS, kind, called="kind of rotary positions (rope_type of config.json)")
+    options: dict[str, Any] = {"base": asked.pop("rope_theta"), "scaling": scaling}
     if fraction is not None:
         options["fraction"] = asked.pop("partial_rotary_factor", fraction)
     if kind == "yarn":
@@ -52,9 +44,7 @@ def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = No
         # These change nothing at these values.
         if (name, value) in (("partial_rotary_factor", 1.0), ("truncate", True)):
             continue
-        if name not in names:
-            raise ValueError(
-                f"config.json has {name} = {shown(value)} for rotary positions, which this library lacks for {kind!r}"
-            )
-        options[names[name]] = value
+        if name not in _OPTIONS:
+            raise ValueError(f"config.json has {name} = {shown(value)} for rotary positions, which this library lacks")
+        options[_OPTIONS[name]] = value
     return options

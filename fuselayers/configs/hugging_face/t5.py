@@ -39,7 +39,7 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    hidden_dim, tied = fields.size("d_model"), fields.get("tie_word_embeddings", True)
+    hidden_dim, tied = fields.checked("d_model", int, minimum=1), fields.get("tie_word_embeddings", True)
     gated, _, activation = str(fields.get("feed_forward_proj", "relu")).rpartition("-")
     if gated not in ("", "gated"):
         raise ValueError(f"feed_forward_proj of config.json must be relu or gated-gelu, got {gated}-{activation}")

@@ -35,12 +35,15 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
+    classes = fields.get("id2label", {"0": "", "1": ""})  # two classes are not written
+    if not isinstance(classes, dict):
+        raise ValueError(f"id2label of config.json must name the classes, got {shown(classes)}")
     return {
         "model": {
-            "image_size": _side(fields, "image_size", 224),
-            "patch_size": _side(fields, "patch_size", 16),
+            "image_size": fields.get("image_size", 224),
+            "patch_size": fields.get("patch_size", 16),
             "channels": fields.get("num_channels", 3),
-            "num_classes": _count(fields, "id2label"),
+            "num_classes": len(classes),
             "hidden_dim": fields.get("hidden_size"),
             "num_layers": fields.get("num_hidden_layers"),
             "dropout": fields.get("hidden_dropout_prob", 0.0),
@@ -57,19 +60,3 @@ def read(fields: Fields) -> dict[str, Any]:
         },
         "norm": {"eps": fields.get("layer_norm_eps", 1e-12)},
     }
-
-
-def _count(fields: Fields, name: str) -> int:
-    named = fields.get(name, {"0": "", "1": ""})  # two classes are not written
-    if not isinstance(named, dict):
-        raise ValueError(f"{name} of config.json must name the classes, got {shown(named)}")
-    return len(named)
-
-
-def _side(fields: Fields, name: str, default: int) -> Any:
-    side = fields.get(name, default)
-    if not isinstance(side, list):
-        return side
-    if len(set(side)) != 1:
-        raise ValueError(f"{name} of config.json must be square, got {shown(side)}")
-    return side[0]
