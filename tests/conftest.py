@@ -50,6 +50,19 @@ def _no_garbage_of_others() -> None:
 
 
 @pytest.fixture
+def own_components() -> Iterator[None]:
+    """Free the names that a test registers."""
+    from fuselayers.components import KINDS, names
+    from fuselayers.components.registry import unregister
+
+    before = {kind: names(kind) for kind in KINDS}
+    yield
+    for kind in KINDS:
+        for name in set(names(kind)).difference(before[kind]):
+            unregister(kind, name)
+
+
+@pytest.fixture
 def one_process_mesh() -> Iterator[Any]:
     """A device mesh of this process alone."""
     import torch.distributed as dist

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.fx as fx
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fuselayers._torch.dispatch import FakeTensor
 from fuselayers.ops import philox
 from fuselayers.ops.implementations import dispatch
 from fuselayers.ops.implementations.interpreter import patch_interpreter

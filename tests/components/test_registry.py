@@ -1,11 +1,10 @@
 import re
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from torch import nn
 
 from fuselayers import components
-from fuselayers.components import registry
 from fuselayers.components.registry import (
     KINDS,
     REQUIRED,
@@ -22,9 +21,7 @@ from fuselayers.components.registry import (
 EVERY_COMPONENT = [(kind, name) for kind in KINDS for name in names(kind)]
 
 
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_OWNERS", {kind: dict(owners) for kind, owners in registry._OWNERS.items()})
+pytestmark = pytest.mark.usefixtures("own_components")
 
 
 class Shape(nn.Module):
@@ -96,7 +93,7 @@ def test_every_registered_class_is_public_and_every_option_is_typed_and_explaine
     for option in options(kind, name):
         assert option.doc, f"{name}.{option.name} has no entry under Args"
         assert option.doc[-1] in ".1", f"{name}.{option.name}: {option.doc!r} is cut off"
-        assert option.annotation is not registry.Any, f"{name}.{option.name} has no type"
+        assert option.annotation is not Any, f"{name}.{option.name} has no type"
         assert option.name not in {"backend", "partition", "causal"}
 
 

@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Residual, create, names, register, registry
+from fuselayers.components import Choice, Residual, create, names
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
+from tests.components.registered import registered
 
 D = 6
 SEPARATE = {"separate_norms": True}
@@ -136,11 +137,6 @@ def test_stochastic_depth_leaves_whole_sequences_out_and_grows_with_depth(kind: 
 
 @pytest.mark.parametrize("style", ["pre", Choice("parallel", SEPARATE)])
 def test_a_norm_without_add_is_refused(style: Choice | str) -> None:
-    register("norm", "someones")(nn.LayerNorm)
-    try:
-        with pytest.raises(
-            TypeError, match=r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
-        ):
-            create("residual", style, D, norm="someones")
-    finally:
-        del registry._OWNERS["norm"]["someones"]
+    text = r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
+    with registered("norm", someones=nn.LayerNorm), pytest.raises(TypeError, match=text):
+        create("residual", style, D, norm="someones")

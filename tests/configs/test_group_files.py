@@ -13,7 +13,7 @@ import pytest
 import torch
 from hydra import initialize_config_module
 
-from fuselayers.components import RMSNorm, names, registry
+from fuselayers.components import RMSNorm, names, register
 from fuselayers.configs import COMPONENT_GROUPS, build, choices, compose, to_yaml
 
 Write = Callable[[dict[str, str]], Path]
@@ -71,14 +71,15 @@ def test_an_unknown_group_has_no_choices() -> None:
         choices("models")
 
 
-def test_a_component_that_a_user_registers_is_a_choice_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_components")
+def test_a_component_that_a_user_registers_is_a_choice_without_a_file() -> None:
+    @register("feedforward", "doubled")
     class Doubled(torch.nn.Module):
         def __init__(self, hidden_dim: int, *, times: float = 2.0, dropout: float = 0.0) -> None:
             super().__init__()
             self.times = times
             self.dropout = dropout
 
-    monkeypatch.setitem(registry._OWNERS["feedforward"], "doubled", Doubled)
     assert "doubled" in choices("feedforward")
     config = compose(overrides=["feedforward=doubled", "feedforward.times=3"])
     assert config.feedforward.options == {"times": 3.0, "dropout": config.model.options["dropout"]}
@@ -162,11 +163,10 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
         compose(overrides=[searchpath(second)])
 
 
+@pytest.mark.usefixtures("own_components")
 @pytest.mark.parametrize(("group", "name"), [("norm", "mine_by_import"), ("model", "decoder")])
-def test_the_name_of_a_registered_component_keeps_its_meaning(
-    group: str, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(registry._OWNERS["norm"], "mine_by_import", RMSNorm)
+def test_the_name_of_a_registered_component_keeps_its_meaning(group: str, name: str, write: Write) -> None:
+    register("norm", "mine_by_import")(RMSNorm)
     folder = write({f"{group}/{name}.yaml": "name: rms_norm\n"})
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         compose("mixtral_tiny", [searchpath(folder)])

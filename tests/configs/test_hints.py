@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import build, components
-from fuselayers.components import Choice, create, register, registry
+from fuselayers.components import Choice, create, register
 from fuselayers.configs import compose
 
 
@@ -50,10 +50,8 @@ def test_an_option_of_another_component_and_one_that_the_model_sets() -> None:
 
 
 @pytest.fixture
-def _own(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own(own_components: None) -> None:
     """Components of a user: an option by position, an argument that nobody gives, an attention without `causal`."""
-    for kind in ("feedforward", "attention"):
-        monkeypatch.setitem(registry._OWNERS, kind, dict(registry._OWNERS[kind]))
 
     @register("feedforward", "by_position")
     class ByPosition(nn.Module):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register, registry
+from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register
 from fuselayers.configs import Config, FusionConfig, RebuildError, RebuildWarning, build, compose, rebuild
 from fuselayers.partition import FusedModule, fuse
 
@@ -257,9 +257,8 @@ def test_weights_that_the_caller_tied_stay_tied() -> None:
     assert untied.head.weight is not untied.token.weight
 
 
-def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._OWNERS, "feedforward", dict(registry._OWNERS["feedforward"]))
-
+@pytest.mark.usefixtures("own_components")
+def test_buffers_that_a_constructor_computes_are_computed() -> None:
     @register("feedforward", "shifted")
     class Shifted(MLP):
         def __init__(self, hidden_dim: int, *, shift: float = 1.0, loose: float = 1.0) -> None:

@@ -4,9 +4,9 @@ import os
 from typing import Any
 
 import torch
+from torch._subclasses import FakeTensorMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from fuselayers._torch.dispatch import FakeTensorMode
 from fuselayers.components.swap import swap
 from tests.components.swap.layers import LAYERS, layer
 
