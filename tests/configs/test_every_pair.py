@@ -90,6 +90,7 @@ def test_it_learns(row: dict[str, str]) -> None:
     assert not unused, f"no step changed {unused}"
 
 
+# All pairs that do not fit: attention and position are separate registrations, and either may forget to refuse.
 @pytest.mark.parametrize(
     ("attention", "position"),
     [

@@ -97,10 +97,11 @@ def test_copies_know_it_too(scope: str) -> None:
 # What carries.
 
 
-@pytest.mark.parametrize("model", ["bert_base", "llama_tiny"])  # a norm behind and before, without and with groups
-@pytest.mark.parametrize("way", [("mlp", "fused_mlp"), ("fused_mlp", "mlp")])
-def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, way: tuple[str, str]) -> None:
-    first, second = way
+# A norm behind and before, without and with groups.
+@pytest.mark.parametrize(
+    ("model", "first", "second"), [("bert_base", "mlp", "fused_mlp"), ("llama_tiny", "fused_mlp", "mlp")]
+)
+def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, first: str, second: str) -> None:
     built = tiny(f"feedforward={first}", "feedforward.dropout=0.2", model=model)
     rebuilt: Any = rebuild(built, [f"feedforward={second}"], strict=True)
     kinds = {"mlp": MLP, "fused_mlp": FusedMLP}

@@ -162,6 +162,7 @@ def test_gradients_of_the_reference(name: str) -> None:
     torch.autograd.gradcheck(lambda *args: case.reference(*args, **case.options), inputs)
 
 
+# Every op has a backward of its own, whose C++ must give way to the formula.
 @pytest.mark.parametrize("name", EVERY_DAY)
 @pytest.mark.parametrize("backend", [on_cpp])
 def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, backend: str) -> None:

@@ -58,6 +58,7 @@ def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, e
         assert gpu.kernels
 
 
+# fuse and torch.compile trace an op by two routes, and each op places its mask by its own strides.
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
 @pytest.mark.parametrize(
     "name",

@@ -122,6 +122,7 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
     assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
+# Pairs of neighbours and of halves are two kernels of each backend.
 @every_backend
 @pytest.mark.parametrize(
     ("check", "interleaved"),

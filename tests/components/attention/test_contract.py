@@ -78,6 +78,7 @@ def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
     assert many < 4.2 * few
 
 
+# Each class is public and checks its heads in its own __init__.
 @pytest.mark.parametrize("attention", [MultiHeadAttention, *(get("attention", name) for name in WITH_HEADS)])
 @pytest.mark.parametrize(
     ("options", "text"),

@@ -69,6 +69,7 @@ def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, 
     assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
 
 
+# Padding, and a bias with a mask, become two kinds of masks; the options change the kernel that takes them.
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:

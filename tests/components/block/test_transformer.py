@@ -38,11 +38,11 @@ def _looking() -> object:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, "auto")])
-def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str) -> None:
+def test_a_fused_feedforward_changes_nothing(style: str) -> None:
+    p = 0.3
     mlp, fused_mlp = Choice("mlp", {"dropout": p}), Choice("fused_mlp", {"dropout": p})
     plain = randomise(TransformerBlock(8, attention=HEADS, feedforward=mlp, residual=style, dropout=p))
-    fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p, backend=backend)
+    fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p)
     assert list(plain.state_dict()) == list(fused.state_dict())
     fused.load_state_dict(plain.state_dict())
     x = torch.randn(2, 5, 8)

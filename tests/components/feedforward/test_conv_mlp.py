@@ -40,9 +40,9 @@ class Written(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kernel_size", "causal"), [(1, True), (2, True), (3, True), (7, True), (1, False), (3, False), (7, False)]
+    ("kernel_size", "causal", "tokens"),
+    [(1, True, 7), (2, True, 7), (3, True, 1), (7, True, 7), (3, False, 7), (7, False, 1), (7, False, 7)],
 )
-@pytest.mark.parametrize("tokens", [1, 7])
 def test_it_is_its_formula(kernel_size: int, causal: bool, tokens: int) -> None:
     layer = ConvMLP(5, kernel_size=kernel_size, width=9, causal=causal)
     randomise(layer).double()

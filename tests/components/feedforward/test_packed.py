@@ -34,10 +34,15 @@ def twins(**options: object) -> tuple[Pair, Pair]:
     return split, packed
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("activation", "backend"),
-    [("silu", "auto"), ("gelu", "auto"), ("relu", "auto"), ("sigmoid", "auto"), (None, "auto"), ("sigmoid", "eager")],
+    ("activation", "backend", "bias"),
+    [
+        ("silu", "auto", False),
+        ("silu", "auto", True),
+        ("gelu", "auto", True),
+        (None, "auto", False),
+        ("relu", "eager", True),
+    ],
 )
 def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str) -> None:
     split, packed = (pair.double() for pair in twins(bias=bias, activation=activation))
@@ -90,6 +95,7 @@ def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
     assert "ff.gate_up.weight" not in nothing.missing_keys
 
 
+# torch looks for missing names only if strict, and walks the names of shards in another function.
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=SHARDED_WEIGHTS_STAY_EMPTY)])
 def test_a_full_checkpoint_is_read_into_it(one_process_mesh: Any, sharded: bool, strict: bool) -> None:

@@ -38,8 +38,7 @@ def gradients(model: Decoder, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Te
     return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("p", "tied"), [(0.0, True), (0.3, False)])
 def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
     model = made(dropout=p, tie_embeddings=tied)
     tokens_BT = tokens(3, 6)

@@ -49,9 +49,14 @@ class WrittenOut(nn.Module):
         return x @ self.head.weight.T + self.head.bias
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("pooling", ["class_token", "mean"])
-@pytest.mark.parametrize("sizes", [{}, {"image_size": 3, "patch_size": 1, "channels": 1}, {"image_size": 4}])
+@pytest.mark.parametrize(
+    ("sizes", "pooling", "p"),
+    [
+        ({}, "class_token", 0.3),
+        ({"image_size": 3, "patch_size": 1, "channels": 1}, "mean", 0.0),
+        ({"image_size": 4}, "class_token", 0.0),
+    ],
+)
 def test_values_and_gradients(sizes: dict[str, int], pooling: str, p: float) -> None:
     model = randomise(made(pooling=pooling, dropout=p, **sizes)).double()
     images = torch.randn(3, sizes.get("channels", 3), model.image_size, model.image_size).double()  # type: ignore[arg-type]

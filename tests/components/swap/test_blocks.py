@@ -89,6 +89,7 @@ def test_a_wrong_block_is_not_swapped(dtype: torch.dtype, compress: str | None) 
         swap(model, level="blocks", backend="eager", compress=compress, batch=torch.randn(3, 8, dtype=dtype))
 
 
+# torch has two checkpoints, and the kinds draw their masks in an MLP and in attention.
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("kind", [Gated, Attention])
 def test_under_checkpoints_backward_drops_the_elements_of_forward(kind: Any, use_reentrant: bool) -> None:

@@ -117,6 +117,7 @@ class TestOnACPU:
         torch.vmap(lambda x: (inside.append(chosen(x)), x)[1])(torch.ones(2, 8, 8))
         assert inside == ["formula"]
 
+    # The three ops hand dy to C++ each in their own backward, and each kind is another flag of a tensor.
     @pytest.mark.parametrize("kind", ["negated", "subclass", "zeros"])
     @pytest.mark.parametrize("name", ["dropout", "cross_entropy", "rotary"])
     def test_gradients_of_other_kinds(self, name: str, kind: str) -> None:
@@ -214,6 +215,7 @@ def test_kernels_save_what_the_case_says(case: Case) -> None:
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
 
 
+# Each activation is written twice, in C++ and in Triton, and its derivative too.
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
 def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) -> None:

@@ -48,6 +48,7 @@ def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, o
         assert_as_good_as(op, reference, inputs_of(*shape, dtype=dtype), reduction=reduction, **options)
 
 
+# The kernels are compiled anew for each dtype and for the options' terms; a row, chunks and no row run other loops.
 @on_kernels
 @pytest.mark.parametrize("options", [{}, FULL], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
@@ -122,8 +123,9 @@ def test_one_graph_for_any_number_of_chunks(reduction: str, backend: str) -> Non
 
 
 @both_backends
+# Fewer rows than its width and more give gradients in two orders; without a mean backward scales each row.
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("rows", [4, 9])  # fewer than its width, and more
+@pytest.mark.parametrize("rows", [4, 9])
 def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, backend: str) -> None:
     def form(x: Tensor) -> Tensor:
         target = torch.arange(len(x), device=x.device)

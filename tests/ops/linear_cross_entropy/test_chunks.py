@@ -94,6 +94,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     return memory.peak
 
 
+# Chunks follow from sizes and dtype, buffers from the backend; the sizes are those of models, and one row more.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
 @pytest.mark.parametrize(
