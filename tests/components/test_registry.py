@@ -52,40 +52,6 @@ class Shape(nn.Module):
         self.arguments = (width, size, colour, secret, backend)
 
 
-def test_what_is_registered() -> None:
-    assert {kind: names(kind) for kind in KINDS} == {
-        "activation": (
-            "gelu",
-            "gelu_tanh",
-            "leaky_relu",
-            "relu",
-            "sigmoid",
-            "silu",
-            "smelu",
-            "squared_relu",
-            "star_relu",
-        ),
-        "feedforward": ("conv_mlp", "fused_mlp", "gated_mlp", "mixture_of_experts", "mlp"),
-        "norm": ("dyt", "layer_norm", "rms_norm", "skip"),
-        "attention": (
-            "favor",
-            "fourier_mix",
-            "linear",
-            "linformer",
-            "local",
-            "multi_head",
-            "nystrom",
-            "pooling",
-        ),
-        "position": ("alibi", "learned", "none", "relative", "rotary", "sinusoidal"),
-        "embedding": ("patch", "token"),
-        "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
-        "block": ("reversible", "transformer"),
-        "model": ("decoder", "encoder", "encoder_decoder", "hierarchical_vision", "vision_transformer"),
-        "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
-    }
-
-
 @pytest.mark.parametrize(("kind", "name"), EVERY_COMPONENT)
 def test_every_registered_class_is_public_and_every_option_is_typed_and_explained(kind: str, name: str) -> None:
     component = get(kind, name)

@@ -103,17 +103,3 @@ def test_every_shipped_model_is_on_the_page_on_configs() -> None:
     shown = {row[0]: row[1] for row in _rows(filled(_text("build_from_config.md")))}
     for name in choices("model"):
         assert len(shown[f"`{name}`"]) > 10, name
-
-
-@pytest.mark.parametrize(
-    ("marker", "said"),
-    [
-        ("<!-- option: norm -->", "no table 'option'; did you mean 'options'?"),
-        ("<!-- options: nrom -->", "no kind 'nrom'; did you mean 'norm'?"),
-        ("<!-- options -->", "no kind ''"),
-        ("<!-- keys: gpt3 -->", "no family 'gpt3'; did you mean 'gpt2'?"),
-    ],
-)
-def test_a_wrong_marker_is_an_error(marker: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{marker}: {said}")):
-        filled(marker)

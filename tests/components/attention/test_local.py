@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import LocalAttention, MultiHeadAttention
+from fuselayers.components import LocalAttention
 from tests.components.attention import contract
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
 
@@ -29,14 +29,3 @@ def reference(layer: LocalAttention, x_BTD: Tensor, rotate: object, real_BT: Ten
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int, window: int) -> None:
     layer = made(causal=causal, window=window, **HEADS[heads])
     contract.assert_is(layer, reference, tokens=tokens, padded=padded, rotated=rotated)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_window_over_all_tokens_is_full_attention(causal: bool) -> None:
-    layer = made(causal=causal, window=7, num_kv_heads=2)
-    exact = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, causal=causal)
-    exact.load_state_dict(layer.state_dict())
-    x, real_BT = torch.randn(4, 7, HIDDEN_DIM), contract.padding(7)
-    torch.testing.assert_close(layer(x), exact(x), rtol=1e-4, atol=1e-5)
-    got, expected = layer(x, key_padding_mask=real_BT), exact(x, key_padding_mask=real_BT)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)

@@ -48,22 +48,9 @@ PAIRS = [
 ]
 # Each pair of options meets one input after the other.
 CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
-# Each option meets each input; every day it does so beside another option, if a pair has both.
-_MET = {(name, inputs) for names, inputs in CASES for name in names}
-ALONE = [(name, inputs) for name in OPTIONS for inputs in (*((one,) for one in INPUTS), INPUTS)]
 
 
-@pytest.mark.parametrize(
-    ("names", "inputs"),
-    [
-        *CASES,
-        *(
-            pytest.param((name,), inputs, marks=pytest.mark.slow if (name, inputs) in _MET else ())
-            for name, inputs in ALONE
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
 def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     options = {key: value for name in names for key, value in OPTIONS[name].items()}
     assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))

@@ -50,18 +50,6 @@ def test_a_fused_feedforward_changes_nothing(style: str) -> None:
     torch.testing.assert_close(fused.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-4)
 
 
-def test_rotation_and_padding_reach_the_attention() -> None:
-    block = randomise(TransformerBlock(8, attention=HEADS, causal=False))
-    x = torch.randn(2, 5, 8)
-    plain = block(x)
-    assert not torch.allclose(block(x, rotate=lambda q, k: (2 * q, k)), plain, atol=1e-3)
-    real_BT = torch.ones(2, 5, dtype=torch.bool)
-    real_BT[0, 3:] = False
-    padded = block(x, key_padding_mask=real_BT)
-    torch.testing.assert_close(padded[0, :3], block(x[:1, :3])[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(padded[1], plain[1], rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("style", ["pre", "post", "sandwich", "parallel", "deepnorm"])
 def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory(style: str) -> None:
     block = randomise(

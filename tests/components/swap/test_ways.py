@@ -1,9 +1,6 @@
 """Each rule in every way of running: on other devices, under checkpoints, hooks, autocast and a compiler."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,14 +56,6 @@ def test_the_same_results_and_gradients(name: str, training: bool) -> None:
     if name == "attention":  # the rule is for one that drops
         plain.dropout = 1e-9
     assert_alike(results(swapped(plain, name), given), wanted)
-
-
-@every_layer
-@both_modes
-def test_on_the_meta_device(name: str, training: bool) -> None:
-    module = swapped(layer(name), name).train(training).to("meta")
-    got = results(module, tuple(x.detach().to("meta").requires_grad_() for x in inputs(name)))
-    assert all(value.is_meta for value in got)
 
 
 @every_layer
@@ -135,19 +124,6 @@ def test_a_compiler_sees_one_graph(name: str, training: bool) -> None:
     got = results(compiled, given)  # type: ignore[arg-type]
     if not (training and name in DROPPING):
         assert_alike(got, results(module, given))
-
-
-def test_on_another_device_every_tensor_is_made_there() -> None:
-    """In a process of its own: a second kind of device, with fake tensors, stays for the whole process."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.components.swap.other_device"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == list(LAYERS)
 
 
 def test_a_swapped_module_can_be_scripted() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.configs import RebuildWarning, build, rebuild
+from fuselayers.configs import build
 from fuselayers.configs.hugging_face import load_hugging_face, matched
 from tests.configs.hugging_face.twins import TWINS, theirs
 
@@ -126,19 +126,3 @@ def check_fused(name: str, fusion: list[str], options: list[str]) -> None:
     (loss, gradients), (fused_loss, of_fused) = results
     torch.testing.assert_close(fused_loss, loss, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(of_fused, gradients, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "override", "new"),
-    [
-        ("phi_tiny", "residual.separate_norms=true", "blocks.0-1.residual.norms: 1.weight, 1.bias new"),
-        ("opt_tiny", "model.embedding_norm=true", "embedding_norm.weight, embedding_norm.bias new"),
-        ("gpt_neox_tiny", "model.head_bias=true", "bias new"),
-    ],
-)
-def test_an_option_is_added_to_a_model_that_exists(name: str, override: str, new: str) -> None:
-    model = build(name, ["fusion=off"])
-    with pytest.warns(RebuildWarning, match=rf"what did not:\n  {new}\n"):
-        other = rebuild(model, [override])
-    after = other.state_dict()
-    assert all(torch.equal(after[key], tensor) for key, tensor in model.state_dict().items())

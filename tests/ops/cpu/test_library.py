@@ -168,15 +168,6 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
     assert warning.endswith(": pip install --force-reinstall --no-deps --no-cache-dir")
 
 
-@pytest.mark.slow  # a process of its own, for a rare leftover
-def test_a_damaged_old_library_beside_the_new_one_is_no_loss(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in list((tmp_path / "fuselayers" / "ops" / "cpu").glob("*.so")):
-        path.with_name(path.name.partition(".")[0] + ".a.so").write_bytes(b"")
-    (imported,) = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
-    assert imported.startswith(str(tmp_path))
-
-
 def wheel_of(folder: Path, **environment: str) -> list[str]:
     """Build the package from a copy whose path has a blank, and return the names in its wheel."""
     source = folder / "a copy"

@@ -9,10 +9,9 @@ from torch.utils import _pytree as pytree
 
 from fuselayers import ops
 from fuselayers.ops.cpu import has_kernels
-from fuselayers.ops.implementations import dispatch as dispatch_module
 from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
-from fuselayers.partition import BackendUnavailableError, fuse, saved_bytes
+from fuselayers.partition import BackendUnavailableError, saved_bytes
 from tests.ops.cases import CASES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 from tests.testing.meter import KernelFault, Launch
@@ -177,32 +176,6 @@ class TestBytes:
         forward = launches.copy()
         torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
         return forward, launches[len(forward) :]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in FAR_APART else [pytest.mark.slow]) for name in CASES],
-)
-def test_on_a_gpu_a_traced_op_is_one_node(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = CASES[name]
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((3, 8)))]
-    targets: list[str] = []
-
-    def look(graph_module: torch.fx.GraphModule, _: Any) -> Any:
-        targets.extend(str(node.target) for node in graph_module.graph.nodes if node.op == "call_function")
-        return graph_module.forward
-
-    def results(call: Any) -> list[Tensor]:
-        found = call(*inputs, **case.options)
-        outputs = found if isinstance(found, tuple) else (found,)
-        return [*outputs, *torch.autograd.grad(outputs, inputs, [torch.ones_like(one) for one in outputs])]
-
-    expected = results(case.op)
-    monkeypatch.setattr(dispatch_module, "_is_on_gpu", lambda tensor: True)
-    torch.compiler.reset()
-    torch.testing.assert_close(results(torch.compile(case.op, backend=look, fullgraph=True)), expected)
-    assert len([one for one in targets if one.startswith("fuselayers.")]) == 1, targets
-    torch.testing.assert_close(results(fuse(case.op, backend="eager", fullgraph=True)), expected)
 
 
 @on_kernels

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.linear_cross_entropy import chunks
-from fuselayers.ops.linear_cross_entropy.chunks import chunk_rows
 from tests.ops.contract import DTYPES, assert_as_good_as, both_backends
 from tests.ops.linear_cross_entropy.inputs import (
     CHUNK,
@@ -61,12 +60,6 @@ class Memory(TorchDispatchMode):
         if not self._tensors[storage]:
             del self._tensors[storage]
             self._alive -= size
-
-
-def test_chunk_rows() -> None:
-    assert chunk_rows(R, D, V) == 8
-    assert chunk_rows(1000, D, 100) == 77  # 13 times; 80 at most
-    assert chunk_rows(R, 1, V) == 4
 
 
 @both_backends
@@ -124,7 +117,6 @@ def test_takes_no_more_memory_than_the_plain_way(
 @pytest.mark.parametrize(("dtype", "classes"), every_value(DTYPES[:3], (33, 9000)), ids=str)
 def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
     inputs = inputs_of(13, 2, classes=classes, dtype=dtype)
-    assert chunk_rows(13, 2, classes) == 4
     assert_as_good_as(partial(op, backend=backend), reference, inputs, reduction="sum")
 
 
