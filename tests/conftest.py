@@ -92,8 +92,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     # Here, since xdist's controlling process loads no conftest.py of a folder below this one.
-    reports = [one for every in terminalreporter.stats.values() for one in every if isinstance(one, pytest.TestReport)]
-    lines = summary(one for one in reports if one.when == "teardown")
+    reports = [
+        report for every in terminalreporter.stats.values() for report in every if isinstance(report, pytest.TestReport)
+    ]
+    lines = summary(report for report in reports if report.when == "teardown")
     if lines:
         terminalreporter.section("reliability")
         terminalreporter.write_line("\n".join(lines))

@@ -173,8 +173,8 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("page", _with("bash", "sh", "shell", "console"))
 def test_shell_commands_exist(page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    found = ((line, _check_command(words, monkeypatch, capsys)) for line, words in _commands(page))
-    assert [f"{_name(page)}:{line}: {problem}" for line, problem in found if problem is not None] == []
+    problems = ((line, _check_command(words, monkeypatch, capsys)) for line, words in _commands(page))
+    assert [f"{_name(page)}:{line}: {problem}" for line, problem in problems if problem is not None] == []
 
 
 _DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto(?:function|class|data|exception))::[ ]+(\S+)$", flags=re.MULTILINE)

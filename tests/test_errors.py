@@ -9,4 +9,4 @@ def test_each_text_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(FallbackWarning) as said:
         for text in ("no compiler", "no driver", "no compiler"):
             say_once(text)
-    assert [str(one.message) for one in said] == ["no compiler", "no driver"]
+    assert [str(warning.message) for warning in said] == ["no compiler", "no driver"]

@@ -191,8 +191,8 @@ def _metadata(built: Path) -> Message:
 
 def _package_files() -> set[str]:
     kept = {".py", ".cpp", ".h", ".yaml", ".json"}
-    found = (path for path in (ROOT / "fuselayers").rglob("*") if path.suffix in kept or path.name == "py.typed")
-    return {str(path.relative_to(ROOT)) for path in found}
+    paths = (path for path in (ROOT / "fuselayers").rglob("*") if path.suffix in kept or path.name == "py.typed")
+    return {str(path.relative_to(ROOT)) for path in paths}
 
 
 def test_the_wheel_holds_the_package_its_config_files_and_nothing_else(built: Path) -> None:

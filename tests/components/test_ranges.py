@@ -89,12 +89,12 @@ def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: st
     wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
     component = get(kind, name)
     wanted = inspect.signature(component).parameters.values()
-    given = {
+    arguments = {
         parameter.name: ARGUMENTS[parameter.name]
         for parameter in wanted
         if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
     }
     with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
+        component(**arguments, **{option.name: "1"})  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: wrong})  # type: ignore[attr-defined]
+        component(**arguments, **{option.name: wrong})  # type: ignore[attr-defined]

@@ -36,12 +36,12 @@ def made(kind: str, *, number: int = 2, **options: object) -> Residual:
     return randomise(residual).double()  # type: ignore[return-value]
 
 
-def assert_formula(kind: str, formula: Formula, **given: object) -> None:
+def assert_formula(kind: str, formula: Formula, **fixed: object) -> None:
     """Compare values and gradients with two and three sublayers, in training and in eval mode, with every option."""
     every = {"dropout": 0.3, "layer_scale": 0.5, "stochastic_depth": 0.5, "layer": 7, "num_layers": 8}
     for number in (2, 3):
         for options in ({"num_layers": 8}, {"num_layers": 8, "dropout": 0.3}, every):
-            residual = made(kind, number=number, **options, **given)
+            residual = made(kind, number=number, **options, **fixed)
             ours, theirs = Branches(residual, number), Branches(residual, number, formula)
             theirs.linear = ours.linear
             x = torch.randn(4, 5, D, dtype=torch.float64)

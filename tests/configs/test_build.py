@@ -103,10 +103,10 @@ def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
 def test_rotary_positions_with_every_option(fusion: str) -> None:
     # Heads of 16 channels: GPT-J's pairing, and GPT-NeoX's share of a quarter.
     asked = [*LLAMA, "position.interleaved=true", "position.fraction=0.25"]
-    model, plain = (build(overrides=[*asked, f"fusion={each}"]) for each in (fusion, "off"))
+    model, plain = (build(overrides=[*asked, f"fusion={way}"]) for way in (fusion, "off"))
     other = build(overrides=[*LLAMA, "fusion=off"])
-    for one in (plain, other):
-        one.load_state_dict(model.state_dict())
+    for reference in (plain, other):
+        reference.load_state_dict(model.state_dict())
     check_same_step(model, plain)
     assert not torch.allclose(step(other)[0], step(plain)[0], rtol=0, atol=1e-7)
 

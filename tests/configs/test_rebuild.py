@@ -114,8 +114,8 @@ def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, 
 def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None:
     plain = tiny("model.num_layers=1")
     fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)
-    found = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
-    assert found == {"block": ["blocks.0"], "model": [""]}[scope]
+    fused_names = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
+    assert fused_names == {"block": ["blocks.0"], "model": [""]}[scope]
     check_same_step(fused, plain)
     check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
 

@@ -42,8 +42,8 @@ def test_no_marker_is_left(page: Path) -> None:
 def _option_sections(kind: str) -> dict[str, str]:
     """What stands under each member's heading, in the order of the page."""
     page = filled(_text(f"components/{kind}.md"))
-    found = re.findall(r"^### \{py:class\}`(\w+) <[\w.]+>`\n(.*?)(?=^##)", page, flags=re.MULTILINE | re.DOTALL)
-    return dict(found)
+    sections = re.findall(r"^### \{py:class\}`(\w+) <[\w.]+>`\n(.*?)(?=^##)", page, flags=re.MULTILINE | re.DOTALL)
+    return dict(sections)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -178,7 +178,7 @@ def test_in_eager_mode_a_gpu_makes_a_mask_in_one_kernel() -> None:
         dropout(x, 0.3, seed=seed)
         dropout(x.float(), 0.3, seed=seed, shard=Shard(start=(3, 5), shape=(100, 60)))
         torch.vmap(lambda x: dropout(x, 0.3, seed=seed), randomness="same")(x)
-    assert [one.function.__name__ for one in launches] == ["_keep_kernel"] * 4
+    assert [launch.function.__name__ for launch in launches] == ["_keep_kernel"] * 4
 
 
 def test_scale_makes_the_mean_exact() -> None:

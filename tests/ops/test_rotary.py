@@ -169,10 +169,10 @@ def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -
     angle = angles(5, 8)
     tables = angle.cos().float().to(DEVICE), angle.sin().float().to(DEVICE)
     got = rotary(q.to(DEVICE), k.to(DEVICE), *tables, interleaved=interleaved, backend=backend)
-    for one, x in zip(got, (q, k), strict=True):
+    for turned_x, x in zip(got, (q, k), strict=True):
         expected = turned(x.double(), angle, interleaved=interleaved)
-        torch.testing.assert_close(one.cpu().double(), expected, rtol=1e-6, atol=1e-6)
-        assert torch.equal(one[..., 8:].cpu(), x[..., 8:])
+        torch.testing.assert_close(turned_x.cpu().double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(turned_x[..., 8:].cpu(), x[..., 8:])
 
 
 @on_kernels
@@ -279,7 +279,7 @@ def test_the_kernel_moves_the_floor_in_one_launch(interleaved: bool, launches: l
     q, k = (value.requires_grad_() for value in tensors((2, 16, 8, 32), (2, 8, 8, 32), dtype=torch.bfloat16))
     cos, sin = tensors((8, 16), (8, 16))
     outputs = rotary(q, k, cos, sin, interleaved=interleaved, backend="triton")
-    torch.autograd.grad(outputs, (q, k), [torch.ones_like(one) for one in outputs])
+    torch.autograd.grad(outputs, (q, k), [torch.ones_like(output) for output in outputs])
     assert len(launches) == 2
     heads = q.nbytes + k.nbytes
     for one_launch in launches:

@@ -56,7 +56,7 @@ def call(op: str, **changed: Any) -> Any:
 
 
 def test_every_op_is_here() -> None:
-    taken = {name for name, one in vars(ops).items() if "backend" in getattr(one, "__annotations__", {})}
+    taken = {name for name, function in vars(ops).items() if "backend" in getattr(function, "__annotations__", {})}
     assert taken <= CALLS.keys()
 
 
@@ -126,12 +126,12 @@ def assert_all_dropped(op: str, backend: str) -> None:
     # Sixty-four words of 32 bits, so that some lanes are large.
     device = DEVICE if backend == "triton" else "cpu"
     x, bias = (torch.randn(*shape, device=device, requires_grad=True) for shape in ((32, 16), (16,)))
-    given = {"x": x} | ({"residual": torch.randn(32, 16, device=device)} if "residual" in op else {})
+    tensors = {"x": x} | ({"residual": torch.randn(32, 16, device=device)} if "residual" in op else {})
     of_bias = {} if op == "dropout" else {"bias": bias}
-    got = call(op, **given, **of_bias, p=1.0, backend=backend, training=True, seed=torch.tensor(3, device=device))
+    got = call(op, **tensors, **of_bias, p=1.0, backend=backend, training=True, seed=torch.tensor(3, device=device))
     with torch.no_grad():
         nothing = torch.zeros_like(x)
-        expected = call(op, **{**given, "x": nothing}, bias=None, p=0.0) if "residual" in op else nothing
+        expected = call(op, **{**tensors, "x": nothing}, bias=None, p=0.0) if "residual" in op else nothing
     torch.testing.assert_close(got, expected)
     gradients = torch.autograd.grad(got.square().sum() + got.sum(), [x, *of_bias.values()], allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients)

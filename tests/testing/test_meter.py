@@ -67,11 +67,11 @@ class TestCounts:
         with metered() as launches:
             launch(_copy_kernel, (2,), (x, y, 21, 0, 1), (16,))
         assert torch.equal(x, y)
-        (found,) = launches
-        assert found.kernel == "_copy_kernel"
-        assert found.programs == 2
-        assert found.traffic == {"x_ptr": Traffic((21,), loaded=84), "y_ptr": Traffic((21,), stored=84)}
-        assert (found.loaded, found.stored) == (84, 84)
+        (copied,) = launches
+        assert copied.kernel == "_copy_kernel"
+        assert copied.programs == 2
+        assert copied.traffic == {"x_ptr": Traffic((21,), loaded=84), "y_ptr": Traffic((21,), stored=84)}
+        assert (copied.loaded, copied.stored) == (84, 84)
 
     def test_views_of_one_storage_are_told_apart(self) -> None:
         both = torch.arange(16.0)

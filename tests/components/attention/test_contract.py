@@ -69,9 +69,9 @@ def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
     ],
 )
 def test_errors_of_heads(attention: type[nn.Module], options: dict[str, Any], text: str) -> None:
-    given = {**options, "context_length": 9} if attention is get("attention", "linformer") else options
+    arguments = {**options, "context_length": 9} if attention is get("attention", "linformer") else options
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        attention(HIDDEN_DIM, **given)
+        attention(HIDDEN_DIM, **arguments)
 
 
 def test_an_even_convolution() -> None:

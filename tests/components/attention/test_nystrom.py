@@ -28,10 +28,10 @@ def reference(layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: T
                 segments[number * landmarks // len(real)].append(token)
             q_means, k_means = (torch.stack([x[b][:, at].mean(1) for at in segments], 1) for x in (q, k))
             a = (q_means @ k_means.mT / root).softmax(-1)
-            z = torch.stack([one.T / (one.sum(0).max() * one.sum(1).max()) for one in a])
-            one = torch.eye(landmarks, dtype=a.dtype)
+            z = torch.stack([head.T / (head.sum(0).max() * head.sum(1).max()) for head in a])
+            identity = torch.eye(landmarks, dtype=a.dtype)
             for _ in range(layer.inverse_iterations):
-                z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+                z = z @ (13 * identity - a @ z @ (15 * identity - a @ z @ (7 * identity - a @ z))) / 4
             looks = (q[b] @ k_means.mT / root).softmax(-1)
             gathers = (q_means @ k[b][:, real].mT / root).softmax(-1)
             mixed = looks @ z @ (gathers @ v[b][:, real])

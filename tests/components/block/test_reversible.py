@@ -120,10 +120,10 @@ def test_gradients_reach_a_memory_and_a_bias() -> None:
 
     assert_same_step(written, reversible, x, memory, bias, rtol=1e-9, atol=1e-9)
     got, expected = [], []
-    for found, function in ((got, reversible), (expected, written)):
+    for kept, function in ((got, reversible), (expected, written)):
         blocks.zero_grad()
         function(x, memory, bias).square().sum().backward()
-        found += [value.grad.clone() for value in blocks.parameters()]
+        kept += [value.grad.clone() for value in blocks.parameters()]
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -154,7 +154,7 @@ def test_backward_twice_and_twice_differentiated() -> None:
 
 # Each backend has its own way from a graph to what autograd saves; Inductor compiles for seconds.
 @pytest.mark.parametrize(
-    "backend", ["eager", *(pytest.param(one, marks=pytest.mark.slow) for one in ("inductor", "auto"))]
+    "backend", ["eager", *(pytest.param(backend, marks=pytest.mark.slow) for backend in ("inductor", "auto"))]
 )
 def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> None:
     tokens, targets = torch.randint(13, (2, 4, 16))

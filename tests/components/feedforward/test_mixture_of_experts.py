@@ -287,8 +287,8 @@ class Padded(nn.Module):
     [
         ("aot_eager", True),  # and without padding, fused, below
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("aot_eager", False), ("inductor", False), ("inductor", True))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("aot_eager", False), ("inductor", False), ("inductor", True))
         ),
     ],
 )
@@ -303,7 +303,8 @@ def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "partition", ["min_cut", *(pytest.param(one, marks=pytest.mark.slow) for one in ("default", "budget:0.5"))]
+    "partition",
+    ["min_cut", *(pytest.param(partition, marks=pytest.mark.slow) for partition in ("default", "budget:0.5"))],
 )
 def test_without_a_capacity_it_is_fused_as_one_graph(partition: str) -> None:
     layer = mixture(num_experts=3)
@@ -369,8 +370,8 @@ def test_under_vmap_it_gives_the_gradients_of_each_sample(capacity_factor: float
 
     layer = mixture(num_experts=3, top_k=2, capacity_factor=capacity_factor)
     layer.load_state_dict(parameters)
-    for one, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
-        (expected,) = torch.autograd.grad(layer(one).square().sum(), layer.router.weight)
+    for sample, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
+        (expected,) = torch.autograd.grad(layer(sample).square().sum(), layer.router.weight)
         torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
 
 

@@ -147,7 +147,10 @@ def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.
         assert got[row, 3 : 3 + end].tolist() == written[:end]
         assert set(got[row, 3 + end :].tolist()) <= {stop}
     first_row = model.generate(prompt[:1], 8, temperature=0, stop_tokens=[stop, 0])
-    assert first_row.shape[1] == 3 + min(free[0, 3:].tolist().index(one) for one in (stop, 0) if one in free[0, 3:]) + 1
+    assert (
+        first_row.shape[1]
+        == 3 + min(free[0, 3:].tolist().index(token) for token in (stop, 0) if token in free[0, 3:]) + 1
+    )
     assert first_row[0, -1] in (stop, 0)
 
 
@@ -160,8 +163,8 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-5)
     assert not torch.allclose(model(row), alone)
     only_itself = model(row, mask=torch.eye(6, dtype=torch.bool), document_ids=torch.zeros(1, 6, dtype=torch.int64))
-    each = torch.cat([model(row[:, t : t + 1]) for t in range(6)], dim=1)
-    torch.testing.assert_close(only_itself, each, rtol=1e-5, atol=1e-5)
+    by_token = torch.cat([model(row[:, t : t + 1]) for t in range(6)], dim=1)
+    torch.testing.assert_close(only_itself, by_token, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "text"),
+    ("wrong", "error", "text"),
     [
         ([[1, 2]], TypeError, "tokens must be a tensor [B, T], got list; use torch.tensor(tokens)"),
         (torch.zeros(1, 2), TypeError, "tokens must be int64 or int32, got torch.float32; convert with tokens.long()"),
@@ -202,8 +205,8 @@ def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
         ),
     ],
 )
-def test_errors_of_tokens(given: Tensor, error: type[Exception], text: str) -> None:
-    assert_refused(made(), error, text, given)
+def test_errors_of_tokens(wrong: Tensor, error: type[Exception], text: str) -> None:
+    assert_refused(made(), error, text, wrong)
 
 
 @pytest.mark.parametrize(

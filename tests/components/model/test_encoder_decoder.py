@@ -77,9 +77,9 @@ def test_values_and_gradients(tied: bool, padded: bool) -> None:
     wanted = torch.autograd.grad(expected, list(model.parameters()))
     loss = model(source, targets, key_padding_mask=mask)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
-    found = torch.autograd.grad(loss, list(model.parameters()))
+    got = torch.autograd.grad(loss, list(model.parameters()))
     # The loss is taken in float32.
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", ["transformer", "reversible"])

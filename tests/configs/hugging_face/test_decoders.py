@@ -31,7 +31,9 @@ def trained(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Te
     model.zero_grad(set_to_none=True)
     loss = model(tokens_BT, targets_BT)
     loss.backward()
-    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.detach(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gpt2_tiny", "llama3_8b"])
@@ -46,7 +48,7 @@ def test_the_same_loss_and_gradients(name: str) -> None:
     loss, gradients = trained(model, tokens_BT[:, :-1], tokens_BT[:, 1:])
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
     # A gradient has the layout of its weight.
-    of_theirs = {key: one.grad for key, one in other.named_parameters()}
+    of_theirs = {key: parameter.grad for key, parameter in other.named_parameters()}
     wanted = matched(model, of_theirs, family=TWINS[name].family)
     assert gradients.keys() == wanted.keys()
     for key, gradient in gradients.items():
@@ -87,9 +89,9 @@ def test_generation_writes_the_same_tokens(name: str) -> None:
     prompt_BT = tokens()[:, :9]
     real_BT = torch.arange(9) >= torch.tensor([[0], [3], [7]])
     for mask in (None, real_BT):
-        given = {} if mask is None else {"attention_mask": mask.long()}
+        options = {} if mask is None else {"attention_mask": mask.long()}
         expected = other.generate(
-            prompt_BT, **given, max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=None
+            prompt_BT, **options, max_new_tokens=16, do_sample=False, pad_token_id=0, eos_token_id=None
         )
         assert torch.equal(model.generate(prompt_BT, 16, temperature=0.0, key_padding_mask=mask), expected)
         assert len(expected[:, 9:].unique()) > 4

@@ -46,7 +46,7 @@ class Wrapped(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(Wrapped, lambda one: one.inner, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(Wrapped, lambda wrapped: wrapped.inner, (args, kwargs or {}))
         return pytree.tree_map_only(Tensor, Wrapped, func(*args, **kwargs))
 
 
@@ -127,7 +127,7 @@ class TestOnACPU:
             "cross_entropy": lambda backend: ops.cross_entropy(x, torch.arange(4), reduction="sum", backend=backend),
             "rotary": lambda backend: ops.rotary(x, x, x[:, :4].detach(), x[:, 4:].detach(), backend=backend)[0],
         }
-        found = []
+        gradients = []
         for backend in ("cpp", "eager"):
             y = calls[name](backend)
             dy = torch.full_like(y, 2.0, requires_grad=False)
@@ -138,8 +138,8 @@ class TestOnACPU:
             else:
                 dy = Wrapped(dy)
             (dx,) = torch.autograd.grad(y, x, dy)
-            found.append(dx.inner if isinstance(dx, Wrapped) else dx + 0)
-        torch.testing.assert_close(*found)
+            gradients.append(dx.inner if isinstance(dx, Wrapped) else dx + 0)
+        torch.testing.assert_close(*gradients)
 
 
 def test_errors_in_cpp() -> None:
@@ -196,12 +196,12 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
     odd_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
     for value in (torch.nan, odd_nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
         x = torch.as_tensor(value).reshape(1).to(DEVICE, copy=True).requires_grad_()
-        found = []
+        by_backend = []
         for form in ("eager", backend):
             y = ops.bias_activation_dropout(x, activation=activation, backend=form)
             (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
-            found.append((y, dx))
-        for got, expected in zip(found[1], found[0], strict=True):
+            by_backend.append((y, dx))
+        for got, expected in zip(by_backend[1], by_backend[0], strict=True):
             assert torch.equal(got.isnan(), expected.isnan()), value
             assert torch.equal(got.isinf(), expected.isinf()), value
 

@@ -46,4 +46,4 @@ def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def leaves_of(*shape: int, **options: Any) -> list[Tensor]:
-    return [one.requires_grad_() for one in inputs_of(*shape, **options)]
+    return [tensor.requires_grad_() for tensor in inputs_of(*shape, **options)]

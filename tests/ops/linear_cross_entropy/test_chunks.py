@@ -40,18 +40,18 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.elements = self.peak = self._alive = 0
         self._tensors: dict[int, int] = {}
-        self._known = {one.untyped_storage()._cdata for one in known}
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in self._known:
-                storage = one.untyped_storage()
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
+                storage = tensor.untyped_storage()
                 if storage._cdata not in self._tensors:
                     self._alive += storage.nbytes()
                 self._tensors[storage._cdata] = self._tensors.get(storage._cdata, 0) + 1
-                weakref.finalize(one, self._dropped, storage._cdata, storage.nbytes())
-                self.elements = max(self.elements, one.numel())
+                weakref.finalize(tensor, self._dropped, storage._cdata, storage.nbytes())
+                self.elements = max(self.elements, tensor.numel())
         self.peak = max(self.peak, self._alive)
         return out
 
@@ -126,7 +126,7 @@ def test_no_tensor_of_a_compiled_graph_has_all_logits(reduction: str) -> None:
 
     def look(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
         for node in graph_module.graph.nodes:
-            largest.extend(one.numel() for one in tree_leaves(node.meta.get("val")) if isinstance(one, Tensor))
+            largest.extend(tensor.numel() for tensor in tree_leaves(node.meta.get("val")) if isinstance(tensor, Tensor))
         return make_boxed_func(graph_module.forward)
 
     leaves = leaves_of(R, D, classes=V)
