@@ -73,7 +73,7 @@ def _sum_and_norm_of_torch(x: Tensor, residual: Tensor, weight: Tensor) -> tuple
 def test_prices_are_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those stated are an H200's; another GPU of these years is within a factor of six."""
     stated = machine_of(DEVICE.type)
-    monkeypatch.setattr(prices, "_SIZES_ON_A_CPU", (1 << 18, 128))
+    monkeypatch.setattr(prices, "SIZES_ON_A_CPU", (1 << 18, 128))
     measured = prices.measure(DEVICE)
     factor = 6.0 if ON_A_GPU else 1e5  # a busy CPU says little
     for name in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"):

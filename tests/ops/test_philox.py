@@ -10,8 +10,7 @@ from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import (
-    _keep_on_gpu,
-    _lanes,
+    keep_on_gpu,
     keep_threshold,
     keep_tile,
     philox_4x32,
@@ -70,9 +69,10 @@ def formula_of_keep(
 ) -> torch.Tensor:
     """What the op `keep_factors` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
     row_R = torch.arange(num_rows) if row_R is None else row_R
-    lanes = torch.stack(_lanes(seed, row_R, torch.arange(first_group, first_group + groups)), -1)
-    assert lanes.min() >= 0
-    assert lanes.max() < 65536
+    group_G, word, zero = torch.arange(first_group, first_group + groups), 0xFFFFFFFF, torch.zeros_like(seed)
+    counter = ((group_G & word)[None, :], (row_R & word)[:, None], zero, zero)
+    words = philox_4x32(counter, (seed & word, (seed >> 32) & word))
+    lanes = torch.stack([half for pair in words for half in (pair & 0xFFFF, pair >> 16)], -1)
     return (lanes.flatten(1) >= threshold).to(torch.bfloat16)
 
 
@@ -163,9 +163,9 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
     num_rows = 5 if row_R is None else len(row_R)
     for number, first_group in ((7, 0), (-1, 2**33 + 5), (2**32, 3)):
         seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554)
-        made = _keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
+        made = keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
         assert torch.equal(made.cpu(), formula_of_keep(seed, row_R, *call).bool())
-    assert _keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
+    assert keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")

@@ -12,7 +12,6 @@ from tests.cli.conftest import TINY_MODEL
 @pytest.mark.parametrize("names", [["eager"], pytest.param(["eager", "inductor"], marks=pytest.mark.slow)])
 def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = [status for status in backends() if status.name in names]
-    monkeypatch.setattr(step, "_ROUNDS", 3)
     monkeypatch.setattr(step, "backends", lambda device: statuses)
     assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out

@@ -11,7 +11,7 @@ from fuselayers.partition import Machine, machine_of
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
-    monkeypatch.setattr(prices, "_SIZES_ON_A_CPU", (1 << 18, 128))
+    monkeypatch.setattr(prices, "SIZES_ON_A_CPU", (1 << 18, 128))
 
 
 def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,8 +27,8 @@ def reference(layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Ten
     return joined(layer, weights @ v / torch.where(below > 0, below, 1))
 
 
+# Two of the eight ways to combine padding, rotation and grouped heads: none of them, and all.
 @pytest.mark.parametrize("tokens", [1, 7, 129])
-# Two of the eight ways to have padding, rotation and grouped heads: each is in one of them, and none in both.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int) -> None:

@@ -29,8 +29,8 @@ def reference(layer: LinformerAttention, x_BTD: Tensor, rotate: object, real_BT:
     return joined(layer, (q @ keys.mT / math.sqrt(layer.head_dim)).softmax(-1) @ values)
 
 
+# Two of the eight ways to combine padding, rotation and grouped heads: none of them, and all.
 @pytest.mark.parametrize("tokens", [1, 7, 129, 131])
-# Two of the eight ways to have padding, rotation and grouped heads: each is in one of them, and none in both.
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
 @pytest.mark.parametrize("share_projection", [True, False])
 def test_values_and_gradients(share_projection: bool, heads: str, rotated: bool, padded: bool, tokens: int) -> None:

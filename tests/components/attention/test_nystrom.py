@@ -43,8 +43,8 @@ def reference(layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: T
     return joined(layer, torch.stack(rows))
 
 
+# Two of the eight ways to combine padding, rotation and grouped heads: none of them, and all.
 @pytest.mark.parametrize("tokens", [1, 2, 7, 129])
-# Two of the eight ways to have padding, rotation and grouped heads: each is in one of them, and none in both.
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, tokens: int) -> None:
     contract.assert_is(made(**HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)

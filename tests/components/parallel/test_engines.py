@@ -25,9 +25,9 @@ def test_graphs_of_blocks_keep_the_numbers(tmp_path: Path) -> None:
         assert compared == engines
 
 
+# Each model has other divided layers, and sequence parallelism puts other collectives around them.
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
-# Each model has other divided layers, and sequence parallelism puts other collectives around them.
 @pytest.mark.parametrize("name", ["gated", "mixture", "pair"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:

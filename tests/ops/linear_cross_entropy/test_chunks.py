@@ -106,7 +106,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
 def test_takes_no_more_memory_than_the_plain_way(
     shape: tuple[int, int, int], share: float, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "_FEWEST_ROWS", 512)
+    monkeypatch.setattr(chunks, "FEWEST_ROWS", 512)
     plain = peak_of(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target), shape, dtype)
     with recorded_launches() if backend == "triton" else nullcontext():
         ours = peak_of(partial(linear_cross_entropy, backend=backend), shape, dtype)
