@@ -1,8 +1,6 @@
 import pytest
 
-from fuselayers.components import (
-    FusedMLP,
-)
+from fuselayers.components import FusedMLP
 
 
 @pytest.mark.parametrize(

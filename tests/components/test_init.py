@@ -6,14 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import (
-    Choice,
-    Decoder,
-    Encoder,
-    Scheme,
-    initialise,
-    parameter_groups,
-)
+from fuselayers.components import Choice, Decoder, Encoder, Scheme, initialise, parameter_groups
 
 SIZES = {
     "vocab_size": 200,

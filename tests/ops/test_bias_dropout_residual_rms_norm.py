@@ -6,10 +6,7 @@ from torch import Tensor
 
 from fuselayers.ops import bias_dropout_residual_rms_norm
 from tests.ops import truth
-from tests.ops.contract import (
-    seed_of,
-    tensors,
-)
+from tests.ops.contract import seed_of, tensors
 
 STYLES = ("post", "pre", "prenorm")
 

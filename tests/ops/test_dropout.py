@@ -7,18 +7,10 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.ops import (
-    bias_activation_dropout,
-    bias_dropout_residual,
-    bias_dropout_residual_layer_norm,
-    dropout,
-)
+from fuselayers.ops import bias_activation_dropout, bias_dropout_residual, bias_dropout_residual_layer_norm, dropout
 from fuselayers.partition import saved_bytes
 from tests.ops import truth
-from tests.ops.contract import (
-    seed_of,
-    tensors,
-)
+from tests.ops.contract import seed_of, tensors
 
 
 def op(x: torch.Tensor, *, p: float, seed: torch.Tensor) -> torch.Tensor:

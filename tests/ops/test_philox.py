@@ -9,12 +9,7 @@ from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.ops.philox import (
-    keep_on_gpu,
-    keep_threshold,
-    keep_tile,
-    philox_4x32,
-)
+from fuselayers.ops.philox import keep_on_gpu, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
 from fuselayers.partition import fuse
 from tests.ops import truth

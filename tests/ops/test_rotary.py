@@ -49,7 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "own tables of a part": {"tokens": 5, "channels": 24, "pairs": 4, "own_tables": True},
     "no tokens": {"tokens": 0, "channels": 4},
 }
-all_sizes = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+all_sizes = pytest.mark.parametrize("size", list(SIZES.values()), ids=SIZES)
 
 
 def angles(tokens: int, channels: int) -> Tensor:

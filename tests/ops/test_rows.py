@@ -32,7 +32,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
     "gated_activation": lambda x, bias, backend: ops.gated_activation(x, x, activation="relu", backend=backend),
     "cross_entropy": lambda x, bias, backend: ops.cross_entropy(x, _classes(x), backend=backend),
 }
-elementwise_ops = pytest.mark.parametrize("op", ELEMENTWISE.values(), ids=ELEMENTWISE)
+elementwise_ops = pytest.mark.parametrize("op", list(ELEMENTWISE.values()), ids=ELEMENTWISE)
 
 
 def results_of(op: Callable[[Tensor, Tensor, str], Tensor], x: Tensor, backend: str) -> list[Tensor]:

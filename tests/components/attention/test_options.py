@@ -8,21 +8,10 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from fuselayers.components import (
-    MultiHeadAttention,
-    RotaryPosition,
-)
+from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
 from tests.components.attention import contract
-from tests.components.attention.calls import (
-    HEADS,
-    HIDDEN_DIM,
-    INPUTS,
-    TOKENS,
-    assert_as_written_out,
-    inputs_of,
-    made,
-)
+from tests.components.attention.calls import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_as_written_out, inputs_of, made
 from tests.components.attention.reference import reference
 from tests.components.compare import run
 from tests.selection import every_value

@@ -5,11 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import build
-from fuselayers.components import (
-    Choice,
-    TransformerBlock,
-    names,
-)
+from fuselayers.components import Choice, TransformerBlock, names
 from tests.components.compare import assert_same_step, randomise
 from tests.components.registered import registered
 

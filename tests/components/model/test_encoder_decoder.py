@@ -5,10 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.components import (
-    Choice,
-    EncoderDecoder,
-)
+from fuselayers.components import Choice, EncoderDecoder
 from tests.components.compare import randomise
 from tests.components.model.refused import assert_refused
 

@@ -12,7 +12,7 @@ from tests.ops.cases import CASES, Case
 from tests.ops.contract import tensors
 
 SHAPE = (64, 128)
-all_nodes = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+all_nodes = pytest.mark.parametrize("case", list(CASES.values()), ids=CASES)
 
 
 def of_device(case: Case, device: str, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, object]]:

@@ -9,10 +9,7 @@ from torch import Tensor
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference
-from tests.ops.contract import (
-    DEVICE,
-    tensors,
-)
+from tests.ops.contract import DEVICE, tensors
 from tests.ops.cross_entropy.test_call import target_of
 
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
