@@ -130,16 +130,9 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
     assert built.blocks[0].feedforward.up.out_features == 64
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
-    ],
-)
-def test_errors(overrides: list[str], text: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
-        on_meta("gpt_nano", overrides)
-    assert text in str(caught.value)
+def test_a_width_that_its_heads_do_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"hidden_dim must be a multiple of num_heads, got 30 and 4"):
+        on_meta("gpt_nano", ["model.hidden_dim=30", "attention.num_heads=4"])
 
 
 @pytest.mark.parametrize(
@@ -180,6 +173,7 @@ DAILY = [("bert_tiny", ("eager", "budget:0.5"))]
     ],
 )
 def test_a_model_saves_what_explain_says(model: str, backend: str, partition: str) -> None:
+    torch.compiler.reset()  # after several models Dynamo takes their numbers for inputs, and saves them
     fusion = [f"fusion.backend={backend}", f"fusion.partition={partition}", "fusion.scope=model"]
     fused: Any = build(model, [*fusion, "model.num_layers=1"])
     inputs = fused.example_inputs(device="cpu")

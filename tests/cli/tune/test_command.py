@@ -18,8 +18,9 @@ def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypat
     rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
     working = [status.name for status in statuses if status.available]
     assert [override for override, _ in rows] == ["fusion=off", *(f"fusion.backend={name}" for name in working)]
-    fastest = min(rows, key=lambda row: float(row[1]))[0]
-    assert f"to pin the fastest: {fastest}\n" in printed
+    least = min(float(number) for _, number in rows)
+    # Two that differ by less than what is printed are both the fastest.
+    assert any(f"to pin the fastest: {name}\n" in printed for name, number in rows if float(number) == least)
 
 
 def test_a_model_without_example_inputs_is_refused(
