@@ -50,6 +50,19 @@ def _no_garbage_of_others() -> None:
 
 
 @pytest.fixture
+def own_components() -> Iterator[None]:
+    """Free the names that a test registers."""
+    from fuselayers.components import KINDS, names
+    from fuselayers.components.registry import unregister
+
+    before = {kind: names(kind) for kind in KINDS}
+    yield
+    for kind in KINDS:
+        for name in set(names(kind)).difference(before[kind]):
+            unregister(kind, name)
+
+
+@pytest.fixture
 def one_process_mesh() -> Iterator[Any]:
     """A device mesh of this process alone."""
     import torch.distributed as dist
@@ -79,8 +92,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     # Here, since xdist's controlling process loads no conftest.py of a folder below this one.
-    reports = [one for every in terminalreporter.stats.values() for one in every if isinstance(one, pytest.TestReport)]
-    lines = summary(one for one in reports if one.when == "teardown")
+    reports = [
+        report for every in terminalreporter.stats.values() for report in every if isinstance(report, pytest.TestReport)
+    ]
+    lines = summary(report for report in reports if report.when == "teardown")
     if lines:
         terminalreporter.section("reliability")
         terminalreporter.write_line("\n".join(lines))

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.fx as fx
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fuselayers._torch.dispatch import FakeTensor
 from fuselayers.ops import philox
 from fuselayers.ops.implementations import dispatch
 from fuselayers.ops.implementations.interpreter import patch_interpreter
@@ -57,21 +57,23 @@ class Gpu:
 
     def run(self, compiled: Callable[..., Any], *tensors: Tensor) -> Any:
         """Call a function that Inductor compiles, of `fuse` or `torch.compile`, with CPU tensors. It has a backward."""
-        on_meta = [one.detach().to("meta").requires_grad_(one.requires_grad) for one in tensors]
+        on_meta = [tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors]
         self._real = dict(zip(map(id, on_meta), tensors, strict=True))
         return compiled(*on_meta)
 
     def _compile(
         self, compile_fx: Callable[..., Any], graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
-        def on_cuda(one: fx.GraphModule, given: Sequence[Any], **rest: Any) -> Callable[..., Any]:
-            called = (node.target for node in one.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+        def on_cuda(graph_module: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Callable[..., Any]:
+            called = (
+                node.target for node in graph_module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
+            )
             names = (target.name() for target in called)
             self.ops.append({name.partition("::")[2] for name in names if name.startswith("fuselayers::")})
-            return _compile_on_cuda(one, given, **rest)
+            return _compile_on_cuda(graph_module, inputs, **rest)
 
         compiled = compile_fx(graph_module, inputs, **{"inner_compile": on_cuda, **options})
-        return lambda *now: compiled(*(self._real.get(id(one), one) for one in now))
+        return lambda *now: compiled(*(self._real.get(id(value), value) for value in now))
 
 
 @contextlib.contextmanager
@@ -116,13 +118,13 @@ def fake_gpu() -> Iterator[Gpu]:
             patch.setattr(owner, "device_count", staticmethod(lambda: 1))
         for name in ("erf", "exp", "floor", "rsqrt", "sqrt"):  # the interpreter has none of libdevice
             patch.setattr(triton_helpers.libdevice, name, lambda x, name=name: getattr(tl, name)(x))
-        for one in cached:
-            one.cache_clear()
+        for function in cached:
+            function.cache_clear()
         try:
             yield gpu
         finally:
-            for one in cached:
-                one.cache_clear()
+            for function in cached:
+                function.cache_clear()
 
 
 @contextlib.contextmanager
@@ -159,10 +161,10 @@ def _move(graph: fx.Graph, device_name: str) -> list[Any]:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": device}
     inputs = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-    mode = next(one.fake_mode for one in inputs if isinstance(one, FakeTensor))
+    mode = next(value.fake_mode for value in inputs if isinstance(value, FakeTensor))
     with mode:
-        for index, one in enumerate(inputs):
-            if isinstance(one, FakeTensor):
-                inputs[index] = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
+        for index, value in enumerate(inputs):
+            if isinstance(value, FakeTensor):
+                inputs[index] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
     FakeTensorProp(graph.owning_module, mode).propagate_dont_convert_inputs(*inputs)
     return inputs

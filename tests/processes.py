@@ -60,7 +60,7 @@ class Program:
         self._printed, self._errors = (Path(self._files.name) / name for name in ("printed", "errors"))
         for file in (self._printed, self._errors):
             file.touch()
-        given = {
+        environment = {
             "program": program,
             "arguments": arguments,
             "name": name,
@@ -69,7 +69,7 @@ class Program:
             "printed": str(self._printed),
             "errors": str(self._errors),
         }
-        self._process = PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, given))
+        self._process = PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, environment))
         self._process.start()
 
     @property

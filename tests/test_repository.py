@@ -18,6 +18,12 @@ ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
+def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # A `make test` around this test hands its own options down in these variables.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
+
+
 def _yaml(path: Path) -> dict[str, Any]:
     content = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert isinstance(content, dict)
@@ -34,10 +40,19 @@ def test_a_workflow_calls_targets_of_make_that_exist(path: Path) -> None:
             assert ("uses" in step) != ("run" in step)
             words = shlex.split(step.get("run", ""))
             if words[:1] == ["make"]:
-                clean = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
-                command = ["make", "--dry-run", "VENV=/nowhere", *words[1:]]
-                done = subprocess.run(command, cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
+                done = _make("--dry-run", "VENV=/nowhere", *words[1:])
                 assert done.returncode == 0, done.stderr
+
+
+def test_make_train_says_that_python_is_too_old(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    program = 'case "$*" in --version) echo "Python 3.9.18";; *version_info*) exit 1;; esac'
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    done = _make("train", f"VENV={tmp_path}/venv", f"PYTHON={python}")
+    assert done.returncode != 0
+    text = f"needs Python 3.11 to 3.13, '{python}' is Python 3.9.18; name another one: make PYTHON=python3.12"
+    assert text in done.stderr
 
 
 def test_the_tests_run_on_every_python_of_the_package() -> None:

@@ -111,7 +111,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
     ...     pass
     >>> get("norm", "no_norm_at_all") is NoNorm
     True
-    >>> del _OWNERS["norm"]["no_norm_at_all"]
+    >>> unregister("norm", "no_norm_at_all")
     """
     owners = _owners(kind)
     if not _NAME.fullmatch(name):
@@ -127,6 +127,16 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         return component
 
     return own
+
+
+def unregister(kind: str, name: str) -> None:
+    """Free the name of a component, so that another class may own it. Used by tests.
+
+    Raises:
+        ValueError: there is no such kind or name.
+    """
+    get(kind, name)
+    del _OWNERS[kind][name]
 
 
 def names(kind: str) -> tuple[str, ...]:

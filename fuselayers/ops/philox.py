@@ -246,7 +246,8 @@ def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool 
     return keep
 
 
-def _keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+def keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+    """Run the op `keep_factors` on a GPU, or in Triton's interpreter, which the tests do."""
     num_rows, first_group, groups, threshold = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
         return _keep_by_formula(seed, row_R, *numbers)
@@ -281,7 +282,7 @@ def _empty_keep(
 
 
 _library.impl("keep_factors", outside_dynamo(_keep_on_cpu), "CPU")  # type: ignore[no-untyped-call]
-_library.impl("keep_factors", _keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors", keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)

@@ -27,7 +27,7 @@ __all__ = [
 # The tile of a program with four warps: 32 elements per thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
-_MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 1
+MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 1
 # The longest row that a kernel holds in registers.
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
@@ -65,7 +65,7 @@ def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: i
     block_columns = min(next_power_of_2(max(num_columns, 8)), _WIDEST)
     block_rows = min(max(_TILE_BYTES // max(itemsize, 2) // block_columns, 1), next_power_of_2(num_rows))
     column_tiles = cdiv(num_columns, block_columns)
-    layers = cdiv(column_tiles, _MOST_PROGRAMS)
+    layers = cdiv(column_tiles, MOST_PROGRAMS)
     return ElementwisePlan(
         (cdiv(num_rows, block_rows), cdiv(column_tiles, layers), layers),
         (num_rows, num_columns // vector, *(stride // vector for stride in strides)),

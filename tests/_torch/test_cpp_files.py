@@ -31,8 +31,8 @@ def test_forward_and_backward_are_a_file_each(cache: Path, threads: int) -> None
 
     inputs = [torch.randn(65, 65, requires_grad=True) * 0.1 for _ in range(2)]
     with torch._inductor.config.patch(compile_threads=threads):
-        found = gradients(fuse(layer, backend="inductor", fallback=()), *inputs)
-    torch.testing.assert_close(found, gradients(layer, *inputs))
+        got = gradients(fuse(layer, backend="inductor", fallback=()), *inputs)
+    torch.testing.assert_close(got, gradients(layer, *inputs))
     assert len(list(cache.glob("*/*.main.cpp"))) == 2
 
 
@@ -57,6 +57,6 @@ def test_code_of_an_op_with_another_constant_is_not_found_in_the_cache() -> None
     counters.clear()
     for p in (0.1, 0.5, 0.5):
         torch.compiler.reset()
-        found = gradients(fuse(lambda x, p=p: ops.dropout(x.sin(), p), backend="inductor", fallback=()), x)
-        torch.testing.assert_close(found, gradients(lambda x, p=p: ops.dropout(x.sin(), p), x))
+        got = gradients(fuse(lambda x, p=p: ops.dropout(x.sin(), p), backend="inductor", fallback=()), x)
+        torch.testing.assert_close(got, gradients(lambda x, p=p: ops.dropout(x.sin(), p), x))
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1

@@ -1,11 +1,7 @@
-import json
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-import fuselayers
 from benchmarks import partition as bench
 from benchmarks.layers import LAYERS, LayerCase
 
@@ -58,36 +54,3 @@ def test_budget_rows_are_torchs_and_ours_and_ours_is_never_above() -> None:
     assert rows[-1]["torch FLOPs %"] > rows[0]["torch FLOPs %"]
     below = sum(row["lower"] == "fuse" for row in rows)
     assert bench.budget_note(rows) == f"No point of fuse lies above torch's curve; {below} of {len(rows)} lie below."
-
-
-def test_the_command_prints_and_writes_both_tables(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = {"layer": "GPT", "dtype": "float32", "wrong": ""}
-    monkeypatch.setattr(bench, "saved", lambda device, *, repeats: [layer])
-    monkeypatch.setattr(bench, "budgets", lambda: [{"torch's budget": 0.5, "lower": "fuse"}])
-    file = tmp_path / "partition.json"
-    assert bench.main(["--device", "cpu", "--json", str(file)]) == 0
-    content = json.loads(file.read_text())
-    assert content["sections"]["saved"] == [layer]
-    assert content["repeats"] == 50
-    assert f"torch {torch.__version__}" in content["machine"]
-    assert f"fuselayers {fuselayers.__version__}" in content["machine"]
-    assert "No point of fuse lies above torch's curve; 1 of 1 lie below." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("wrong", "lower", "text"),
-    [
-        ("", "torch", "fuse lies above torch's curve at torch's budget 0.5."),
-        ("fuse: output 0 is off", "fuse", "not timed, the numbers are wrong: GPT float32: fuse: output 0 is off"),
-    ],
-)
-def test_a_higher_budget_and_wrong_numbers_fail_the_command(
-    wrong: str, lower: str, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    layers = [{"layer": "GPT", "dtype": "float32", "wrong": wrong}]
-    monkeypatch.setattr(bench, "saved", lambda device, *, repeats: layers)
-    monkeypatch.setattr(bench, "budgets", lambda: [{"torch's budget": 0.5, "lower": lower}])
-    assert bench.main(["--device", "cpu"]) == 1
-    assert text in capsys.readouterr().out

@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fuselayers.cli.main import main
-from fuselayers.partition import MemoryReport, default, explain
+from fuselayers.partition import MemoryReport, explain
 from tests.cli.conftest import TINY_MODEL
 
 MODEL = ("model=gpt_nano", *TINY_MODEL)
@@ -56,33 +55,6 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
     assert totals["this"]["saved_bytes"] <= most
     assert totals["this"]["recomputed_flops"] > 0
-
-
-@pytest.mark.parametrize(
-    ("model", "batch", "shapes"),
-    [
-        ("t5_tiny", "3x5", [(3, 5), (3, 5)]),
-        pytest.param("vit_tiny", "3", [(3, 3, 12, 12), (3,)], marks=pytest.mark.slow),
-        pytest.param("vit_tiny", None, [(1, 3, 12, 12), (1,)], marks=pytest.mark.slow),
-    ],
-)
-def test_what_a_model_is_explained_with(
-    model: str,
-    batch: str | None,
-    shapes: list[tuple[int, ...]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def look(model: Any, *inputs: Tensor, **options: Any) -> None:
-        assert [tuple(tensor.shape) for tensor in inputs] == shapes
-        assert (options["backend"], options["partition"]) == ("eager", default)
-        assert {tensor.device.type for tensor in (*inputs, model(*inputs))} == {"meta"}
-        raise ValueError("seen")
-
-    monkeypatch.setattr("fuselayers.cli.explain.explain", look)
-    rest = ["--backend", "eager", "--partition", "default", *([] if batch is None else ["--batch", batch])]
-    assert main(["explain", model, "fusion=off", *rest]) == 2
-    assert capsys.readouterr().err == "fuselayers: seen\n"
 
 
 def test_a_wrong_suffix_is_refused_before_the_work(

@@ -12,7 +12,8 @@ from rich.console import Console
 from fuselayers.cli.main import main
 from fuselayers.cli.train import train
 from fuselayers.cli.train.loop import Trainer, Update
-from fuselayers.components import registry
+from fuselayers.components import names
+from fuselayers.components.registry import unregister
 from tests.processes import run
 
 MODULE = '''
@@ -79,15 +80,15 @@ def test_a_registered_class_is_selectable_at_once(folder: Path) -> None:
 
 
 @pytest.fixture
-def fresh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def fresh(folder: Path, own_components: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """As if the program had just been started, as an installed script: without the working directory on its path."""
 
     def start() -> None:
-        monkeypatch.setitem(registry._OWNERS, "feedforward", dict(shipped))
+        if "tripled" in names("feedforward"):
+            unregister("feedforward", "tripled")
         monkeypatch.delitem(sys.modules, "my_layers", raising=False)
         monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(folder))])
 
-    shipped = dict(registry._OWNERS["feedforward"])
     monkeypatch.chdir(folder)
     return start
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers._version import __version__
+from fuselayers import __version__
 from fuselayers.cli import backends
 from fuselayers.cli.main import main
 from fuselayers.partition import BackendUnavailableError, FallbackWarning

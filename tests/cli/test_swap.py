@@ -1,12 +1,10 @@
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from fuselayers.cli.main import main
-from tests.components.swap.models import FAMILIES
 
 transformers = pytest.importorskip("transformers")
 
@@ -25,21 +23,6 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     sites = json.loads(report.read_text())["sites"]
     assert {site["name"] for site in sites} >= {"model.layers.0.mlp", "model.layers.1.input_layernorm"}
     assert all(site["error"] is not None for site in sites)
-
-
-# The families themselves are tested in tests/components/swap.
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "vit"])
-def test_folders_of_the_families(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    FAMILIES[name][0]().save_pretrained(tmp_path / name)  # type: ignore[operator]
-    report = tmp_path / "report.json"
-    assert main(["swap", str(tmp_path / name), "--level", "layers", "--json", str(report)]) == 0
-    assert "not swapped" not in capsys.readouterr().out
-    sites = json.loads(report.read_text())["sites"]
-    assert Counter(site["rule"] for site in sites) == FAMILIES[name][1]
-    # Some dropouts are never called, and attention that drops nothing is torch's.
-    compared = [site for site in sites if site["kind"] != "Dropout" and site["rule"] != "attention_dropout"]
-    assert all(site["error"] is not None for site in compared)
 
 
 def test_a_model_of_the_configs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 
 class Adapter(nn.Module):
-    """A low-rank adapter as it is put around a linear layer, whose weight can be seen from outside."""
+    """A low-rank adapter as it is put around a linear layer, whose weight and bias can be seen from outside."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
@@ -14,6 +14,10 @@ class Adapter(nn.Module):
     @property
     def weight(self) -> Tensor:
         return self.layer.weight
+
+    @property
+    def bias(self) -> Tensor:
+        return self.layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.layer(x) + x @ self.low.T @ self.high.T

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fuselayers.components import register, registry
+from fuselayers.components import names, register
+from fuselayers.components.registry import unregister
 
 __all__ = ["registered"]
 
@@ -16,5 +17,5 @@ def registered(kind: str, **components: type) -> Iterator[None]:
             register(kind, name)(component)
         yield
     finally:
-        for name in components:
-            registry._OWNERS[kind].pop(name, None)
+        for name in set(components).intersection(names(kind)):
+            unregister(kind, name)

@@ -38,9 +38,9 @@ class Patches(nn.Module):
         return y if projection.bias is None else y + projection.bias
 
 
-@pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    ("patch_size", "channels", "shape"), [(1, 1, (1, 1)), (4, 3, (8, 12)), (3, 2, (3, 9)), (7, 3, (7, 7))]
+    ("patch_size", "channels", "shape", "bias"),
+    [(1, 1, (1, 1), True), (4, 3, (8, 12), True), (3, 2, (3, 9), False), (7, 3, (7, 7), True)],
 )
 def test_patch_values_and_gradients(patch_size: int, channels: int, shape: tuple[int, int], bias: bool) -> None:
     layer = randomise(PatchEmbedding(5, patch_size=patch_size, channels=channels, bias=bias)).double()

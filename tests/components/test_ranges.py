@@ -36,23 +36,6 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("bounds", "inside", "outside", "text"),
-    [
-        (Range(minimum=1), (1, 9), (0, -1), "at least 1"),
-        (Range(above=0), (1e-9,), (0.0, -1.0), "above 0"),
-        (Range(minimum=0, below=1), (0.0, 0.999), (1.0, -1e-9), "at least 0 and below 1"),
-        (Range(above=0, maximum=1), (1.0,), (0.0, 1.001), "above 0 and at most 1"),
-    ],
-)
-def test_bounds(bounds: Range, inside: tuple[float, ...], outside: tuple[float, ...], text: str) -> None:
-    assert str(bounds) == text
-    assert all(value in bounds for value in inside)
-    for value in outside:
-        with pytest.raises(ValueError, match=f"^width must be {text}, got {value}$"):
-            bounds.check("width", value)
-
-
 def test_arguments_are_checked_before_the_constructor_runs() -> None:
     built = []
 
@@ -106,12 +89,12 @@ def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: st
     wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
     component = get(kind, name)
     wanted = inspect.signature(component).parameters.values()
-    given = {
+    arguments = {
         parameter.name: ARGUMENTS[parameter.name]
         for parameter in wanted
         if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
     }
     with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: "1"})  # type: ignore[attr-defined]
+        component(**arguments, **{option.name: "1"})  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
-        component(**given, **{option.name: wrong})  # type: ignore[attr-defined]
+        component(**arguments, **{option.name: wrong})  # type: ignore[attr-defined]

@@ -1,11 +1,10 @@
 import re
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from torch import nn
 
 from fuselayers import components
-from fuselayers.components import registry
 from fuselayers.components.registry import (
     KINDS,
     REQUIRED,
@@ -22,9 +21,7 @@ from fuselayers.components.registry import (
 EVERY_COMPONENT = [(kind, name) for kind in KINDS for name in names(kind)]
 
 
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_OWNERS", {kind: dict(owners) for kind, owners in registry._OWNERS.items()})
+pytestmark = pytest.mark.usefixtures("own_components")
 
 
 class Shape(nn.Module):
@@ -55,40 +52,6 @@ class Shape(nn.Module):
         self.arguments = (width, size, colour, secret, backend)
 
 
-def test_what_is_registered() -> None:
-    assert {kind: names(kind) for kind in KINDS} == {
-        "activation": (
-            "gelu",
-            "gelu_tanh",
-            "leaky_relu",
-            "relu",
-            "sigmoid",
-            "silu",
-            "smelu",
-            "squared_relu",
-            "star_relu",
-        ),
-        "feedforward": ("conv_mlp", "fused_mlp", "gated_mlp", "mixture_of_experts", "mlp"),
-        "norm": ("dyt", "layer_norm", "rms_norm", "skip"),
-        "attention": (
-            "favor",
-            "fourier_mix",
-            "linear",
-            "linformer",
-            "local",
-            "multi_head",
-            "nystrom",
-            "pooling",
-        ),
-        "position": ("alibi", "learned", "none", "relative", "rotary", "sinusoidal"),
-        "embedding": ("patch", "token"),
-        "residual": ("deepnorm", "parallel", "post", "pre", "sandwich"),
-        "block": ("reversible", "transformer"),
-        "model": ("decoder", "encoder", "encoder_decoder", "hierarchical_vision", "vision_transformer"),
-        "fused": ("bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"),
-    }
-
-
 @pytest.mark.parametrize(("kind", "name"), EVERY_COMPONENT)
 def test_every_registered_class_is_public_and_every_option_is_typed_and_explained(kind: str, name: str) -> None:
     component = get(kind, name)
@@ -96,7 +59,7 @@ def test_every_registered_class_is_public_and_every_option_is_typed_and_explaine
     for option in options(kind, name):
         assert option.doc, f"{name}.{option.name} has no entry under Args"
         assert option.doc[-1] in ".1", f"{name}.{option.name}: {option.doc!r} is cut off"
-        assert option.annotation is not registry.Any, f"{name}.{option.name} has no type"
+        assert option.annotation is not Any, f"{name}.{option.name} has no type"
         assert option.name not in {"backend", "partition", "causal"}
 
 

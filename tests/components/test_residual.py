@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.components import Choice, Residual, create, names, register, registry
+from fuselayers.components import Choice, Residual, create, names
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
+from tests.components.registered import registered
 
 D = 6
 SEPARATE = {"separate_norms": True}
@@ -35,12 +36,12 @@ def made(kind: str, *, number: int = 2, **options: object) -> Residual:
     return randomise(residual).double()  # type: ignore[return-value]
 
 
-def assert_formula(kind: str, formula: Formula, **given: object) -> None:
+def assert_formula(kind: str, formula: Formula, **fixed: object) -> None:
     """Compare values and gradients with two and three sublayers, in training and in eval mode, with every option."""
     every = {"dropout": 0.3, "layer_scale": 0.5, "stochastic_depth": 0.5, "layer": 7, "num_layers": 8}
     for number in (2, 3):
         for options in ({"num_layers": 8}, {"num_layers": 8, "dropout": 0.3}, every):
-            residual = made(kind, number=number, **options, **given)
+            residual = made(kind, number=number, **options, **fixed)
             ours, theirs = Branches(residual, number), Branches(residual, number, formula)
             theirs.linear = ours.linear
             x = torch.randn(4, 5, D, dtype=torch.float64)
@@ -136,11 +137,6 @@ def test_stochastic_depth_leaves_whole_sequences_out_and_grows_with_depth(kind: 
 
 @pytest.mark.parametrize("style", ["pre", Choice("parallel", SEPARATE)])
 def test_a_norm_without_add_is_refused(style: Choice | str) -> None:
-    register("norm", "someones")(nn.LayerNorm)
-    try:
-        with pytest.raises(
-            TypeError, match=r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
-        ):
-            create("residual", style, D, norm="someones")
-    finally:
-        del registry._OWNERS["norm"]["someones"]
+    text = r"^norm 'someones' must be a subclass of components\.Norm, which joins sums$"
+    with registered("norm", someones=nn.LayerNorm), pytest.raises(TypeError, match=text):
+        create("residual", style, D, norm="someones")

@@ -58,7 +58,7 @@ def test_an_application_builds_what_it_composed(application: Path) -> None:
     assert (done.code, done.errors) == (0, "")
     built, *others = done.printed.splitlines()
     assert built == "Decoder 2 GatedMLP 96 64 0.5 application 0.5"
-    assert any("feedforward: mlp has no option multiple_of, so multiple_of=32 is dropped" in one for one in others)
+    assert any("feedforward: mlp has no option multiple_of, so multiple_of=32 is dropped" in line for line in others)
     assert others[-1] == "Decoder 2 MLP 64 64 0.25 application 0.5"
 
 

@@ -48,24 +48,6 @@ def check_same_step(model: nn.Module, reference: nn.Module) -> None:
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_gpt_nano_learns_a_batch_as_shipped() -> None:
-    torch.manual_seed(0)
-    model = build("gpt_nano", ["fusion=off", "model.dropout=0"])
-    tokens_BT = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    # An untrained model is as good as chance: ln 256 nats.
-    assert losses[0] == pytest.approx(5.545, abs=0.3)
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < losses[0] - 0.3
-
-
 @pytest.mark.parametrize(
     ("fusion", "feedforward"),
     [
@@ -105,14 +87,6 @@ def test_scopes(scope: str) -> None:
         check_same_step(model, reference)
 
 
-@pytest.mark.slow  # the command `explain` measures a compressed model every day
-def test_compressed_blocks() -> None:
-    asked = ["fusion=eager", "model.num_layers=1", "model.hidden_dim=64"]
-    exact, compressed = (build("gpt_nano", [*asked, f"fusion.compress={way}"]) for way in ("null", "int8"))
-    x = torch.randn(2, 64, 64, requires_grad=True)
-    assert saved_bytes(compressed.blocks[0], x) < 0.3 * saved_bytes(exact.blocks[0], x)
-
-
 @pytest.mark.parametrize("scope", ["none", "model"])
 def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
     model = build("gpt_nano", ["fusion=eager", *TINY, f"fusion.scope={scope}"])
@@ -128,10 +102,10 @@ def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
 def test_rotary_positions_with_every_option(fusion: str) -> None:
     # Heads of 16 channels: GPT-J's pairing, and GPT-NeoX's share of a quarter.
     asked = [*LLAMA, "position.interleaved=true", "position.fraction=0.25"]
-    model, plain = (build(overrides=[*asked, f"fusion={each}"]) for each in (fusion, "off"))
+    model, plain = (build(overrides=[*asked, f"fusion={way}"]) for way in (fusion, "off"))
     other = build(overrides=[*LLAMA, "fusion=off"])
-    for one in (plain, other):
-        one.load_state_dict(model.state_dict())
+    for reference in (plain, other):
+        reference.load_state_dict(model.state_dict())
     check_same_step(model, plain)
     assert not torch.allclose(step(other)[0], step(plain)[0], rtol=0, atol=1e-7)
 
@@ -155,16 +129,9 @@ def test_a_config_made_by_hand_is_built_as_it_is() -> None:
     assert built.blocks[0].feedforward.up.out_features == 64
 
 
-@pytest.mark.parametrize(
-    ("overrides", "text"),
-    [
-        (["model.hidden_dim=30", "attention.num_heads=4"], "hidden_dim must be a multiple of num_heads, got 30 and 4"),
-    ],
-)
-def test_errors(overrides: list[str], text: str) -> None:
-    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
-        on_meta("gpt_nano", overrides)
-    assert text in str(caught.value)
+def test_a_width_that_its_heads_do_not_divide() -> None:
+    with pytest.raises(ValueError, match=r"hidden_dim must be a multiple of num_heads, got 30 and 4"):
+        on_meta("gpt_nano", ["model.hidden_dim=30", "attention.num_heads=4"])
 
 
 # Not mixtral_tiny, whose graph breaks at a tensor's value: `explain` refuses it.
@@ -184,6 +151,7 @@ DAILY = [("bert_tiny", ("eager", "budget:0.5"))]
     ],
 )
 def test_a_model_saves_what_explain_says(model: str, backend: str, partition: str) -> None:
+    torch.compiler.reset()  # after several models Dynamo takes their numbers for inputs, and saves them
     fusion = [f"fusion.backend={backend}", f"fusion.partition={partition}", "fusion.scope=model"]
     fused: Any = build(model, [*fusion, "model.num_layers=1"])
     inputs = fused.example_inputs(device="cpu")

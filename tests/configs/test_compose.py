@@ -17,7 +17,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from torch import nn
 
-from fuselayers.components import Choice, options, registry
+from fuselayers.components import Choice, options, register
 from fuselayers.configs import compose
 
 
@@ -216,7 +216,9 @@ def test_errors(overrides: list[str], text: str) -> None:
     assert text in str(caught.value)
 
 
-def test_a_required_option_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_components")
+def test_a_required_option_that_nobody_sets() -> None:
+    @register("feedforward", "wide")
     class Wide(nn.Module):
         """Wide.
 
@@ -227,7 +229,6 @@ def test_a_required_option_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> 
         def __init__(self, hidden_dim: int, *, width: int) -> None:
             super().__init__()
 
-    monkeypatch.setitem(registry._OWNERS["feedforward"], "wide", Wide)
     with pytest.raises(ValueError, match=r"feedforward 'wide' needs the option 'width' \(how wide it is\.\)"):
         compose(overrides=["feedforward=wide"])
     assert compose(overrides=["feedforward=wide", "feedforward.width=3"]).feedforward == Choice("wide", {"width": 3})

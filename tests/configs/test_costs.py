@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.cli.main import main
-from fuselayers.components import Choice, names, registry
+from fuselayers.components import Choice, names, register
 from fuselayers.components.attention.inputs import is_able
 from fuselayers.configs import ModelCosts, build, choices, compose, model_costs
 from fuselayers.partition import saved_bytes
@@ -158,8 +158,9 @@ class OfNumbers(Fickle):
         return self.layer(x).sum()
 
 
-def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._OWNERS["model"], "of_numbers", OfNumbers)
+@pytest.mark.usefixtures("own_components")
+def test_a_model_of_other_inputs_is_counted_by_what_it_says() -> None:
+    register("model", "of_numbers")(OfNumbers)
     costs = model_costs({"model": {"name": "of_numbers"}, "feedforward": {"dropout": 0.0}})
     assert costs.forward_flops / costs.tokens == 2 * 3 * 5
     # Backward needs no gradient of the input: the weight's alone.
@@ -167,6 +168,7 @@ def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.
     assert (costs.float32_bytes, costs.bfloat16_bytes) == (4 * 3 * 4, 4 * 3 * 2)
 
 
+@pytest.mark.usefixtures("own_components")
 @pytest.mark.parametrize(
     ("component", "text"),
     [
@@ -178,10 +180,8 @@ def test_a_model_of_other_inputs_is_counted_by_what_it_says(monkeypatch: pytest.
         (Fickle, "the costs of model 'odd' cannot be counted, since its computation depends on values: "),
     ],
 )
-def test_a_model_that_cannot_be_counted(
-    component: type, text: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(registry._OWNERS["model"], "odd", component)
+def test_a_model_that_cannot_be_counted(component: type, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    register("model", "odd")(component)
     text = text.format(component.__name__)
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         model_costs({"model": {"name": "odd"}, "feedforward": {"dropout": 0.0}})

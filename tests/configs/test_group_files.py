@@ -13,7 +13,7 @@ import pytest
 import torch
 from hydra import initialize_config_module
 
-from fuselayers.components import RMSNorm, names, registry
+from fuselayers.components import RMSNorm, names, register
 from fuselayers.configs import COMPONENT_GROUPS, build, choices, compose, to_yaml
 
 Write = Callable[[dict[str, str]], Path]
@@ -71,14 +71,15 @@ def test_an_unknown_group_has_no_choices() -> None:
         choices("models")
 
 
-def test_a_component_that_a_user_registers_is_a_choice_without_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_components")
+def test_a_component_that_a_user_registers_is_a_choice_without_a_file() -> None:
+    @register("feedforward", "doubled")
     class Doubled(torch.nn.Module):
         def __init__(self, hidden_dim: int, *, times: float = 2.0, dropout: float = 0.0) -> None:
             super().__init__()
             self.times = times
             self.dropout = dropout
 
-    monkeypatch.setitem(registry._OWNERS["feedforward"], "doubled", Doubled)
     assert "doubled" in choices("feedforward")
     config = compose(overrides=["feedforward=doubled", "feedforward.times=3"])
     assert config.feedforward.options == {"times": 3.0, "dropout": config.model.options["dropout"]}
@@ -91,8 +92,8 @@ def searchpath(*folders: Path | str) -> str:
 
 
 def test_files_of_ones_own_build_on_shipped_ones(write: Write) -> None:
-    found = searchpath(write(FILES))
-    config = compose(overrides=[found, "model=mine"])
+    path = searchpath(write(FILES))
+    config = compose(overrides=[path, "model=mine"])
     expected = compose("llama_tiny", ["norm=layer_norm", "residual=sandwich", "residual.stochastic_depth=0.1"])
     assert (config.norm, config.residual, config.position) == (expected.norm, expected.residual, expected.position)
     assert config.model.options == {**expected.model.options, "num_layers": 2}
@@ -100,8 +101,8 @@ def test_files_of_ones_own_build_on_shipped_ones(write: Write) -> None:
     assert config.feedforward.options == {**expected.feedforward.options, "expansion": 6.0}
     assert config.train == expected.train
     longer = replace(config.train, steps=9000)
-    assert compose("mine", [found, "train=long"]) == replace(config, train=longer)
-    assert compose("mine", [found]) == compose({"model": "mine"}, [found]) == config
+    assert compose("mine", [path, "train=long"]) == replace(config, train=longer)
+    assert compose("mine", [path]) == compose({"model": "mine"}, [path]) == config
 
 
 def test_an_option_of_a_file_stays_where_another_file_or_an_override_chooses(
@@ -109,8 +110,8 @@ def test_an_option_of_a_file_stays_where_another_file_or_an_override_chooses(
 ) -> None:
     base = "# @package _global_\ndefaults: [llama_tiny]\nfeedforward: {expansion: 4}\n"
     plain = "# @package _global_\ndefaults: [base, override /feedforward: mlp]\n"
-    found = searchpath(write({"model/base.yaml": base, "model/plain.yaml": plain}))
-    by_file, by_override = compose("plain", [found]), compose("base", [found, "feedforward=mlp"])
+    path = searchpath(write({"model/base.yaml": base, "model/plain.yaml": plain}))
+    by_file, by_override = compose("plain", [path]), compose("base", [path, "feedforward=mlp"])
     assert by_file == by_override
     assert by_file.feedforward.options["expansion"] == 4.0
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
@@ -122,8 +123,8 @@ def test_an_option_of_a_file_stays_where_another_file_or_an_override_chooses(
 
 def test_files_of_every_group_are_choices(write: Write) -> None:
     folder = write(FILES)
-    found = searchpath(folder)
-    config = compose("narrow", [found, "feedforward=wide", "feedforward.expansion=2", "train=long", "fusion=mine"])
+    path = searchpath(folder)
+    config = compose("narrow", [path, "feedforward=wide", "feedforward.expansion=2", "train=long", "fusion=mine"])
     assert config.model.options == {**compose().model.options, "hidden_dim": 32}
     assert (config.feedforward.name, config.feedforward.options["expansion"]) == ("gated_mlp", 2.0)
     # dropout is gpt_nano's, and stays in a swap
@@ -132,9 +133,9 @@ def test_files_of_every_group_are_choices(write: Write) -> None:
     assert choices("model", [str(folder)]) == tuple(sorted({*choices("model"), "mine", "ours", "narrow"}))
     assert choices("feedforward", [str(folder)]) == tuple(sorted({*choices("feedforward"), "wide"}))
     with pytest.raises(ValueError, match=r"^no model 'mien'; did you mean 'mine'\? .* mine, .*narrow, .*ours"):
-        compose("mien", [found])
+        compose("mien", [path])
     with pytest.raises(ValueError, match=r"^no feedforward 'wied'; did you mean 'wide'\? there are: .*, wide$"):
-        compose(overrides=[found, "feedforward=wied"])
+        compose(overrides=[path, "feedforward=wied"])
 
 
 def test_a_saved_config_needs_no_search_path(write: Write, tmp_path: Path) -> None:
@@ -152,9 +153,9 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
     (second / "train" / "long.yaml").write_text("defaults: [default]\nsteps: 1\n")
     (second / "train" / "short.yaml").write_text("defaults: [default]\nsteps: 2\n")
     for folders, long in (((first, second), 9000), ((second, first), 1)):
-        found = searchpath(*folders)
-        assert compose(overrides=[found, "train=long"]).train.steps == long
-        assert compose(overrides=[found, "train=short"]).train.steps == 2
+        path = searchpath(*folders)
+        assert compose(overrides=[path, "train=long"]).train.steps == long
+        assert compose(overrides=[path, "train=short"]).train.steps == 2
     (second / "train" / "quick.yaml").write_text("steps: 3\n")
     with pytest.raises(
         ValueError, match=r"second/train/quick.yaml: train=quick is the shipped file, which hides this one, as in Hydra"
@@ -162,11 +163,10 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
         compose(overrides=[searchpath(second)])
 
 
+@pytest.mark.usefixtures("own_components")
 @pytest.mark.parametrize(("group", "name"), [("norm", "mine_by_import"), ("model", "decoder")])
-def test_the_name_of_a_registered_component_keeps_its_meaning(
-    group: str, name: str, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(registry._OWNERS["norm"], "mine_by_import", RMSNorm)
+def test_the_name_of_a_registered_component_keeps_its_meaning(group: str, name: str, write: Write) -> None:
+    register("norm", "mine_by_import")(RMSNorm)
     folder = write({f"{group}/{name}.yaml": "name: rms_norm\n"})
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         compose("mixtral_tiny", [searchpath(folder)])

@@ -1,12 +1,14 @@
 """What an error says to somebody who writes the names of another library, or puts an option into another section."""
 
 import re
+from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 from fuselayers import build, components
-from fuselayers.components import Choice, create, register, registry
+from fuselayers.components import Choice, create, register
 from fuselayers.configs import compose
 
 
@@ -18,7 +20,7 @@ def _error(*overrides: str) -> str:
 
 @pytest.mark.parametrize(
     ("override", "text"),
-    # One case for each group, and each form of advice; tests/test_other_names.py reads the whole table.
+    # One case for each group, and each form of advice.
     [
         ("model.d_model=64", "no decoder option 'd_model'; did you mean 'hidden_dim'? there are: "),
         ("residual=gpt_neox", "no residual 'gpt_neox'; did you mean 'parallel' with separate_norms=true? "),
@@ -48,10 +50,8 @@ def test_an_option_of_another_component_and_one_that_the_model_sets() -> None:
 
 
 @pytest.fixture
-def _own(monkeypatch: pytest.MonkeyPatch) -> None:
+def _own(own_components: None) -> None:
     """Components of a user: an option by position, an argument that nobody gives, an attention without `causal`."""
-    for kind in ("feedforward", "attention"):
-        monkeypatch.setitem(registry._OWNERS, kind, dict(registry._OWNERS[kind]))
 
     @register("feedforward", "by_position")
     class ByPosition(nn.Module):
@@ -125,3 +125,54 @@ def test_overrides_as_a_mapping() -> None:
         r"got \{'fusion': 'off'\}; a name or a mapping may be the first argument$",
     ):
         build("gpt_nano", {"fusion": "off"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [
+        (
+            "components.nvfuser",
+            "NVFusedBiasActivationDropout",
+            "NVFusedBiasActivationDropout of xFormers is fuselayers.components.FusedBiasActivationDropout here",
+        ),
+        (
+            "components",
+            "build_feedforward",
+            "build_feedforward of xFormers is "
+            "fuselayers.components.create('feedforward', Choice(NAME, OPTIONS), WIDTH) here",
+        ),
+        (
+            "ops",
+            "memory_efficient_attention",
+            "memory_efficient_attention of xFormers is "
+            "torch.nn.functional.scaled_dot_product_attention, which multi_head calls here",
+        ),
+    ],
+)
+def test_an_import_of_xformers(module: str, name: str, text: str) -> None:
+    with pytest.raises(ImportError, match=f"^{re.escape(text)}$"):
+        exec(f"from fuselayers.{module} import {name}")
+
+
+@pytest.mark.parametrize("scope", ["none", "model"])
+def test_arguments_of_hugging_face(scope: str) -> None:
+    small = ["model.num_layers=1", "model.hidden_dim=32", "fusion.backend=eager", f"fusion.scope={scope}"]
+    model, tokens = build("gpt_nano", small), torch.zeros(1, 3, dtype=torch.int64)
+    text = r"^no argument of Decoder.forward 'labels'; did you mean 'targets_BT'\? there are: "
+    with pytest.raises(TypeError, match=text):
+        model(tokens, labels=tokens)
+    with pytest.raises(TypeError, match=r"^Decoder.forward\(\) missing 1 required positional argument: 'tokens_BT'$"):
+        model()
+    text = r"^no argument of Decoder.generate 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
+    with pytest.raises(TypeError, match=text):
+        model.generate(tokens, max_new_tokens=3)
+
+
+def test_a_list_of_blocks_as_a_config(tmp_path: Path) -> None:
+    end = r"got a list; the list of blocks of xFormers is one mapping here, {\"model\": {\"name\": \"decoder\", "
+    blocks = [{"block_type": "encoder", "num_layers": 2, "dim_model": 64}]
+    with pytest.raises(TypeError, match=f"^a config is the name of a shipped model, the path of .*, {end}"):
+        build(blocks)
+    (tmp_path / "blocks.yaml").write_text("- block_type: encoder\n  num_layers: 2\n")
+    with pytest.raises(ValueError, match=f"^a config must be a mapping of groups, {end}"):
+        build(tmp_path / "blocks.yaml")

@@ -14,9 +14,9 @@ SMALL = ["model.hidden_dim=32", "fusion=off"]
 def layers(text: str, *overrides: str) -> tuple[LayerChange, ...]:
     """The changes that a model is built with."""
     config = compose("gpt_nano", [f"model.layers={text}", *overrides])
-    found = with_layer_changes(config).options["layers"]
-    assert isinstance(found, tuple)
-    return found
+    changes = with_layer_changes(config).options["layers"]
+    assert isinstance(changes, tuple)
+    return changes
 
 
 def test_a_part_is_changed_as_an_override_would_change_it() -> None:

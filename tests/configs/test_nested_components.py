@@ -65,11 +65,3 @@ def test_the_experts_of_a_mixture_come_from_a_config(source: object, overrides: 
             )
         },
     }
-
-
-def test_a_mixture_for_some_layers_only() -> None:
-    layers = [{"at": "-1", "feedforward": {**MIXTURE, "expert": "mlp"}}]
-    model = build(compose({"model": {"num_layers": 2, "layers": layers}}, ["fusion=off"]))
-    kinds = [type(block.feedforward).__name__ for block in model.blocks]  # type: ignore[attr-defined, union-attr]
-    assert kinds == ["FusedMLP", "MixtureOfExperts"]
-    assert type(model.blocks[1].feedforward.experts[0]).__name__ == "MLP"  # type: ignore[index, union-attr]

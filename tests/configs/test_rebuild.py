@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register, registry
+from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register
 from fuselayers.configs import Config, FusionConfig, RebuildError, RebuildWarning, build, compose, rebuild
 from fuselayers.partition import FusedModule, fuse
 
@@ -97,10 +97,11 @@ def test_copies_know_it_too(scope: str) -> None:
 # What carries.
 
 
-@pytest.mark.parametrize("model", ["bert_base", "llama_tiny"])  # a norm behind and before, without and with groups
-@pytest.mark.parametrize("way", [("mlp", "fused_mlp"), ("fused_mlp", "mlp")])
-def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, way: tuple[str, str]) -> None:
-    first, second = way
+# A norm behind and before, without and with groups.
+@pytest.mark.parametrize(
+    ("model", "first", "second"), [("bert_base", "mlp", "fused_mlp"), ("llama_tiny", "fused_mlp", "mlp")]
+)
+def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, first: str, second: str) -> None:
     built = tiny(f"feedforward={first}", "feedforward.dropout=0.2", model=model)
     rebuilt: Any = rebuild(built, [f"feedforward={second}"], strict=True)
     kinds = {"mlp": MLP, "fused_mlp": FusedMLP}
@@ -113,8 +114,8 @@ def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, 
 def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None:
     plain = tiny("model.num_layers=1")
     fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)
-    found = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
-    assert found == {"block": ["blocks.0"], "model": [""]}[scope]
+    fused_names = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
+    assert fused_names == {"block": ["blocks.0"], "model": [""]}[scope]
     check_same_step(fused, plain)
     check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
 
@@ -233,9 +234,8 @@ def test_frozen_weights_stay_frozen_and_new_ones_are_trained() -> None:
     assert trained == {"token.weight", *(name for name, _ in rebuilt.named_parameters() if ".feedforward." in name)}
 
 
-def test_buffers_that_a_constructor_computes_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._OWNERS, "feedforward", dict(registry._OWNERS["feedforward"]))
-
+@pytest.mark.usefixtures("own_components")
+def test_buffers_that_a_constructor_computes_are_computed() -> None:
     @register("feedforward", "shifted")
     class Shifted(MLP):
         def __init__(self, hidden_dim: int, *, shift: float = 1.0, loose: float = 1.0) -> None:

@@ -85,6 +85,7 @@ def test_a_fused_model_has_the_numbers_and_masks_of_its_layers(backend: str, sco
     assert_equal_but_for_rounding(loss_and_gradients(fused, example), loss_and_gradients(layers, example), 1e-3)
 
 
+# Each decoder saves other values, and each format has a kernel that rounds and one that restores.
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("compress", "tolerance"), [("bfloat16", 0.01), ("int8", 0.05), ("float8", 0.08)])
 def test_saves_in_fewer_bits(name: str, compress: str, tolerance: float) -> None:

@@ -229,4 +229,4 @@ EVERY_DAY = (
 )
 
 
-all_cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+all_cases = pytest.mark.parametrize("case", list(CASES.values()), ids=CASES)

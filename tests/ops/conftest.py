@@ -12,7 +12,7 @@ from tests.testing.meter import Launch, metered
 def launches(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
     """Where kernels are interpreted, each launch of a test is metered: out of bounds and double stores are errors."""
     if INTERPRETED and request.node.get_closest_marker("kernels"):
-        with metered() as found:
-            yield found
+        with metered() as metered_launches:
+            yield metered_launches
     else:
         yield []

@@ -9,7 +9,6 @@ from torch import Tensor
 from fuselayers import testing
 from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED
-from fuselayers.partition.compilers import why_inductor_is_unavailable
 from fuselayers.testing import DTYPES as DTYPES
 from fuselayers.testing import assert_as_good_as as assert_as_good_as
 from fuselayers.testing import check_autocast as check_autocast
@@ -23,9 +22,6 @@ from tests.cuda_graphs import check_cuda_graph
 
 on_kernels = pytest.mark.kernels
 on_triton = pytest.param("triton", marks=on_kernels)
-where_inductor_compiles = pytest.mark.skipif(
-    INTERPRETED or why_inductor_is_unavailable("cpu") is not None, reason="Inductor has no C++ compiler here"
-)
 on_cpp = pytest.param("cpp", marks=pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no kernels in C++"))
 both_backends = pytest.mark.parametrize("backend", ["eager", on_triton])
 every_backend = pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])

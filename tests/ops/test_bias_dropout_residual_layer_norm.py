@@ -7,10 +7,7 @@ from torch import Tensor
 from fuselayers.ops import bias_dropout_residual_layer_norm
 from fuselayers.partition import saved_bytes
 from tests.ops import truth
-from tests.ops.contract import (
-    seed_of,
-    tensors,
-)
+from tests.ops.contract import seed_of, tensors
 
 STYLES = ("post", "pre", "prenorm")
 

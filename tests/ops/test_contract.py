@@ -51,7 +51,7 @@ def slow_unless(every_day: bool) -> tuple[Any, ...]:
 
 def named(name: str, *rest: Any, marks: tuple[Any, ...] = ()) -> Any:
     return pytest.param(
-        CASES[name], *rest, marks=marks, id="-".join((name, *(getattr(one, "__name__", str(one)) for one in rest)))
+        CASES[name], *rest, marks=marks, id="-".join((name, *(getattr(part, "__name__", str(part)) for part in rest)))
     )
 
 
@@ -162,6 +162,7 @@ def test_gradients_of_the_reference(name: str) -> None:
     torch.autograd.gradcheck(lambda *args: case.reference(*args, **case.options), inputs)
 
 
+# Every op has a backward of its own, whose C++ must give way to the formula.
 @pytest.mark.parametrize("name", EVERY_DAY)
 @pytest.mark.parametrize("backend", [on_cpp])
 def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, backend: str) -> None:
@@ -175,10 +176,10 @@ def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, b
         def backward(*dy: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return torch.autograd.grad(outputs, leaves, dy, retain_graph=True)
 
-        found = torch.vmap(backward)(*incoming)
+        by_row = torch.vmap(backward)(*incoming)
         if case.options.get("activation") == "silu":  # whose backward in torch has no forward mode
-            return found
-        one = tuple(dy[0] for dy in incoming)
-        return found, torch.func.jvp(backward, one, one)[1]
+            return by_row
+        first_row = tuple(dy[0] for dy in incoming)
+        return by_row, torch.func.jvp(backward, first_row, first_row)[1]
 
     torch.testing.assert_close(gradients(partial(case.op, backend=backend)), gradients(case.reference))

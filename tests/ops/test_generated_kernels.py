@@ -36,28 +36,29 @@ EVERYWHERE = [
 ]
 
 
-def results_of(call: Callable[..., Any], seed: Tensor, *given: Tensor) -> list[Tensor]:
+def results_of(call: Callable[..., Any], seed: Tensor, *tensors_of_call: Tensor) -> list[Tensor]:
     """The outputs of a call and the gradients of the tensors."""
-    given = tuple(one.detach().requires_grad_() for one in given)
-    found = call(seed, *given)
-    outputs = [found] if isinstance(found, Tensor) else list(found)
-    incoming = [torch.linspace(0.5, 1.5, one.numel(), device=one.device).view_as(one) for one in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, given, incoming)]
+    tensors_of_call = tuple(tensor.detach().requires_grad_() for tensor in tensors_of_call)
+    result = call(seed, *tensors_of_call)
+    outputs = [result] if isinstance(result, Tensor) else list(result)
+    incoming = [torch.linspace(0.5, 1.5, output.numel(), device=output.device).view_as(output) for output in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, tensors_of_call, incoming)]
 
 
 def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, every_call: list[list[Tensor]]) -> None:
     call = compile(fn, dynamic=dynamic)
     if not INTERPRETED:
-        for one in every_call:
-            torch.testing.assert_close(results_of(call, seed_of(), *one), results_of(fn, seed_of(), *one))
+        for inputs in every_call:
+            torch.testing.assert_close(results_of(call, seed_of(), *inputs), results_of(fn, seed_of(), *inputs))
         return
     with fake_gpu() as gpu:
-        for one in every_call:
-            found = results_of(lambda *now: gpu.run(call, *now), seed_of(), *one)
-            torch.testing.assert_close(found, results_of(fn, seed_of(), *one))
+        for inputs in every_call:
+            results = results_of(lambda *now: gpu.run(call, *now), seed_of(), *inputs)
+            torch.testing.assert_close(results, results_of(fn, seed_of(), *inputs))
         assert gpu.kernels
 
 
+# fuse and torch.compile trace an op by two routes, and each op places its mask by its own strides.
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
 @pytest.mark.parametrize(
     "name",
@@ -70,8 +71,8 @@ def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, e
 def test_every_op_has_the_same_masks(name: str, compile: Compile, dynamic: bool, shapes: list[tuple[int, ...]]) -> None:
     case: Case = CASES[name]
 
-    def fn(seed: Tensor, *given: Tensor) -> Any:
-        return case.op(*given, **{**case.options, "seed": seed})
+    def fn(seed: Tensor, *inputs: Tensor) -> Any:
+        return case.op(*inputs, **{**case.options, "seed": seed})
 
     assert_same_masks(fn, compile, dynamic, [tensors(*case.shapes(shape)) for shape in shapes])
 
@@ -83,18 +84,18 @@ def test_every_op_has_the_same_masks(name: str, compile: Compile, dynamic: bool,
 def test_the_triton_backend_has_the_kernels_of_the_ops(name: str) -> None:
     case: Case = CASES[name]
     seeded = "seed" in case.options
-    given = tensors(*case.shapes((2, 64)))
+    inputs = tensors(*case.shapes((2, 64)))
 
-    def fn(seed: Tensor, *given: Tensor) -> Any:
-        return case.op(*given, **{**case.options, **({"seed": seed} if seeded else {})})
+    def fn(seed: Tensor, *inputs: Tensor) -> Any:
+        return case.op(*inputs, **{**case.options, **({"seed": seed} if seeded else {})})
 
     fused = fuse(fn, backend="triton", fallback=(), fullgraph=True, dynamic=False)
-    wanted = results_of(fn, seed_of(), *given)
+    wanted = results_of(fn, seed_of(), *inputs)
     if not INTERPRETED:
-        torch.testing.assert_close(results_of(fused, seed_of(), *given), wanted)
+        torch.testing.assert_close(results_of(fused, seed_of(), *inputs), wanted)
         return
     with fake_gpu() as gpu:
-        torch.testing.assert_close(results_of(lambda *now: gpu.run(fused, *now), seed_of(), *given), wanted)
+        torch.testing.assert_close(results_of(lambda *now: gpu.run(fused, *now), seed_of(), *inputs), wanted)
     forward = gpu.ops[0]
     assert len(forward) == 1, forward
     assert not {"keep_factors", "keep_mask"} & set().union(*gpu.ops)
@@ -119,8 +120,8 @@ def test_int8_rounds_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     (expected,) = torch.autograd.grad(eager(x, y).sum(), y)
     if INTERPRETED:
         with fake_gpu() as gpu:
-            (found,) = torch.autograd.grad(gpu.run(call, x, y).sum(), y)
+            (dy,) = torch.autograd.grad(gpu.run(call, x, y).sum(), y)
             assert gpu.kernels
     else:
-        (found,) = torch.autograd.grad(call(x, y).sum(), y)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, equal_nan=True)
+        (dy,) = torch.autograd.grad(call(x, y).sum(), y)
+    torch.testing.assert_close(dy, expected, rtol=1e-6, atol=0, equal_nan=True)

@@ -49,7 +49,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "own tables of a part": {"tokens": 5, "channels": 24, "pairs": 4, "own_tables": True},
     "no tokens": {"tokens": 0, "channels": 4},
 }
-all_sizes = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+all_sizes = pytest.mark.parametrize("size", list(SIZES.values()), ids=SIZES)
 
 
 def angles(tokens: int, channels: int) -> Tensor:
@@ -122,6 +122,7 @@ def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], i
     assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
 
 
+# Pairs of neighbours and of halves are two kernels of each backend.
 @every_backend
 @pytest.mark.parametrize(
     ("check", "interleaved"),
@@ -168,10 +169,10 @@ def test_is_a_complex_rotation(channels: int, interleaved: bool, backend: str) -
     angle = angles(5, 8)
     tables = angle.cos().float().to(DEVICE), angle.sin().float().to(DEVICE)
     got = rotary(q.to(DEVICE), k.to(DEVICE), *tables, interleaved=interleaved, backend=backend)
-    for one, x in zip(got, (q, k), strict=True):
+    for turned_x, x in zip(got, (q, k), strict=True):
         expected = turned(x.double(), angle, interleaved=interleaved)
-        torch.testing.assert_close(one.cpu().double(), expected, rtol=1e-6, atol=1e-6)
-        assert torch.equal(one[..., 8:].cpu(), x[..., 8:])
+        torch.testing.assert_close(turned_x.cpu().double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(turned_x[..., 8:].cpu(), x[..., 8:])
 
 
 @on_kernels
@@ -278,7 +279,7 @@ def test_the_kernel_moves_the_floor_in_one_launch(interleaved: bool, launches: l
     q, k = (value.requires_grad_() for value in tensors((2, 16, 8, 32), (2, 8, 8, 32), dtype=torch.bfloat16))
     cos, sin = tensors((8, 16), (8, 16))
     outputs = rotary(q, k, cos, sin, interleaved=interleaved, backend="triton")
-    torch.autograd.grad(outputs, (q, k), [torch.ones_like(one) for one in outputs])
+    torch.autograd.grad(outputs, (q, k), [torch.ones_like(output) for output in outputs])
     assert len(launches) == 2
     heads = q.nbytes + k.nbytes
     for one_launch in launches:

@@ -32,14 +32,14 @@ ELEMENTWISE: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
     "gated_activation": lambda x, bias, backend: ops.gated_activation(x, x, activation="relu", backend=backend),
     "cross_entropy": lambda x, bias, backend: ops.cross_entropy(x, _classes(x), backend=backend),
 }
-elementwise_ops = pytest.mark.parametrize("op", ELEMENTWISE.values(), ids=ELEMENTWISE)
+elementwise_ops = pytest.mark.parametrize("op", list(ELEMENTWISE.values()), ids=ELEMENTWISE)
 
 
 def results_of(op: Callable[[Tensor, Tensor, str], Tensor], x: Tensor, backend: str) -> list[Tensor]:
     """The result of an op, and its gradients."""
-    given = [one.detach().requires_grad_() for one in (x, x[0])]
-    y = op(*given, backend)
-    return [y, *torch.autograd.grad(y, given, torch.ones_like(y), allow_unused=True, materialize_grads=True)]
+    leaves = [tensor.detach().requires_grad_() for tensor in (x, x[0])]
+    y = op(*leaves, backend)
+    return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y), allow_unused=True, materialize_grads=True)]
 
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -48,9 +48,9 @@ def test_a_flat_tensor_fits_into_every_grid(op: Callable[[Tensor, Tensor, str], 
     with recorded_launches() as launches:
         results_of(op, torch.empty(1, 1 << 28, dtype=torch.bfloat16, device="meta"), "triton")
     assert len(launches) >= 2
-    for one in launches:
-        assert one.grid[0] < 1 << 31
-        assert max(one.grid[1:], default=1) <= 65535
+    for launch in launches:
+        assert launch.grid[0] < 1 << 31
+        assert max(launch.grid[1:], default=1) <= 65535
 
 
 @pytest.mark.kernels
@@ -60,11 +60,11 @@ def test_every_layer_of_a_grid_has_its_columns(
 ) -> None:
     (x,) = tensors((2, 2 * 2048 + 5))
     expected = results_of(op, x, "triton")
-    monkeypatch.setattr(module, "_MOST_PROGRAMS", 2)
+    monkeypatch.setattr(module, "MOST_PROGRAMS", 2)
     elementwise_plan.cache_clear()
     try:
         assert elementwise_plan(4, *x.shape, x.stride(0)).grid == (2, 2, 2)
-        found = results_of(op, x, "triton")
+        got = results_of(op, x, "triton")
     finally:
         elementwise_plan.cache_clear()
-    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, got, expected))

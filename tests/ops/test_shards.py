@@ -25,7 +25,7 @@ BLOCKS = {
 
 
 def shard_of(block: tuple[slice, ...]) -> Shard:
-    return Shard(start=tuple(one.start for one in block), shape=WHOLE)
+    return Shard(start=tuple(cut.start for cut in block), shape=WHOLE)
 
 
 def bias_dropout_residual_layer_norm(x: Tensor, **options: Any) -> Tensor:
@@ -71,7 +71,7 @@ def check_block(
     part = values_and_gradient(op, x[block], shard=shard_of(block), **options)
     for got, expected in zip(part, whole, strict=True):
         halves = expected.shape[0] // WHOLE[0]
-        expected = torch.cat([one[block] for one in expected.chunk(halves)])
+        expected = torch.cat([half[block] for half in expected.chunk(halves)])
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -58,6 +58,7 @@ def test_is_its_formula(shape: tuple[int, int], causal: bool) -> None:
         torch.testing.assert_close(y.double(), rounded, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
 
 
+# The two formulas have separate backwards, and the causal mask joins the other by another branch.
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("function", [softmax, log_softmax])
 def test_gradients(function: Form, causal: bool) -> None:
@@ -99,6 +100,7 @@ def test_nan_and_inf_propagate_as_in_torch() -> None:
     assert torch.equal(y[:, 3:], torch.zeros_like(hidden))
 
 
+# Zero times infinity is NaN, as is a NaN, but a comparison sees only the first; each backward masks by itself.
 @pytest.mark.parametrize("function", [softmax, log_softmax])
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_gradients_of_hidden_positions_have_no_influence(value: float, function: Form) -> None:

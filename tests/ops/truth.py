@@ -56,7 +56,9 @@ def activated(name: str, z: Tensor) -> Tensor:
 
 def rms_norm(s: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMS norm of a [R, N] tensor, row by row."""
-    rows = [[value / math.sqrt(sum(one * one for one in row) / len(row) + eps) for value in row] for row in s.tolist()]
+    rows = [
+        [value / math.sqrt(sum(entry * entry for entry in row) / len(row) + eps) for value in row] for row in s.tolist()
+    ]
     return torch.tensor(rows, dtype=torch.float64) * weight.double()
 
 
@@ -74,6 +76,6 @@ def softmax(scores: Tensor, sees: Tensor, scale: float) -> Tensor:
     """Softmax of a [T, S] tensor over the places where `sees` is True, row by row; 0 elsewhere."""
     rows = []
     for row, seen in zip(scores.tolist(), sees.tolist(), strict=True):
-        weights = [math.exp(scale * value) if one else 0.0 for value, one in zip(row, seen, strict=True)]
+        weights = [math.exp(scale * value) if is_seen else 0.0 for value, is_seen in zip(row, seen, strict=True)]
         rows.append([weight / (sum(weights) or 1.0) for weight in weights])
     return torch.tensor(rows, dtype=torch.float64)

@@ -22,8 +22,8 @@ def test_the_picture_is_drawn_from_the_data_beside_it(folder: Path, tmp_path: Pa
     # By its words: another version of matplotlib writes other bytes.
     assert words(picture) == words(folder / "fine_tune_gpt2.svg")
     content = json.loads((folder / "fine_tune_gpt2.json").read_text())
-    for found in content["saved_bytes"].values():
-        assert {f"{value / 1e3:,.0f}" for value in found.values()} <= set(words(picture))
+    for saved_bytes in content["saved_bytes"].values():
+        assert {f"{value / 1e3:,.0f}" for value in saved_bytes.values()} <= set(words(picture))
 
 
 def test_the_losses_are_those_of_the_plain_model() -> None:

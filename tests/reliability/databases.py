@@ -28,16 +28,16 @@ def results(
     The inputs are copied first, since some ops write into them. The random numbers are the same every time.
     """
     args, kwargs = detached((tuple(args), dict(kwargs)))
-    leaves = [one for one in _tensors((args, kwargs)) if one.requires_grad] + [*parameters]
+    leaves = [tensor for tensor in _tensors((args, kwargs)) if tensor.requires_grad] + [*parameters]
     torch.manual_seed(0)
     out = fn(*args, **kwargs)
     random_state = torch.get_rng_state()
-    reached = [one for one in _tensors(out) if one.requires_grad]
+    reached = [tensor for tensor in _tensors(out) if tensor.requires_grad]
     generator = torch.Generator().manual_seed(1)
-    incoming = [torch.randn(one.shape, dtype=one.dtype, generator=generator) for one in reached]
+    incoming = [torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator) for tensor in reached]
     gradients = torch.autograd.grad(reached, leaves, incoming, allow_unused=True) if reached and leaves else ()
     return pytree.tree_map_only(Tensor, Tensor.detach, (out, _tensors((args, kwargs)))), random_state, gradients
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [one for one in pytree.tree_leaves(tree) if isinstance(one, Tensor)]
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -120,7 +120,7 @@ def _assert_continues(printed: str, step: int) -> None:
 def _assert_same_tensors(run: Path, whole: Path) -> None:
     """The newest checkpoint has the bits of the uninterrupted run's at its step: no two steps are mixed."""
     path, _ = find_checkpoint(str(run))
-    tensors, wanted = (whole_tensors(one) for one in (path, checkpoints_of(whole) / path.name))
+    tensors, wanted = (whole_tensors(checkpoint) for checkpoint in (path, checkpoints_of(whole) / path.name))
     assert tensors.keys() == wanted.keys()
     for name, tensor in tensors.items():
         assert torch.equal(tensor, wanted[name]), f"{name} is of another step"

@@ -28,9 +28,9 @@ from tests.reliability.tally import Tally
     "number",
     [
         signal.SIGKILL,
-        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGTERM, signal.SIGHUP)),
+        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)),
     ],
-    ids=lambda one: one.name,
+    ids=lambda number: number.name,
 )
 def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
     number: signal.Signals, tally: Tally, whole: Path, tmp_path: Path

@@ -38,22 +38,24 @@ def test_every_module_agrees(mode: str, tally: Tally, modules: Mapping[str, Any]
     def check(name: str) -> None:
         info = modules[name]
         torch.manual_seed(0)
-        given = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=training)
-        for sample in given[:_SAMPLES]:
+        samples = info.module_inputs_func(
+            info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
+        )
+        for sample in samples[:_SAMPLES]:
             made, inputs = sample.constructor_input, sample.forward_input
             plain = info.module_cls(*made.args, **made.kwargs).to(torch.float32).train(training)
             other = copy.deepcopy(plain)
             torch.compiler.reset()
             whole = name not in breaks
             fused = fuse(other, backend="eager", fallback=(), torch_random=True, fullgraph=whole)
-            found, wanted = (
+            got, wanted = (
                 results(module, inputs.args, inputs.kwargs, parameters=[*module.parameters()])
                 for module in (fused, plain)
             )
             if name.startswith("nn.Lazy"):
                 # Dynamo initialises it while it traces, and puts the generator back: leave out its state.
-                found, wanted = found[::2], wanted[::2]
-            torch.testing.assert_close(found, wanted, equal_nan=True)
+                got, wanted = got[::2], wanted[::2]
+            torch.testing.assert_close(got, wanted, equal_nan=True)
             torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))
             assert not whole or {graph.served_by for graph in fused.report().graphs} == {"eager"}, (
                 "it ran as plain Python"

@@ -84,11 +84,11 @@ def test_every_op_agrees(tally: Tally, ops: Mapping[str, Any]) -> None:
 
         samples = ops[name].sample_inputs("cpu", torch.float32, requires_grad=ops[name].supports_autograd)
         for sample in itertools.islice(samples, _SAMPLES):
-            given = (sample.input, *sample.args), sample.kwargs
-            wanted = results(call, *given)
+            arguments = (sample.input, *sample.args), sample.kwargs
+            wanted = results(call, *arguments)
             torch.compiler.reset()
             fused = fuse(call, backend="eager", fallback=(), torch_random=True, fullgraph=name not in breaks)
-            torch.testing.assert_close(results(fused, *given), wanted, equal_nan=True)
+            torch.testing.assert_close(results(fused, *arguments), wanted, equal_nan=True)
             assert name in breaks or fused.served_by == ("eager",), "it ran as plain Python"
 
     tally.cases(check, sorted(ops.keys() - left_out), few=12)

@@ -58,7 +58,7 @@ def test_random_functions(backend: str, partition: str, tally: Tally) -> None:
     def check(random: random.Random) -> None:
         number = random.randrange(2**32)
         torch.manual_seed(number)
-        inputs = [one.detach() for one in inputs_of(*random.choice(SIZES))]
+        inputs = [tensor.detach() for tensor in inputs_of(*random.choice(SIZES))]
         _check(generated(number), inputs, backend=backend, partition=partition)
 
     tally.seeds(check, few=_FEW[backend], all=_ALL[backend])
@@ -140,7 +140,10 @@ def test_random_modules(backend: str, partition: str, tally: Tally) -> None:
             result: Tensor = torch.func.functional_call(chosen, dict(zip(names, parameters, strict=True)), (x,))
             return result
 
-        inputs = [torch.randn(random.choice((1, 2, 5)), tokens, dim), *(one.detach() for one in module.parameters())]
+        inputs = [
+            torch.randn(random.choice((1, 2, 5)), tokens, dim),
+            *(parameter.detach() for parameter in module.parameters()),
+        ]
         _check(call, inputs, backend=backend, partition=partition)
 
     tally.seeds(check, few=_FEW[backend], all=_ALL[backend])

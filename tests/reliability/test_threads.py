@@ -51,16 +51,16 @@ def test_calls_at_once(backend: str, tally: Tally) -> None:
             chosen = [random.choice(pairs) for _ in range(4)]
             shapes = [random.choice(_SIZES) for _ in chosen]
             inputs = [[torch.randn(r, c), torch.randn(r, c), torch.randn(c)] for r, c in shapes]
-            work.append([(*pair, given) for pair, given in zip(chosen, inputs, strict=True)])
+            work.append([(*pair, tensors) for pair, tensors in zip(chosen, inputs, strict=True)])
 
         def in_a_thread(calls: list[Any]) -> list[dict[str, Tensor]]:
             start.wait()
-            return [results(call, given) for _, call, given in calls]
+            return [results(call, tensors) for _, call, tensors in calls]
 
         with ThreadPoolExecutor(_THREADS) as threads:
-            found = [*threads.map(in_a_thread, work)]
-        for calls, got in zip(work, found, strict=True):
-            for (alone, _, given), values in zip(calls, got, strict=True):
-                torch.testing.assert_close(values, results(alone, given), rtol=1e-4, atol=1e-5)
+            every_result = [*threads.map(in_a_thread, work)]
+        for calls, got in zip(work, every_result, strict=True):
+            for (alone, _, tensors), values in zip(calls, got, strict=True):
+                torch.testing.assert_close(values, results(alone, tensors), rtol=1e-4, atol=1e-5)
 
     tally.seeds(check, few={"eager": 3, "inductor": 1}[backend], all={"eager": 40, "inductor": 10}[backend])

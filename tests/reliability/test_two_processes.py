@@ -27,14 +27,14 @@ def test_one_of_them_has_the_run(tally: Tally, whole: Path, tmp_path: Path) -> N
             others.append(start(f"train.resume={run}"))
         ended = [program.wait() for program in others]
         assert first.wait().code == 0
-        for one in ended:
+        for end in ended:
             # It either came too late to meet the first one, and had nothing left to do, or was refused.
-            if one.code != 0:
-                assert one.code == 2, one.errors
-                assert one.errors.count("\n") == 1, one.errors
+            if end.code != 0:
+                assert end.code == 2, end.errors
+                assert end.errors.count("\n") == 1, end.errors
                 # The other one may have taken the lock and not yet written its number.
                 holders = ["another process", *(str(program.pid) for program in (first, *others))]
-                assert any(holder in one.errors for holder in holders), one.errors
+                assert any(holder in end.errors for holder in holders), end.errors
         assert_same_run(run, whole / "run")
 
     tally.seeds(check, few=1, all=30)

@@ -68,12 +68,12 @@ class Launch:
     @property
     def loaded(self) -> int:
         """Bytes loaded through all arguments."""
-        return sum(one.loaded for one in self.traffic.values())
+        return sum(traffic.loaded for traffic in self.traffic.values())
 
     @property
     def stored(self) -> int:
         """Bytes stored through all arguments."""
-        return sum(one.stored for one in self.traffic.values())
+        return sum(traffic.stored for traffic in self.traffic.values())
 
 
 @contextmanager
@@ -168,24 +168,24 @@ class _Meter:
         """The launch's arguments, in the interpreter's memory."""
 
         def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
-            found = args_on_host, kwargs_on_host = original(executor, args, kwargs)
-            for name, given in [*zip(executor.arg_names, args_on_host, strict=False), *kwargs_on_host.items()]:
-                tensor = getattr(given, "base", given)  # of a tensor descriptor
+            on_host = args_on_host, kwargs_on_host = original(executor, args, kwargs)
+            for name, argument in [*zip(executor.arg_names, args_on_host, strict=False), *kwargs_on_host.items()]:
+                tensor = getattr(argument, "base", argument)  # of a tensor descriptor
                 if isinstance(tensor, torch.Tensor):
                     traffic = self._launch.traffic[name] = Traffic(tuple(tensor.shape))
                     self._number_of[id(tensor)] = len(self._arguments)
                     self._arguments.append(_Argument(name, tensor, traffic, self._stores))
-            return found
+            return on_host
 
         return init_args
 
     def tag(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A pointer to a tensor argument."""
 
-        def convert(given: Any) -> Any:
-            made = original(given)
-            if id(given) in self._number_of:
-                made.handle.data = made.handle.data | (np.uint64(1 + self._number_of[id(given)]) << _TAG)
+        def convert(value: Any) -> Any:
+            made = original(value)
+            if id(value) in self._number_of:
+                made.handle.data = made.handle.data | (np.uint64(1 + self._number_of[id(value)]) << _TAG)
             return made
 
         return convert
@@ -223,14 +223,18 @@ class _Meter:
     def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """An atomic operation: `(op, pointers, value, mask, ...)`, or a compare and swap without op and mask."""
 
-        def create(builder: Any, *given: Any, **options: Any) -> Any:
-            place = next(at for at, one in enumerate(given) if hasattr(one, "data") and one.data.dtype == np.uint64)
-            pointers = given[place]
-            mask = given[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
+        def create(builder: Any, *arguments: Any, **options: Any) -> Any:
+            place = next(
+                at
+                for at, argument in enumerate(arguments)
+                if hasattr(argument, "data") and argument.data.dtype == np.uint64
+            )
+            pointers = arguments[place]
+            mask = arguments[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
             for argument, offsets in self._touched("changes", pointers, mask, builder.grid_idx):
                 argument.traffic.loaded += len(offsets) * argument.element_size
                 argument.traffic.stored += len(offsets) * argument.element_size
-            return original(builder, *given[:place], _untagged(pointers), *given[place + 1 :], **options)
+            return original(builder, *arguments[:place], _untagged(pointers), *arguments[place + 1 :], **options)
 
         return create
 

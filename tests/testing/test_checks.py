@@ -127,20 +127,17 @@ class TestDoubleBackward:
             self.check(self.cube(lambda dy, x: dy * 3 * x.detach() ** 2))
 
 
-class TestDynamic:
-    @staticmethod
+def test_a_graph_for_every_size_is_seen() -> None:
     def wants_one_size(x: Tensor, y: Tensor) -> Tensor:
         return triple(x, y) * (x.shape[-1] / int(x.shape[-1]) if x.shape[-1] not in (129, 27) else 1)
 
-    def test_a_graph_for_every_size_is_seen(self) -> None:
-        def inputs_of(shape: tuple[int, int]) -> list[Tensor]:
-            return samples(shape, shape)
+    def inputs_of(shape: tuple[int, int]) -> list[Tensor]:
+        return samples(shape, shape)
 
-        testing.check_dynamic(triple, triple, inputs_of)
-        testing.check_dynamic(triple, triple, inputs_of((6, 9)))
-        for inputs in (inputs_of, inputs_of((6, 9))):
-            with pytest.raises(RuntimeError, match="fail_on_recompile"):
-                testing.check_dynamic(self.wants_one_size, triple, inputs)
+    for inputs in (inputs_of, inputs_of((6, 9))):
+        testing.check_dynamic(triple, triple, inputs)
+        with pytest.raises(RuntimeError, match="fail_on_recompile"):
+            testing.check_dynamic(wants_one_size, triple, inputs)
 
 
 def test_a_backend_that_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:

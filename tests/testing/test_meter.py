@@ -58,13 +58,6 @@ def _add_up_kernel(x_ptr, sum_ptr, BLOCK: tl.constexpr):  # type: ignore[no-unty
     tl.atomic_add(sum_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + place))
 
 
-@kernel
-def _weight_in_every_program_kernel(x_ptr, weight_ptr, y_ptr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    weight = tl.load(weight_ptr + tl.zeros((BLOCK,), tl.int32))
-    tl.store(y_ptr + place, tl.load(x_ptr + place) * weight)
-
-
 @pytest.mark.kernels
 class TestCounts:
     pytestmark = interpreted
@@ -74,18 +67,11 @@ class TestCounts:
         with metered() as launches:
             launch(_copy_kernel, (2,), (x, y, 21, 0, 1), (16,))
         assert torch.equal(x, y)
-        (found,) = launches
-        assert found.kernel == "_copy_kernel"
-        assert found.programs == 2
-        assert found.traffic == {"x_ptr": Traffic((21,), loaded=84), "y_ptr": Traffic((21,), stored=84)}
-        assert (found.loaded, found.stored) == (84, 84)
-
-    def test_one_address_counts_once_an_instruction_and_again_in_every_program(self) -> None:
-        x, y = torch.randn(32, dtype=torch.float16), torch.empty(32, dtype=torch.float16)
-        with metered() as launches:
-            launch(_weight_in_every_program_kernel, (2,), (x, x.new_ones(1), y), (16,))
-        assert torch.equal(x, y)
-        assert launches[0].traffic["weight_ptr"].loaded == 2 * 2
+        (copied,) = launches
+        assert copied.kernel == "_copy_kernel"
+        assert copied.programs == 2
+        assert copied.traffic == {"x_ptr": Traffic((21,), loaded=84), "y_ptr": Traffic((21,), stored=84)}
+        assert (copied.loaded, copied.stored) == (84, 84)
 
     def test_views_of_one_storage_are_told_apart(self) -> None:
         both = torch.arange(16.0)
@@ -122,11 +108,6 @@ class TestFaults:
         assert torch.equal(x, y)
         with pytest.raises(KernelFault, match=r"^_copy_rows_kernel loads x_ptr \[4, 16\] at element 16 of"), metered():
             launch(_copy_rows_kernel, (4,), (x, y, 16), (16,))
-
-    def test_a_store_past_the_end(self) -> None:
-        text = r"^_copy_kernel stores to y_ptr \[16\] at element 16 of its memory, which is not one of the tensor's"
-        with pytest.raises(KernelFault, match=text), metered():
-            launch(_copy_kernel, (1,), (torch.randn(16), torch.empty(32)[:16], 16, 0, 2), (16,))
 
     def test_two_programs_that_store_to_one_address(self) -> None:
         text = (

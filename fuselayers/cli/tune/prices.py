@@ -16,7 +16,7 @@ _REPEATS: Final = 9
 # How often an op of microseconds is run within one reading of the clock.
 _CHAIN: Final = 32
 # Elements of a float32 vector that fits into no cache, and the width of the matrices that are multiplied.
-_SIZES_ON_A_CPU: Final = (1 << 25, 1536)
+SIZES_ON_A_CPU: Final = (1 << 25, 1536)
 _SIZES_ON_A_GPU: Final = (1 << 28, 8192)
 # A vectorised exponential: range reduction 4, a polynomial of degree 5 in fused multiply-adds 10, scaling 2.
 _EXP_FLOPS: Final = 16
@@ -53,7 +53,7 @@ def measure(device: torch.device) -> Machine:
     On a GPU the times are its own, between two events, and every run but that of the smallest kernel fills the chip.
     """
     on_cpu = device.type == "cpu"
-    size, width = _SIZES_ON_A_CPU if on_cpu else _SIZES_ON_A_GPU
+    size, width = SIZES_ON_A_CPU if on_cpu else _SIZES_ON_A_GPU
     x = torch.randn(size, device=device)
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)

@@ -16,7 +16,7 @@ from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
 # How many tokens are drawn between two looks at whether all rows have ended; elsewhere 1. A look waits for the GPU.
-_TOKENS_PER_LOOK: Final = {"cuda": 16}
+TOKENS_PER_LOOK: Final = {"cuda": 16}
 
 
 @contextlib.contextmanager
@@ -115,7 +115,7 @@ def continued(
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
     first, device = tokens_BT.shape[1], tokens_BT.device
-    tokens_per_look = _TOKENS_PER_LOOK.get(device.type, 1)
+    tokens_per_look = TOKENS_PER_LOOK.get(device.type, 1)
     # From page-locked memory, since any other copy waits for the GPU.
     stops_N = torch.tensor(list(stop_tokens), dtype=tokens_BT.dtype, device="cpu", pin_memory=device.type == "cuda")
     stops_N = stops_N.to(device, non_blocking=True)

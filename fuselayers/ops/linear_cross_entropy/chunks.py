@@ -25,7 +25,7 @@ from ..._torch.dispatch import FakeTensor
 from ..cross_entropy import fused_loss, fused_loss_gradients
 from ..rows import cdiv
 
-_FEWEST_ROWS: Final = 512
+FEWEST_ROWS: Final = 512
 _SLICES: Final = 8
 _FEWEST_CLASSES: Final = 4096  # of a slice, so that its matmul fills a GPU
 Wanted = Sequence[bool]  # of x, weight and bias
@@ -38,7 +38,7 @@ def chunk_rows(num_rows: int, width: int, num_classes: int) -> int:
     >>> chunk_rows(8192, 4096, 128256), chunk_rows(4097, 4096, 128256), chunk_rows(65536, 768, 50257)
     (4096, 2049, 993)
     """
-    most = max(num_rows * width // num_classes, width, _FEWEST_ROWS)
+    most = max(num_rows * width // num_classes, width, FEWEST_ROWS)
     return max(cdiv(num_rows, max(cdiv(num_rows, most), 1)), 1)
 
 

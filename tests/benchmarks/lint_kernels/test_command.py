@@ -1,10 +1,7 @@
 import math
-from pathlib import Path
 
 import pytest
 
-from benchmarks.lint_kernels import command, figures
-from benchmarks.lint_kernels import compile as compile_module
 from benchmarks.lint_kernels.cases import CASES, Case, launches_of
 from benchmarks.lint_kernels.command import lint, main
 from benchmarks.lint_kernels.compile import CHIPS, compiler, resident
@@ -65,38 +62,6 @@ def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> 
         assert fault in lines[0]
 
 
-@pytest.fixture
-def two_cases(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The command knows two cases and two architectures, and has a file of figures for them."""
-    path = tmp_path / "figures.json"
-    path.write_text('{"compiler": "none", "accepted": [], "kernels": {}}')
-    monkeypatch.setattr(command, "CASES", (GOOD, NARROW))
-    monkeypatch.setattr(command, "CHIPS", {arch: CHIPS[arch] for arch in ("sm_90", "gfx942")})
-    monkeypatch.setattr(command, "FIGURES", path)
-    read, write = figures.read_figures, figures.write_figures
-    monkeypatch.setattr(command, "read_figures", lambda: read(path))
-    monkeypatch.setattr(
-        command, "write_figures", lambda *figures, compiler: write(*figures, compiler=compiler, path=path)
-    )
-    return path
-
-
-@compiles
-@pytest.mark.usefixtures("two_cases")
-def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--arch", "sm_90", "--op", "good"]) == 0
-    out = capsys.readouterr().out
-    row = next(line.split() for line in out.splitlines() if "sm_90" in line)
-    # Registers, spills and shared memory; 128 bits at a time; instructions and their budget.
-    assert row[3:7] == ["0", "0", "2x128", "2x128"]
-    assert row[8] == "27.6"
-    assert "1 compiled, no faults" in out
-    assert main(["--arch", "sm_90"]) == 1
-    out = capsys.readouterr().out
-    assert "32 accesses of less than 128 bits to tensors" in out
-    assert "2 compiled, 1 faults" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -111,10 +76,3 @@ def test_prints_every_kernel_and_what_is_wrong(capsys: pytest.CaptureFixture[str
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     assert main([*arguments]) == 2
     assert capsys.readouterr().err.startswith(f"benchmarks.lint_kernels: {text}")
-
-
-def test_where_kernels_are_interpreted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_module, "HAS_TRITON", True)
-    monkeypatch.setattr(compile_module, "INTERPRETED", True)
-    assert main([]) == 2
-    assert "unset TRITON_INTERPRET" in capsys.readouterr().err

@@ -3,12 +3,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.lint_kernels.cases import CASES
-from benchmarks.lint_kernels.figures import (
-    Figures,
-    Row,
-    faults,
-    read_figures,
-)
+from benchmarks.lint_kernels.figures import Figures, Row, faults, read_figures
 
 ROW = Row(
     case="dropout 4096 bfloat16",

@@ -2,11 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.cli.bench.measure import (
-    Candidate,
-    disagreement,
-    results,
-)
+from fuselayers.cli.bench.measure import Candidate, disagreement, results
 
 _X = torch.linspace(-3, 3, 50).requires_grad_()
 _EXACT = _X.detach().double().requires_grad_()

@@ -1,5 +1,4 @@
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -70,18 +69,3 @@ def test_a_folder_holds_data_table_and_a_picture(report: Report, tmp_path: Path)
     assert len({len(cells) for cells in rows}) == 1
     assert "- torch.compile: op, b: output 0 is off by 1" in lines
     assert "- op, c, float16" in lines
-
-
-def test_a_picture_has_the_ops_in_the_order_of_their_gain(report: Report, tmp_path: Path) -> None:
-    report.rows += [
-        row("plain", 0.003, 0.006, peak=None, kept=0, title="best"),
-        row("fuselayers", 0.0001, 0.001, peak=None, kept=0, title="best"),
-    ]
-    path = write_folder(tmp_path, report, pictures=True)[2]
-    texts = [text.strip() for text in re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())]
-    # From the bottom up; an op that nobody is compared in has no bars.
-    assert [text for text in texts if text in ("op, a", "best", "another")] == ["op, a", "best"]
-    assert {"3.00", "6.00", "1.50", "eager", "fuselayers", "torch.compile"} <= set(texts)
-    assert "forward + backward, float16: times as fast as eager PyTorch" in texts
-    # Without a ground, it reads in a light and a dark page.
-    assert "#ffffff" not in path.read_text()

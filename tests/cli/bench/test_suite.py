@@ -9,7 +9,7 @@ import torch
 from fuselayers.cli.bench.cases import Settings
 from fuselayers.cli.bench.report import Report
 from fuselayers.cli.bench.subjects import op_subject
-from fuselayers.cli.bench.suite import MODELS, Job, jobs_of, run_jobs
+from fuselayers.cli.bench.suite import MODELS, Job, run_jobs
 from fuselayers.cli.main import main
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.configs import build
@@ -25,15 +25,6 @@ def report() -> Report:
 
 def fails() -> None:
     raise RuntimeError("out of memory\nmore")
-
-
-def test_a_cpu_gets_smaller_work() -> None:
-    titles = [job.title for job in jobs_of(None, None, quick=False, device=CPU)]
-    assert all("float32" in title or "dropout" in title for title in titles)
-    assert [title for title in titles if title.startswith("linear_cross")] == [
-        "linear_cross_entropy, float32, 8x256x512"
-    ]
-    assert [job.title for job in jobs_of("rms_norm", None, quick=True, device=CPU)] == ["rms_norm, float32, 8x256x512"]
 
 
 def test_a_report_names_what_is_wrong_and_what_had_no_time(

@@ -139,7 +139,7 @@ def test_a_kill_between_the_renames_of_a_run_that_went_back_leaves_the_one_it_co
 def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
     path = save(tmp_path, tensors(), Content(5))
     whole = {file: file.read_bytes() for file in path.iterdir()}
-    found = 0
+    num_found = 0
     for seed in range(200):
         chance = random.Random(seed)
         file = chance.choice(sorted(whole))
@@ -151,11 +151,11 @@ def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
             assert_is(path, tensors(), step=5)
         except ValueError as error:
             said = str(error)
-            found += 1
+            num_found += 1
         assert not said or said.endswith(f"or a damaged one: the checksum of {file.name} is wrong")
         file.write_bytes(whole[file])
     # The rest is space between the entries of the manifest.
-    assert found > 180
+    assert num_found > 180
 
 
 def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

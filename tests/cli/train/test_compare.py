@@ -2,12 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.cli.bench.measure import Measured
 from fuselayers.cli.train.compare import (
     EAGER,
     FUSED,
     PLAIN,
-    Comparison,
     compare,
     comparison_notes,
     compressed_models,
@@ -86,20 +84,3 @@ def test_int8_is_compared_only_with_exact_saved_values(fusion: str) -> None:
     config = compose(overrides=[*_OVERRIDES[:-1], fusion])
     fused = build(config)
     assert compressed_models(config, fused, weights=fused.state_dict(), device=_CPU) == {}
-
-
-def test_the_notes_say_what_compiling_costs() -> None:
-    times = {PLAIN: [0.3, 9.0, 0.2], FUSED: [0.1, 0.05, 0.2]}
-    rows = [
-        Measured("a model", (4, 16), "float32", name, {"forward": [0.1] * 3, "forward_backward": both}, None, 8, {})
-        for name, both in times.items()
-    ]
-    comparison = Comparison(rows, 1.25e-7, 2.5e-7, num_batches=8, conditions="a machine, 2 threads")
-    assert comparison_notes(comparison, compile_seconds=21.0) == [
-        "losses of eager layers and fused, with the same dropout masks, differ by at most 1.2e-07 nats per byte on 8 "
-        "batches",
-        "plain PyTorch draws other masks; without dropout its losses differ by at most 2.5e-07",
-        "compiling took 21.0 s, earned back after 105 steps",
-        "f: forward; fb: forward and backward, in training mode, medians of 3 in turns; kept: for backward",
-        "a machine, 2 threads",
-    ]

@@ -4,13 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers.cli.train.data import (
-    check_length,
-    evaluation_batches,
-    read_text,
-    standard_library,
-    training_batch,
-)
+from fuselayers.cli.train.data import check_length, evaluation_batches, read_text, standard_library, training_batch
 
 
 def _folder(path: Path, number: int) -> Path:

@@ -12,15 +12,15 @@ from tests.cli.conftest import TINY_MODEL
 @pytest.mark.parametrize("names", [["eager"], pytest.param(["eager", "inductor"], marks=pytest.mark.slow)])
 def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = [status for status in backends() if status.name in names]
-    monkeypatch.setattr(step, "_ROUNDS", 3)
     monkeypatch.setattr(step, "backends", lambda device: statuses)
     assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
     working = [status.name for status in statuses if status.available]
     assert [override for override, _ in rows] == ["fusion=off", *(f"fusion.backend={name}" for name in working)]
-    fastest = min(rows, key=lambda row: float(row[1]))[0]
-    assert f"to pin the fastest: {fastest}\n" in printed
+    least = min(float(number) for _, number in rows)
+    # Two that differ by less than what is printed are both the fastest.
+    assert any(f"to pin the fastest: {name}\n" in printed for name, number in rows if float(number) == least)
 
 
 def test_a_model_without_example_inputs_is_refused(

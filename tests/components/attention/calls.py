@@ -49,8 +49,8 @@ class Call(nn.Module):
         self.call: Callable[..., Tensor] = reference if written_out else MultiHeadAttention.forward
 
     def forward(self, x_BTD: Tensor, *leaves: Tensor) -> Tensor:
-        given = {**self.inputs, **dict(zip(self.names, leaves, strict=True))}
-        return self.call(self.layer, x_BTD, **given)
+        arguments = {**self.inputs, **dict(zip(self.names, leaves, strict=True))}
+        return self.call(self.layer, x_BTD, **arguments)
 
 
 def assert_as_written_out(
@@ -62,10 +62,10 @@ def assert_as_written_out(
     leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
     if memory:
         leaves["memory"] = torch.randn(2, MEMORY, HIDDEN_DIM, dtype=torch.float64)
-    given = [torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64), *leaves.values()]
-    expected = run(Call(layer, inputs, written_out=True, names=tuple(leaves)), given)
+    tensors = [torch.randn(2, TOKENS, HIDDEN_DIM, dtype=torch.float64), *leaves.values()]
+    expected = run(Call(layer, inputs, written_out=True, names=tuple(leaves)), tensors)
     tolerance = 1e-5 if "rotate" in names else 1e-9  # the angles of rotary are float32
     for kernel in kernels or (layer.kernel,):
         layer.kernel = kernel
-        got = run(Call(layer, inputs, written_out=False, names=tuple(leaves)), given)
+        got = run(Call(layer, inputs, written_out=False, names=tuple(leaves)), tensors)
         assert_same_values(expected, got, rtol=tolerance, atol=tolerance)

@@ -80,7 +80,7 @@ def assert_is(
     rotate = RotaryPosition().rotate if rotated else None
     real_BT = padding(tokens) if padded else None
     inputs = {"rotate": rotate, "key_padding_mask": real_BT}
-    given = {name: value for name, value in inputs.items() if name in takes(layer.forward)}
+    arguments = {name: value for name, value in inputs.items() if name in takes(layer.forward)}
 
     class Forward(nn.Module):
         def __init__(self, written_out: bool) -> None:
@@ -88,7 +88,7 @@ def assert_is(
             self.layer, self.written_out = exact, written_out
 
         def forward(self, x: Tensor) -> Tensor:
-            return reference(self.layer, x, rotate, real_BT) if self.written_out else self.layer(x, **given)
+            return reference(self.layer, x, rotate, real_BT) if self.written_out else self.layer(x, **arguments)
 
     x = torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64)
     tolerance = 1e-5 if rotated else tolerance  # the angles of rotary are float32

@@ -33,25 +33,6 @@ def made(name: str, *, context_length: int = 131, **options: Any) -> nn.Module:
     return small(create("attention", Choice(name, {**OPTIONS[name], **options}), HIDDEN_DIM, **built_in))
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "options"),
-    [
-        ("attention", "multi_head", {"num_heads": 6}),
-        *(("attention", name, OPTIONS[name]) for name in CAUSAL),
-        ("feedforward", "conv_mlp", {}),
-        ("block", "transformer", {}),
-        ("block", "reversible", {}),
-    ],
-)
-def test_made_by_hand_it_sees_later_tokens(kind: str, name: str, options: dict[str, Any]) -> None:
-    heads = {"attention": Choice("multi_head", {"num_heads": 6})} if kind == "block" else {}
-    layer = small(create(kind, Choice(name, options), HIDDEN_DIM, **heads))
-    x = torch.randn(1, 4, HIDDEN_DIM)
-    later = x.clone()
-    later[:, 2] = torch.randn(HIDDEN_DIM)
-    assert not torch.allclose(layer(later)[:, 1], layer(x)[:, 1])
-
-
 @pytest.mark.parametrize("name", CAUSAL)
 def test_causal(name: str) -> None:
     contract.assert_causal(made(name))
@@ -78,6 +59,7 @@ def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
     assert many < 4.2 * few
 
 
+# Each class is public and checks its heads in its own __init__.
 @pytest.mark.parametrize("attention", [MultiHeadAttention, *(get("attention", name) for name in WITH_HEADS)])
 @pytest.mark.parametrize(
     ("options", "text"),
@@ -87,9 +69,9 @@ def test_the_memory_of_backward_grows_with_the_tokens(name: str) -> None:
     ],
 )
 def test_errors_of_heads(attention: type[nn.Module], options: dict[str, Any], text: str) -> None:
-    given = {**options, "context_length": 9} if attention is get("attention", "linformer") else options
+    arguments = {**options, "context_length": 9} if attention is get("attention", "linformer") else options
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        attention(HIDDEN_DIM, **given)
+        attention(HIDDEN_DIM, **arguments)
 
 
 def test_an_even_convolution() -> None:

@@ -17,8 +17,7 @@ def test_packed_documents() -> None:
                 assert bool(mask[b, 0, t, s]) == bool(documents[b, t] == documents[b, s])
 
 
-@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3)])
-@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize(("shape", "block_size"), [((3, 3), 1), ((2, 3, 3), 4)])
 def test_a_layout_of_blocks(shape: tuple[int, ...], block_size: int) -> None:
     layout = torch.rand(shape) < 0.5
     mask = block_mask(layout, block_size)

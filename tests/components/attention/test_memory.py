@@ -27,7 +27,7 @@ def made(kind: str, **options: Any) -> Any:
 def written_out(layer: Any, x: Tensor, memory: Tensor, real: Tensor | None) -> Tensor:
     """Row by row, with the padding taken out of the memory first."""
     weight, bias, size = layer.qkv.weight, layer.qkv.bias, layer.head_dim
-    q_all, kv_all = (one @ weight.T + bias for one in (x, memory))
+    q_all, kv_all = (tensor @ weight.T + bias for tensor in (x, memory))
     rows = []
     for b in range(len(x)):
         at = torch.arange(memory.shape[1]) if real is None else real[b].nonzero().flatten()
@@ -43,31 +43,31 @@ def written_out(layer: Any, x: Tensor, memory: Tensor, real: Tensor | None) -> T
 
 def favor_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     w, scale = layer.directions, layer.head_dim**0.25
-    q, k = (torch.exp(one / scale @ w.T - (one / scale).square().sum(-1, keepdim=True) / 2) for one in (q, k))
+    q, k = (torch.exp(part / scale @ w.T - (part / scale).square().sum(-1, keepdim=True) / 2) for part in (q, k))
     weights = q @ k.T
     return weights @ v / weights.sum(-1, keepdim=True)
 
 
 def nystrom_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    def landmarks(one: Tensor) -> Tensor:
-        count = min(layer.num_landmarks, len(one))
-        of = torch.tensor([number * count // len(one) for number in range(len(one))])
-        return torch.stack([one[of == number].mean(0) for number in range(count)])
+    def landmarks(x: Tensor) -> Tensor:
+        count = min(layer.num_landmarks, len(x))
+        of = torch.tensor([number * count // len(x) for number in range(len(x))])
+        return torch.stack([x[of == number].mean(0) for number in range(count)])
 
     root = math.sqrt(layer.head_dim)
     few_q, few_k = landmarks(q), landmarks(k)
     a = (few_q @ few_k.T / root).softmax(-1)
-    z, one = a.T / (a.sum(0).max() * a.sum(1).max()), torch.eye(len(few_q), dtype=a.dtype)
+    z, identity = a.T / (a.sum(0).max() * a.sum(1).max()), torch.eye(len(few_q), dtype=a.dtype)
     for _ in range(layer.inverse_iterations):
-        z = z @ (13 * one - a @ z @ (15 * one - a @ z @ (7 * one - a @ z))) / 4
+        z = z @ (13 * identity - a @ z @ (15 * identity - a @ z @ (7 * identity - a @ z))) / 4
     return (q @ few_k.T / root).softmax(-1) @ z @ (few_q @ k.T / root).softmax(-1) @ v
 
 
 HEAD = {FavorAttention: favor_head, NystromAttention: nystrom_head}
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 7, 12])
-@pytest.mark.parametrize("padded", [False, True])
+# The memory has 9 tokens: with fewer of its own and with more, a layer divides either side first.
+@pytest.mark.parametrize(("tokens", "padded"), [(1, True), (7, False), (12, True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
     class Forward(nn.Module):
@@ -108,9 +108,9 @@ def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
 )
 def test_errors_of_a_call(kind: str, options: dict[str, Any], inputs: dict[str, Any], text: str) -> None:
     layer = made(kind, **options)
-    given = {"memory": torch.zeros(4, 9, HIDDEN_DIM), **inputs}
+    arguments = {"memory": torch.zeros(4, 9, HIDDEN_DIM), **inputs}
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        layer(torch.zeros(4, 7, HIDDEN_DIM), **given)
+        layer(torch.zeros(4, 7, HIDDEN_DIM), **arguments)
 
 
 def test_a_causal_block_takes_no_attention_that_mixes_queries() -> None:

@@ -8,21 +8,10 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from fuselayers.components import (
-    MultiHeadAttention,
-    RotaryPosition,
-)
+from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
 from tests.components.attention import contract
-from tests.components.attention.calls import (
-    HEADS,
-    HIDDEN_DIM,
-    INPUTS,
-    TOKENS,
-    assert_as_written_out,
-    inputs_of,
-    made,
-)
+from tests.components.attention.calls import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_as_written_out, inputs_of, made
 from tests.components.attention.reference import reference
 from tests.components.compare import run
 from tests.selection import every_value
@@ -48,27 +37,15 @@ PAIRS = [
 ]
 # Each pair of options meets one input after the other.
 CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
-# Each option meets each input; every day it does so beside another option, if a pair has both.
-_MET = {(name, inputs) for names, inputs in CASES for name in names}
-ALONE = [(name, inputs) for name in OPTIONS for inputs in (*((one,) for one in INPUTS), INPUTS)]
 
 
-@pytest.mark.parametrize(
-    ("names", "inputs"),
-    [
-        *CASES,
-        *(
-            pytest.param((name,), inputs, marks=pytest.mark.slow if (name, inputs) in _MET else ())
-            for name, inputs in ALONE
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
 def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     options = {key: value for name in names for key, value in OPTIONS[name].items()}
     assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
 
 
+# Padding, and a bias with a mask, become two kinds of masks; the options change the kernel that takes them.
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:

@@ -33,7 +33,7 @@ def test_an_adapter_in_place_of_a_projection_needs_its_call_only(attention: type
             setattr(adapted, name, adapter)
             getattr(merged, name).weight[:, :1] += adapter.high
     x, memory = torch.randn(2, 3, 5, 12, dtype=torch.float64)
-    given = {"memory": memory} if crossed else {}
-    torch.testing.assert_close(adapted(x, **given), merged(x, **given))
+    inputs = {"memory": memory} if crossed else {}
+    torch.testing.assert_close(adapted(x, **inputs), merged(x, **inputs))
     with pytest.raises(ValueError, match=r"^x must be \[B, T, 12\], got \[5, 12\]$"):
         adapted(x[0])

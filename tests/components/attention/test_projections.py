@@ -57,7 +57,7 @@ def test_values_come_from_their_own_sequence(projections: str) -> None:
     x, keys, values = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
     mask = padding(5)
     got = layer(x, memory=keys, values=values, key_padding_mask=mask)
-    q, k, v = (layer.split(one)[part].transpose(1, 2) for part, one in enumerate((x, keys, values)))
+    q, k, v = (layer.split(sequence)[part].transpose(1, 2) for part, sequence in enumerate((x, keys, values)))
     scores = (q @ k.mT * layer.scale).masked_fill(~mask[:, None, None], -torch.inf)
     torch.testing.assert_close(got, layer.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
     torch.testing.assert_close(layer(x, memory=keys, values=keys), layer(x, memory=keys))
@@ -73,7 +73,8 @@ def test_a_model_with_separate_projections_is_initialised_as_one_with_a_packed_o
             f"model.init={init}",
         ]
         packed, separate = (
-            build("gpt_nano", [*sizes, f"attention.projections={one}"]) for one in ("packed", "separate")
+            build("gpt_nano", [*sizes, f"attention.projections={projections}"])
+            for projections in ("packed", "separate")
         )
         parts = packed.blocks[0].attention.qkv.weight.chunk(3)
         for part, expected in zip("qkv", parts, strict=True):

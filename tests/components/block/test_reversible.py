@@ -45,8 +45,7 @@ class Plain(Reversible):
         return (x1 + x2) / 2
 
 
-@pytest.mark.parametrize("p", [0.0, 0.1])
-@pytest.mark.parametrize("shape", [(1, 1, 8), (3, 7, 8)])
+@pytest.mark.parametrize(("p", "shape"), [(0.0, (1, 1, 8)), (0.1, (3, 7, 8))])
 def test_gradients_are_those_of_the_formula(p: float, shape: tuple[int, ...]) -> None:
     blocks = blocks_of(5, p=p).double()
     x = torch.randn(shape, dtype=torch.float64)
@@ -121,10 +120,10 @@ def test_gradients_reach_a_memory_and_a_bias() -> None:
 
     assert_same_step(written, reversible, x, memory, bias, rtol=1e-9, atol=1e-9)
     got, expected = [], []
-    for found, function in ((got, reversible), (expected, written)):
+    for kept, function in ((got, reversible), (expected, written)):
         blocks.zero_grad()
         function(x, memory, bias).square().sum().backward()
-        found += [value.grad.clone() for value in blocks.parameters()]
+        kept += [value.grad.clone() for value in blocks.parameters()]
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -155,7 +154,7 @@ def test_backward_twice_and_twice_differentiated() -> None:
 
 # Each backend has its own way from a graph to what autograd saves; Inductor compiles for seconds.
 @pytest.mark.parametrize(
-    "backend", ["eager", *(pytest.param(one, marks=pytest.mark.slow) for one in ("inductor", "auto"))]
+    "backend", ["eager", *(pytest.param(backend, marks=pytest.mark.slow) for backend in ("inductor", "auto"))]
 )
 def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> None:
     tokens, targets = torch.randint(13, (2, 4, 16))
@@ -172,6 +171,7 @@ def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> No
     torch.testing.assert_close(step(fused[0]), step(plain[0]))
 
 
+# torch keeps each kind of hook in a dictionary of its own, and a fused view has dictionaries beside its block's.
 @pytest.mark.parametrize(
     "register",
     [
@@ -231,8 +231,7 @@ def test_a_block_that_is_sharded_in_part_is_refused(one_process_mesh: Any, part:
             fuse(model.blocks[1], backend="eager")(torch.randn(2, 7, 32))
 
 
-@pytest.mark.parametrize("options", [{}, {"layer_scale": 0.3, "stochastic_depth": 0.5}])
-@pytest.mark.parametrize("p", [0.0, 0.1])
+@pytest.mark.parametrize(("p", "options"), [(0.0, {}), (0.1, {"layer_scale": 0.3, "stochastic_depth": 0.5})])
 def test_post_norms_each_branch(p: float, options: dict[str, float]) -> None:
     class Written(Reversible):
         def forward(self, x: Tensor) -> Tensor:

@@ -5,11 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import build
-from fuselayers.components import (
-    Choice,
-    TransformerBlock,
-    names,
-)
+from fuselayers.components import Choice, TransformerBlock, names
 from tests.components.compare import assert_same_step, randomise
 from tests.components.registered import registered
 
@@ -38,28 +34,16 @@ def _looking() -> object:
 
 
 @pytest.mark.parametrize("style", STYLES)
-@pytest.mark.parametrize(("p", "backend"), [(0.0, "eager"), (0.3, "auto")])
-def test_a_fused_feedforward_changes_nothing(style: str, p: float, backend: str) -> None:
+def test_a_fused_feedforward_changes_nothing(style: str) -> None:
+    p = 0.3
     mlp, fused_mlp = Choice("mlp", {"dropout": p}), Choice("fused_mlp", {"dropout": p})
     plain = randomise(TransformerBlock(8, attention=HEADS, feedforward=mlp, residual=style, dropout=p))
-    fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p, backend=backend)
+    fused = TransformerBlock(8, attention=HEADS, feedforward=fused_mlp, residual=style, dropout=p)
     assert list(plain.state_dict()) == list(fused.state_dict())
     fused.load_state_dict(plain.state_dict())
     x = torch.randn(2, 5, 8)
     assert_same_step(plain, fused, x, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(fused.eval()(x), plain.eval()(x), rtol=1e-4, atol=1e-4)
-
-
-def test_rotation_and_padding_reach_the_attention() -> None:
-    block = randomise(TransformerBlock(8, attention=HEADS, causal=False))
-    x = torch.randn(2, 5, 8)
-    plain = block(x)
-    assert not torch.allclose(block(x, rotate=lambda q, k: (2 * q, k)), plain, atol=1e-3)
-    real_BT = torch.ones(2, 5, dtype=torch.bool)
-    real_BT[0, 3:] = False
-    padded = block(x, key_padding_mask=real_BT)
-    torch.testing.assert_close(padded[0, :3], block(x[:1, :3])[0], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(padded[1], plain[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("style", ["pre", "post", "sandwich", "parallel", "deepnorm"])

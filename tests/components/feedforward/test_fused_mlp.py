@@ -2,10 +2,10 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from fuselayers.components import MLP, FusedMLP
 from fuselayers.partition import saved_bytes
+from tests.components.adapter import Adapter
 from tests.components.compare import assert_same_step, randomise
 
 
@@ -30,27 +30,6 @@ def test_training_is_that_of_the_plain_mlp(backend: str, p: float, bias: bool) -
     assert_same_step(plain, fused, torch.randn(5, 3, 7))
     if backend == "auto":
         assert_same_step(plain, fused, torch.randn(9, 7))
-
-
-class Adapter(nn.Module):
-    """A low-rank adapter as it is put around a linear layer, whose weight and bias can be seen from outside."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-        self.low = nn.Parameter(torch.randn(layer.in_features, 1))
-        self.high = nn.Parameter(torch.randn(1, layer.out_features))
-
-    @property
-    def weight(self) -> nn.Parameter:
-        return self.layer.weight
-
-    @property
-    def bias(self) -> nn.Parameter:
-        return self.layer.bias
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layer(x) + x @ self.low @ self.high
 
 
 def test_an_adapter_in_place_of_a_linear_is_called() -> None:

@@ -1,12 +1,14 @@
 import copy
 import re
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from fuselayers.components import MLP, ConvMLP, FusedMLP, GatedMLP, registry
+from fuselayers.components import MLP, ConvMLP, FusedMLP, GatedMLP
 from tests.components.compare import assert_same_step, randomise
+from tests.components.registered import registered
 
 
 class Softplus(nn.Module):
@@ -21,8 +23,9 @@ class Softplus(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry._OWNERS["activation"], "my_softplus", Softplus)
+def _own_activation() -> Iterator[None]:
+    with registered("activation", my_softplus=Softplus):
+        yield
 
 
 def by_hand(layer: nn.Module) -> nn.Module:

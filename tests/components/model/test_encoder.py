@@ -20,8 +20,7 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(13, shape)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("p", "tied"), [(0.0, True), (0.3, False)])
 def test_it_is_embeddings_blocks_and_head(p: float, tied: bool) -> None:
     model = made(dropout=p, tie_embeddings=tied)
     with torch.no_grad():

@@ -5,10 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.components import (
-    Choice,
-    EncoderDecoder,
-)
+from fuselayers.components import Choice, EncoderDecoder
 from tests.components.compare import randomise
 from tests.components.model.refused import assert_refused
 
@@ -62,8 +59,7 @@ def written_out(model: EncoderDecoder, source: Tensor, inputs: Tensor, real: Ten
     return norm(y, model.decoder.norm) @ head.T * model.logit_scale
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize(("tied", "padded"), [(True, False), (False, True)])
 def test_values_and_gradients(tied: bool, padded: bool) -> None:
     options = {"num_decoder_layers": 3, "tie_embeddings": tied, "logit_scale": 8**-0.5, "start_token": 5}
     model = randomise(made(**options)).double()
@@ -78,9 +74,9 @@ def test_values_and_gradients(tied: bool, padded: bool) -> None:
     wanted = torch.autograd.grad(expected, list(model.parameters()))
     loss = model(source, targets, key_padding_mask=mask)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=1e-6)
-    found = torch.autograd.grad(loss, list(model.parameters()))
+    got = torch.autograd.grad(loss, list(model.parameters()))
     # The loss is taken in float32.
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("block", ["transformer", "reversible"])

@@ -36,9 +36,9 @@ class LargestTensor(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, (tuple, list)) else (made,):
-            if isinstance(one, torch.Tensor):
-                self.elements = max(self.elements, one.numel())
+        for result in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(result, torch.Tensor):
+                self.elements = max(self.elements, result.numel())
         return made
 
 
@@ -46,7 +46,9 @@ def step(model: nn.Module, **casts: Any) -> tuple[torch.Tensor, dict[str, torch.
     with torch.autocast("cpu", **{"enabled": False, **casts}):
         loss = model(TOKENS_BT, TARGETS_BT)
     loss.backward()
-    return loss.detach(), {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
+    return loss.detach(), {
+        name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
 
 
 @pytest.mark.parametrize(

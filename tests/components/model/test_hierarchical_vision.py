@@ -55,8 +55,10 @@ class WrittenOut(nn.Module):
         return x.mean((2, 3)) @ self.head.weight.T + self.head.bias
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("sizes", [{}, {"image_size": 8, "patch_sizes": (4, 1), "strides": (2, 1), "widths": (6, 6)}])
+@pytest.mark.parametrize(
+    ("p", "sizes"),
+    [(0.3, {}), (0.0, {"image_size": 8, "patch_sizes": (4, 1), "strides": (2, 1), "widths": (6, 6)})],
+)
 def test_values_and_gradients(sizes: dict[str, Any], p: float) -> None:
     model = randomise(made(dropout=p, **sizes)).double()
     images = torch.randn(3, 3, model.image_size, model.image_size).double()  # type: ignore[arg-type]

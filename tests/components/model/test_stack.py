@@ -45,6 +45,7 @@ def test_some_layers_differ() -> None:
     torch.testing.assert_close(y.square().mean(-1), torch.ones(2, 5), rtol=1e-3, atol=1e-3)
 
 
+# The stack gives `causal` to one of the two, and the other computes both directions.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:

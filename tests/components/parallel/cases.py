@@ -42,8 +42,8 @@ _MLP = {"width": 24, "dropout": 0.1}
 
 def _decoder(attention: dict[str, Any] | Choice | None = None, **changes: Any) -> Model:
     heads = attention if isinstance(attention, Choice) else Choice("multi_head", {**_HEADS, **(attention or {})})
-    given = {**_SIZES, "attention": heads, "feedforward": Choice("mlp", _MLP), **changes}
-    return Decoder(**given)
+    arguments = {**_SIZES, "attention": heads, "feedforward": Choice("mlp", _MLP), **changes}
+    return Decoder(**arguments)
 
 
 def _encoder(attention: Choice, **changes: Any) -> Model:
@@ -51,8 +51,8 @@ def _encoder(attention: Choice, **changes: Any) -> Model:
 
 
 def _mixture(expert: dict[str, Any], **options: Any) -> Choice:
-    given = {"num_experts": 4, "z_coefficient": 0.1, "balance_coefficient": 0.5, **options}
-    return Choice("mixture_of_experts", {**given, "expert": Choice("mlp", {**_MLP, **expert})})
+    chosen = {"num_experts": 4, "z_coefficient": 0.1, "balance_coefficient": 0.5, **options}
+    return Choice("mixture_of_experts", {**chosen, "expert": Choice("mlp", {**_MLP, **expert})})
 
 
 # Name -> the model. A name is what is special in it.
@@ -125,7 +125,9 @@ def step(model: nn.Module, batch: tuple[Tensor, ...], *, seed: int = 7, **inputs
     torch.manual_seed(seed)
     loss = model(*batch, **inputs)
     loss.backward()
-    norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+    norm = torch.nn.utils.get_total_norm(
+        [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    )
     gradients = {
         name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", ""): whole(parameter.grad)
         for name, parameter in model.named_parameters()
@@ -189,8 +191,8 @@ def check_generation(sequence: bool) -> None:
         prompts = batch_of(model, tokens=3)[0]
         wanted = _written(model, prompts)
         parallelize(model, group(), sequence=sequence)
-        for got, one in zip(_written(model, prompts), wanted, strict=True):
-            torch.testing.assert_close(got, one, msg=lambda text, name=name: f"{name}: {text}")
+        for got, tokens in zip(_written(model, prompts), wanted, strict=True):
+            torch.testing.assert_close(got, tokens, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def _written(model: Any, prompts: Tensor) -> list[Tensor]:
@@ -219,10 +221,12 @@ def check_logits(sequence: bool) -> None:
 
 def _step_of(model: Model, loss: Any, batch: Tensor) -> Step:
     torch.manual_seed(7)
-    found = loss(batch)
-    found.backward()
-    gradients = {name: whole(one.grad) for name, one in model.named_parameters() if one.grad is not None}
-    return Step(found.item(), gradients, sum(one.square().sum() for one in gradients.values()).sqrt().item())
+    value = loss(batch)
+    value.backward()
+    gradients = {
+        name: whole(parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    return Step(value.item(), gradients, sum(gradient.square().sum() for gradient in gradients.values()).sqrt().item())
 
 
 def check_meta(sequence: bool) -> None:
@@ -267,7 +271,7 @@ def check_refusal(sequence: bool) -> None:
     try:
         parallelize(model, group(), sequence=sequence)
     except ValueError:
-        assert all(one is before[name] for name, one in model.named_parameters())
+        assert all(parameter is before[name] for name, parameter in model.named_parameters())
         assert model.blocks[0].attention.num_heads == 4
     else:
         raise AssertionError("it was not refused")
@@ -284,7 +288,7 @@ CHECKS = {
 
 def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
     """Return what differs from one process, for each model or check and whether tokens are divided; None if nothing."""
-    found: list[str | None] = []
+    errors: list[str | None] = []
     for name, sequence in pairs:
         try:
             if name in CHECKS:
@@ -292,7 +296,7 @@ def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
             else:
                 made = COMPONENTS.get(name, functools.partial(shipped, name))
                 assert_same(*compared(made, sequence=sequence, **inputs_of(name)))
-            found.append(None)
+            errors.append(None)
         except Exception:
-            found.append(traceback.format_exc())
-    return found
+            errors.append(traceback.format_exc())
+    return errors

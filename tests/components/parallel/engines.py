@@ -55,16 +55,16 @@ def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str
     plain = made(name)
     batch = batch_of(plain)
     wanted = step(plain, batch)
-    for number, one in enumerate(engines):
+    for number, engine_name in enumerate(engines):
         torch._dynamo.reset()
-        fused_before = one == "fused before"
+        fused_before = engine_name == "fused before"
         model = fl.fuse(made(name), backend="eager") if fused_before else made(name)
-        divided = engine(parallelize(model, group(), sequence=sequence), one)
+        divided = engine(parallelize(model, group(), sequence=sequence), engine_name)
         got = step(divided, batch)
         try:
             assert_same(wanted, got)
         except AssertionError as error:
-            raise AssertionError(f"{one}, number {number}: {error}") from error
+            raise AssertionError(f"{engine_name}, number {number}: {error}") from error
     return engines
 
 
@@ -77,7 +77,7 @@ def data_parallel(name: str, sequence: bool) -> list[Step]:
     world = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("dp", "tp"))
     model = parallelize(made(name), world["tp"], sequence=sequence)
     rank = world["dp"].get_local_rank()
-    batch = tuple(one.roll(rank, 0) for one in batch_of(model))
+    batch = tuple(tensor.roll(rank, 0) for tensor in batch_of(model))
     for blocks in _stacks(model):
         for block in blocks:
             fully_shard(block, mesh=world["dp"])

@@ -21,18 +21,19 @@ def _run(size: int, folder: Path, function: object, *arguments: object) -> list[
 @pytest.mark.slow
 def test_graphs_of_blocks_keep_the_numbers(tmp_path: Path) -> None:
     engines = ["block eager"]
-    for found in _run(2, tmp_path / "run", under, "gated", engines, True, str(tmp_path / "cache")):
-        assert found == engines
+    for compared in _run(2, tmp_path / "run", under, "gated", engines, True, str(tmp_path / "cache")):
+        assert compared == engines
 
 
+# Each model has other divided layers, and sequence parallelism puts other collectives around them.
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("name", ["gated", "mixture", "pair"])
 @pytest.mark.parametrize("sequence", [False, True])
 def test_compilers_keep_the_numbers_with_a_cold_and_a_warm_cache(name: str, sequence: bool, tmp_path: Path) -> None:
     engines = [*_COMPILED, "model eager", "fused before", "checkpoint", "checkpoint compile"]
-    for found in _run(2, tmp_path / "run", under, name, engines, sequence, str(tmp_path / "cache")):
-        assert found == engines
+    for compared in _run(2, tmp_path / "run", under, name, engines, sequence, str(tmp_path / "cache")):
+        assert compared == engines
 
 
 @pytest.mark.slow

@@ -188,8 +188,8 @@ def test_a_fused_model_has_the_plan_of_the_model_inside() -> None:
         plans.append(
             {
                 path_of[id(module._parameters[name])]: storage
-                for module, found in storages.items()
-                for name, storage in found.items()
+                for module, storage_of in storages.items()
+                for name, storage in storage_of.items()
             }
         )
         assert plans[-1].keys() == set(path_of.values())

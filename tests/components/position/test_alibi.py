@@ -28,19 +28,13 @@ def written_out(num_heads: int, tokens: int, first: int) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("num_heads", [1, 2, 3, 6, 8, 12, 25, 64, 71])
-@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (7, 0), (1, 5), (3, 5)])
+@pytest.mark.parametrize(
+    ("num_heads", "tokens", "first"),
+    [*((num_heads, 3, 5) for num_heads in (1, 2, 3, 6, 8, 12, 25, 64, 71)), (6, 1, 0), (6, 7, 0), (6, 1, 5)],
+)
 def test_it_is_the_authors_bias(num_heads: int, tokens: int, first: int) -> None:
     got = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(2, tokens, 4, dtype=torch.float64), first=first)
     torch.testing.assert_close(got, written_out(num_heads, tokens, first), rtol=1e-6, atol=1e-7)
-
-
-def test_its_slopes_are_those_of_transformers_for_any_number_of_heads() -> None:
-    bloom = pytest.importorskip("transformers.models.bloom.modeling_bloom")
-    for num_heads in (*range(1, 34), 71, 112):
-        theirs = bloom.build_alibi_tensor(torch.ones(1, 2), num_heads, torch.float32)
-        ours = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(1, 2, 4))
-        torch.testing.assert_close(-ours[:, 1, 0], theirs[:, 0, 1], rtol=1e-6, atol=0)
 
 
 def test_errors() -> None:

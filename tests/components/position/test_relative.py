@@ -55,15 +55,17 @@ SIZES = [
 ]
 
 
+# Small tables end before, at and after these distances; without `causal` half of each table is of the future.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (7, 0), (40, 0), (1, 9), (3, 30)])
+@pytest.mark.parametrize(("tokens", "first"), [(1, 0), (40, 0), (3, 30)])
 def test_values_and_gradients(sizes: dict[str, int], causal: bool, tokens: int, first: int) -> None:
     position = randomise(RelativePosition(num_heads=3, causal=causal, **sizes)).double()
     x = torch.randn(2, tokens, 4).double()
     assert_same_step(WrittenOut(position, first), Bias(position, first), x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
 
 
+# An odd table is divided in another place for each of the two directions.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", [*SIZES, {"num_buckets": 64, "max_distance": 1000}])
 def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:

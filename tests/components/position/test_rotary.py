@@ -22,8 +22,9 @@ def turned(x: Tensor, base: float) -> Tensor:
     return torch.cat((product.real, product.imag), dim=-1)
 
 
-@pytest.mark.parametrize(("fraction", "width"), [(1.0, 20), (0.5, 10), (0.33, 6)])
-@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(
+    ("interleaved", "fraction", "width"), [(True, 1.0, 20), (False, 0.5, 10), (True, 0.33, 6), (False, 0.33, 6)]
+)
 def test_a_share_of_the_channels_in_either_pairing(interleaved: bool, fraction: float, width: int) -> None:
     q, k = torch.randn(2, 4, 7, 20), torch.randn(2, 2, 7, 20)
     position = RotaryPosition(interleaved=interleaved, fraction=fraction)
@@ -36,9 +37,9 @@ def test_a_share_of_the_channels_in_either_pairing(interleaved: bool, fraction: 
         torch.testing.assert_close(got[..., order].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 129])
-@pytest.mark.parametrize("channels", [2, 6, 64])
-@pytest.mark.parametrize("base", [10000.0, 500.0])
+@pytest.mark.parametrize(
+    ("tokens", "channels", "base"), [(1, 2, 500.0), (7, 6, 10000.0), (129, 2, 10000.0), (129, 64, 500.0)]
+)
 def test_it_multiplies_complex_numbers(tokens: int, channels: int, base: float) -> None:
     q, k = torch.randn(2, 4, tokens, channels), torch.randn(2, 2, tokens, channels)
     rotated_q, rotated_k = RotaryPosition(base=base).rotate(q, k)

@@ -19,10 +19,10 @@ def written_out(x: Tensor, *, base: float = 10000.0, first: int = 0) -> Tensor:
     return x + table
 
 
-@pytest.mark.parametrize("first", [0, 40])
-@pytest.mark.parametrize("tokens", [1, 129])
-@pytest.mark.parametrize("hidden_dim", [1, 2, 7, 16])
-@pytest.mark.parametrize("base", [10000.0, 50.0])
+@pytest.mark.parametrize(
+    ("base", "hidden_dim", "tokens", "first"),
+    [(10000.0, 1, 129, 0), (10000.0, 2, 1, 40), (50.0, 7, 129, 40), (10000.0, 16, 129, 0), (50.0, 16, 1, 40)],
+)
 def test_it_is_the_papers_table(base: float, hidden_dim: int, tokens: int, first: int) -> None:
     x = torch.randn(2, tokens, hidden_dim).double()
     position = SinusoidalPosition(base=base)

@@ -50,8 +50,8 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, tor
     model.zero_grad()
     loss = loss_of(model, batch)
     loss.backward()
-    found = {name: one.grad for name, one in model.named_parameters() if one.grad is not None}
-    return {"loss": loss.detach(), **found}
+    of_parameters = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    return {"loss": loss.detach(), **of_parameters}
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
@@ -65,7 +65,7 @@ def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -
 
 def classes(model: nn.Module) -> list[type]:
     """The class of each module."""
-    return [type(one) for one in model.modules()]
+    return [type(module) for module in model.modules()]
 
 
 def bytes_of(model: nn.Module) -> dict[str, bytes]:

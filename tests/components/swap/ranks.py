@@ -45,7 +45,7 @@ def wrapped_by_class(model: nn.Module) -> nn.Module:
     wrapped = FullyShardedDataParallel(
         model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True
     )
-    assert sum(isinstance(one, FullyShardedDataParallel) for one in wrapped.modules()) == 3
+    assert sum(isinstance(module, FullyShardedDataParallel) for module in wrapped.modules()) == 3
     return wrapped
 
 
@@ -70,7 +70,7 @@ def batches() -> list[dict[str, torch.Tensor]]:
     """The batches of this process; other ones have others."""
     generator = torch.Generator().manual_seed(10 + dist.get_rank())
     ids = torch.randint(3, 99, (STEPS + 1, 2, 12), generator=generator)
-    return [{"input_ids": one, "labels": one} for one in ids]
+    return [{"input_ids": batch, "labels": batch} for batch in ids]
 
 
 def whole(value: torch.Tensor) -> torch.Tensor:
@@ -87,16 +87,18 @@ def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
         if number == STEPS and level is not None:
             assert fallbacks(model) == ()
             assert unswap(model) > 0
-            assert not any(hasattr(type(one), "swapped_from") for one in model.modules())
+            assert not any(hasattr(type(module), "swapped_from") for module in model.modules())
         loss = model(**batch).loss
         loss.backward()
-        norm = torch.stack([whole(one.grad).norm() for one in model.parameters() if one.grad is not None]).norm()
+        norm = torch.stack(
+            [whole(parameter.grad).norm() for parameter in model.parameters() if parameter.grad is not None]
+        ).norm()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
         norms.append(norm)
-    kinds = sorted({type(one).__name__ for one in model.modules()})
-    parameters = [copy.deepcopy(whole(one)) for one in model.parameters()]
+    kinds = sorted({type(module).__name__ for module in model.modules()})
+    parameters = [copy.deepcopy(whole(parameter)) for parameter in model.parameters()]
     result = {"losses": torch.stack(losses), "norms": torch.stack(norms), "parameters": parameters, "classes": kinds}
     del model, optimizer, plain, swapped
     gc.collect()

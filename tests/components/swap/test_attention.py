@@ -47,18 +47,18 @@ MASKS = {
 # Each kind of mask has a branch of its own; a causal one is none of the arguments.
 @pytest.mark.parametrize(("mask", "causal"), [*((name, False) for name in MASKS), ("none", True)])
 def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> None:
-    (q, k, v), given, module = tensors(), MASKS[mask](), swapped(is_causal=causal)
+    (q, k, v), attn_mask, module = tensors(), MASKS[mask](), swapped(is_causal=causal)
     scale = ops.dropout(torch.ones(64), 0.3).max()  # 1 / 0.7, but for a probability of few bits
     torch.manual_seed(3)
-    out = module(q, k, v, given)
+    out = module(q, k, v, attn_mask)
     # Values that are the identity show the weights.
     identity = torch.eye(7).expand(2, 3, 7, 7)
     torch.manual_seed(3)
-    kept = (module(q, k, identity, given) != 0) * scale
-    weights = F.scaled_dot_product_attention(q, k, identity, given, is_causal=causal)
+    kept = (module(q, k, identity, attn_mask) != 0) * scale
+    weights = F.scaled_dot_product_attention(q, k, identity, attn_mask, is_causal=causal)
     expected = (weights * kept) @ v
     torch.testing.assert_close(out, expected)
-    inputs = [x for x in (q, k, v, given) if x is not None and x.requires_grad]
+    inputs = [x for x in (q, k, v, attn_mask) if x is not None and x.requires_grad]
     dy = torch.randn_like(out)
     torch.testing.assert_close(torch.autograd.grad(out, inputs, dy), torch.autograd.grad(expected, inputs, dy))
 
@@ -76,9 +76,9 @@ def test_it_saves_no_weights() -> None:
 def test_calls_that_are_left_to_torch(options: dict[str, Any]) -> None:
     results = []
     for module in (OwnAttention(**options), swapped(**options)):
-        given = [x.double() if options.get("attn_mask") is not None else x for x in tensors()]
+        inputs = [x.double() if options.get("attn_mask") is not None else x for x in tensors()]
         torch.manual_seed(3)
-        results.append(module(*given))
+        results.append(module(*inputs))
     assert torch.equal(*results)
 
 

@@ -89,6 +89,7 @@ def test_a_wrong_block_is_not_swapped(dtype: torch.dtype, compress: str | None) 
         swap(model, level="blocks", backend="eager", compress=compress, batch=torch.randn(3, 8, dtype=dtype))
 
 
+# torch has two checkpoints, and the kinds draw their masks in an MLP and in attention.
 @pytest.mark.parametrize("use_reentrant", [True, False])
 @pytest.mark.parametrize("kind", [Gated, Attention])
 def test_under_checkpoints_backward_drops_the_elements_of_forward(kind: Any, use_reentrant: bool) -> None:
@@ -140,7 +141,7 @@ def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
         torch.testing.assert_close((entry.keys, entry.values), (other.keys, other.values))
     assert [skipped.kind for skipped in fallbacks(model)] == ["LlamaDecoderLayer"] * 2
     caches = [transformers.DynamicCache(), transformers.DynamicCache()]
-    got, wanted = (one(**batch, past_key_values=cache) for one, cache in zip((model, plain), caches, strict=True))
+    got, wanted = (form(**batch, past_key_values=cache) for form, cache in zip((model, plain), caches, strict=True))
     assert caches[0].get_seq_length() == caches[1].get_seq_length() == 12
 
 

@@ -11,15 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fuselayers.components.swap import fallbacks, unswap
-from tests.components.swap.levels import (
-    assert_same,
-    both_levels,
-    bytes_of,
-    classes,
-    gradients,
-    pair,
-    swap_at,
-)
+from tests.components.swap.levels import assert_same, both_levels, bytes_of, classes, gradients, pair, swap_at
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 

@@ -26,8 +26,8 @@ def assert_alike(got: dict[str, Any], wanted: dict[str, Any]) -> None:
     assert got["classes"] == wanted["classes"]
     torch.testing.assert_close(got["losses"], wanted["losses"], atol=0.0, rtol=1e-5)
     torch.testing.assert_close(got["norms"], wanted["norms"], atol=0.0, rtol=1e-4)
-    for one, other in zip(got["parameters"], wanted["parameters"], strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=0.0)
+    for parameter, other in zip(got["parameters"], wanted["parameters"], strict=True):
+        torch.testing.assert_close(parameter, other, atol=2e-5, rtol=0.0)
 
 
 @pytest.mark.timeout(900)  # on a busy machine
@@ -35,7 +35,7 @@ def assert_alike(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 @both_levels
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(one, marks=() if one in ("DDP", "FSDP2") else pytest.mark.slow) for one in CASES],
+    [pytest.param(case, marks=() if case in ("DDP", "FSDP2") else pytest.mark.slow) for case in CASES],
 )
 def test_one_process(case: str, level: str) -> None:
     assert_alike(run_case("llama", case, level), run_case("llama", case, None))
@@ -58,9 +58,11 @@ def two_processes(
     name, level = request.param
     folder: Path = tmp_path_factory.mktemp("ranks")
     programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
-    ended = [one.wait() for one in programs]
+    ended = [program.wait() for program in programs]
     # gloo may abort a process that has done its work; what counts is what it wrote.
-    assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(one.errors for one in ended)
+    assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(
+        program.errors for program in ended
+    )
     return level, [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
@@ -73,6 +75,6 @@ def test_two_processes(case: str, two_processes: tuple[str, list[dict[Any, Any]]
         assert_alike(results[case, level], results[case, None])
     first, second = (results[case, level] for results in ranks)
     assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
-    for one, other in zip(first["parameters"], second["parameters"], strict=True):
+    for parameter, other in zip(first["parameters"], second["parameters"], strict=True):
         # FSDP of the first version shows each process its own shard.
-        assert case == "FSDP by class" or torch.equal(one, other)
+        assert case == "FSDP by class" or torch.equal(parameter, other)

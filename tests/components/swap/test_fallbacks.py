@@ -56,16 +56,19 @@ def test_the_reason_is_given_once_and_kept(change: Any) -> None:
     assert len(swap(model, level="layers", verify=False).sites) == 2
     model[0](x)
     assert fallbacks(model) == ()
-    for one in model:
-        change(one)
+    for module in model:
+        change(module)
     with pytest.warns(FallbackWarning, match=f"{kind.__name__} runs its original forward, .*: {CHANGES[change]}; see"):
         swapped = model[0](x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model[1](x)
-    assert [(one.name, one.kind) for one in fallbacks(model)] == [("0", kind.__name__), ("1", kind.__name__)]
-    for one in fallbacks(model):
-        assert re.fullmatch(CHANGES[change], one.reason)
+    assert [(fallback.name, fallback.kind) for fallback in fallbacks(model)] == [
+        ("0", kind.__name__),
+        ("1", kind.__name__),
+    ]
+    for fallback in fallbacks(model):
+        assert re.fullmatch(CHANGES[change], fallback.reason)
     unswap(model)
     assert fallbacks(model) == ()
     assert torch.equal(model[0](x), swapped)
@@ -81,7 +84,7 @@ def test_a_hook_of_all_modules() -> None:
             model(x)
     finally:
         handle.remove()
-    assert [one.reason for one in fallbacks(model)] == ["there is a hook of all modules"]
+    assert [fallback.reason for fallback in fallbacks(model)] == ["there is a hook of all modules"]
 
 
 def test_a_layer_that_is_gone_raises_as_before() -> None:

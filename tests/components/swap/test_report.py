@@ -5,7 +5,7 @@ import torch
 import torch._inductor.config
 from torch import nn
 
-from fuselayers.components.swap import Site, Skipped, SwapReport, swap
+from fuselayers.components.swap import swap
 from fuselayers.partition import FallbackWarning
 from tests.components.swap.layers import inputs, layer
 
@@ -24,25 +24,6 @@ def test_it_counts_bytes_and_explains_its_columns() -> None:
     assert any(line.startswith("  error: largest error of results and gradients") for line in lines)
     assert "a training call keeps 968 B of 2.1 kB for backward: 0.46" in str(report)
     assert "hook" not in str(report)
-
-
-@pytest.mark.parametrize("columns", [60, 100])
-def test_the_text_is_as_wide_as_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    site = Site(
-        *("model.layers.0.mlp", "AClassWithAVeryLongName", "dense_dropout_residual_norm", "inductor"),
-        *(1e-7, 1e-7, 100, 50),
-    )
-    skipped = tuple(
-        Skipped(f"model.layers.{number}.mlp", "AClass<T>", "it raises ValueError: " + "because " * 20)
-        for number in range(3)
-    )
-    report = SwapReport("layers", (site,), skipped, 2_000_000_000_000, 999_970_000, 5_000, ("a note",))
-    assert columns - 10 < max(map(len, str(report).splitlines())) <= columns
-    assert repr(report) == str(report)
-    text = " ".join(str(report).split())
-    assert "not swapped: model.layers.0.mlp (AClass<T>) and 2 more: it raises ValueError: because" in text
-    assert "a training call keeps 1.0 GB of 2.0 TB for backward: 0.00" in text
 
 
 def test_the_backend_is_what_ran() -> None:

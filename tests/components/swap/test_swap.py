@@ -153,7 +153,7 @@ def test_modules_stay_the_same_and_come_back(name: str) -> None:
     keys, parameters, kinds = list(model.state_dict()), list(model.parameters()), [type(m) for m in model.modules()]
     report = swap(model, level="layers", verify=False)
     assert list(model.state_dict()) == keys
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert all(parameter is other for parameter, other in zip(model.parameters(), parameters, strict=True))
     assert [type(part).__name__ for part in model.modules()] == [kind.__name__ for kind in kinds]
     assert isinstance(model, kinds[0])
     # Classes of this file and functions in it can be found by their names.

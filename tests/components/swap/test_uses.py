@@ -22,24 +22,24 @@ Results = dict[str, torch.Tensor]
 
 
 def with_other_parameters(model: nn.Module, name: str, _: Path) -> Results:
-    given = {key: (value.detach() * 1.1).requires_grad_() for key, value in model.named_parameters()}
-    loss = torch.func.functional_call(model, given, kwargs=batch_for(name)).loss
+    parameters = {key: (value.detach() * 1.1).requires_grad_() for key, value in model.named_parameters()}
+    loss = torch.func.functional_call(model, parameters, kwargs=batch_for(name)).loss
     assert fallbacks(model) == ()
-    gradients = torch.autograd.grad(loss, list(given.values()), allow_unused=True)
-    return {key: value for key, value in zip(given, gradients, strict=True) if value is not None}
+    gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {key: value for key, value in zip(parameters, gradients, strict=True) if value is not None}
 
 
 def gradients_of_each_sample(model: nn.Module, name: str, _: Path) -> Results:
     inner: Any = model.base_model
-    given = {key: value.detach() for key, value in inner.named_parameters()}
+    parameters = {key: value.detach() for key, value in inner.named_parameters()}
     ids = batch_for(name)["input_ids"][:, None]
 
     def loss(some: Results, row: torch.Tensor) -> torch.Tensor:
         hidden = torch.func.functional_call(inner, some, (row,), {"use_cache": False}).last_hidden_state
         return hidden.square().mean()
 
-    found: Results = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(given, ids)
-    return found
+    per_sample: Results = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, ids)
+    return per_sample
 
 
 def compiled(model: nn.Module, name: str, _: Path) -> Results:

@@ -1,9 +1,6 @@
 """Each rule in every way of running: on other devices, under checkpoints, hooks, autocast and a compiler."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,13 +31,13 @@ def without_dropout(module: nn.Module) -> nn.Module:
     return module
 
 
-def results(module: nn.Module, given: tuple[Tensor, ...]) -> list[Tensor]:
+def results(module: nn.Module, tensors: tuple[Tensor, ...]) -> list[Tensor]:
     """The output and all gradients."""
-    for tensor in (*given, *module.parameters()):
+    for tensor in (*tensors, *module.parameters()):
         tensor.grad = None
-    y = module(*given)
+    y = module(*tensors)
     y.float().square().sum().backward()
-    return [y.detach(), *(tensor.grad for tensor in (*given, *module.parameters()) if tensor.grad is not None)]
+    return [y.detach(), *(tensor.grad for tensor in (*tensors, *module.parameters()) if tensor.grad is not None)]
 
 
 def assert_alike(got: list[Tensor], wanted: list[Tensor], **tolerances: float) -> None:
@@ -54,45 +51,37 @@ def assert_alike(got: list[Tensor], wanted: list[Tensor], **tolerances: float) -
 @both_modes
 def test_the_same_results_and_gradients(name: str, training: bool) -> None:
     plain = without_dropout(layer(name)).train(training)
-    given = inputs(name)
-    wanted = results(plain, given)
+    tensors = inputs(name)
+    wanted = results(plain, tensors)
     if name == "attention":  # the rule is for one that drops
         plain.dropout = 1e-9
-    assert_alike(results(swapped(plain, name), given), wanted)
-
-
-@every_layer
-@both_modes
-def test_on_the_meta_device(name: str, training: bool) -> None:
-    module = swapped(layer(name), name).train(training).to("meta")
-    got = results(module, tuple(x.detach().to("meta").requires_grad_() for x in inputs(name)))
-    assert all(value.is_meta for value in got)
+    assert_alike(results(swapped(plain, name), tensors), wanted)
 
 
 @every_layer
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpoints_give_the_same_gradients(name: str, use_reentrant: bool) -> None:
-    module, given = swapped(layer(name), name).train(), inputs(name)
+    module, tensors = swapped(layer(name), name).train(), inputs(name)
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = module
 
-        def forward(self, *given: Tensor) -> Tensor:
-            y: Tensor = checkpoint(self.inner, *given, use_reentrant=use_reentrant)
+        def forward(self, *tensors: Tensor) -> Tensor:
+            y: Tensor = checkpoint(self.inner, *tensors, use_reentrant=use_reentrant)
             return y
 
     torch.manual_seed(3)
-    wanted = results(module, given)
+    wanted = results(module, tensors)
     torch.manual_seed(3)
-    assert_alike(results(Checkpointed(), given), wanted)
+    assert_alike(results(Checkpointed(), tensors), wanted)
 
 
 @every_layer
 def test_a_checkpoint_frees_what_a_layer_has_saved(name: str) -> None:
-    module, given = swapped(layer(name), name).train(), inputs(name)
-    held = [StorageWeakRef(x.untyped_storage()) for x in (*given, *module.parameters())]
+    module, tensors = swapped(layer(name), name).train(), inputs(name)
+    held = [StorageWeakRef(x.untyped_storage()) for x in (*tensors, *module.parameters())]
     alive: list[Any] = []
 
     def drop(tensor: Tensor) -> None:
@@ -101,53 +90,40 @@ def test_a_checkpoint_frees_what_a_layer_has_saved(name: str) -> None:
             alive.append(reference)
 
     with torch.autograd.graph.saved_tensors_hooks(drop, lambda _: torch.zeros(())):
-        y = module(*given)
+        y = module(*tensors)
     own = StorageWeakRef(y.untyped_storage())
     assert [reference for reference in alive if not reference.expired() and reference != own] == []
 
 
 @every_layer
 def test_tensors_that_are_kept_elsewhere_come_back(name: str) -> None:
-    module, given = swapped(layer(name), name).train(), inputs(name)
+    module, tensors = swapped(layer(name), name).train(), inputs(name)
     torch.manual_seed(3)
-    wanted = results(module, given)
+    wanted = results(module, tensors)
     torch.manual_seed(3)
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().numpy().copy(), torch.from_numpy):
-        assert_alike(results(module, given), wanted)
+        assert_alike(results(module, tensors), wanted)
 
 
 @every_layer
 @both_modes
 def test_under_autocast(name: str, training: bool) -> None:
-    plain, given = without_dropout(layer(name)).train(training), inputs(name)
+    plain, tensors = without_dropout(layer(name)).train(training), inputs(name)
     fused = swapped(copy.deepcopy(layer(name)), name).train(training)
     without_dropout(fused)
     with torch.autocast("cpu", torch.bfloat16):
-        assert_alike(results(fused, given), results(plain, given), atol=4e-2, rtol=4e-2)
+        assert_alike(results(fused, tensors), results(plain, tensors), atol=4e-2, rtol=4e-2)
 
 
 @pytest.mark.slow
 @every_layer
 @both_modes
 def test_a_compiler_sees_one_graph(name: str, training: bool) -> None:
-    module, given = swapped(layer(name), name).train(training), inputs(name)
+    module, tensors = swapped(layer(name), name).train(training), inputs(name)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    got = results(compiled, given)  # type: ignore[arg-type]
+    got = results(compiled, tensors)  # type: ignore[arg-type]
     if not (training and name in DROPPING):
-        assert_alike(got, results(module, given))
-
-
-def test_on_another_device_every_tensor_is_made_there() -> None:
-    """In a process of its own: a second kind of device, with fake tensors, stays for the whole process."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.components.swap.other_device"],
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.split() == list(LAYERS)
+        assert_alike(got, results(module, tensors))
 
 
 def test_a_swapped_module_can_be_scripted() -> None:

@@ -30,28 +30,6 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "layer_norm_epsilon": 1e-05,
         "vocab_size": 50257,
     },
-    "bert_base": {
-        **BASE,
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "attention_probs_dropout_prob": 0.1,
-        "hidden_dropout_prob": 0.1,
-        "layer_norm_eps": 1e-12,
-        "max_position_embeddings": 512,
-        "position_embedding_type": "absolute",
-        "type_vocab_size": 2,
-        "vocab_size": 30522,
-    },
-    "llama3_8b": {
-        **ROTARY,
-        **BIG,
-        "model_type": "llama",
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": None,
-        "rope_theta": 500000.0,
-        "vocab_size": 128256,
-    },
     "llama3_2_1b": {
         **ROTARY,
         "model_type": "llama",
@@ -75,28 +53,6 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "vocab_size": 128256,
     },
-    "mistral_7b": {
-        **ROTARY,
-        **BIG,
-        "model_type": "mistral",
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-    },
-    "mixtral_8x7b": {
-        **ROTARY,
-        **BIG,
-        "model_type": "mixtral",
-        "max_position_embeddings": 32768,
-        "num_experts_per_tok": 2,
-        "num_local_experts": 8,
-        "output_router_logits": False,
-        "rms_norm_eps": 1e-05,
-        "rope_theta": 1000000.0,
-        "router_aux_loss_coef": 0.02,
-        "sliding_window": None,
-    },
     "gemma2_2b": {
         "model_type": "gemma2",
         "attention_bias": False,
@@ -116,25 +72,6 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "sliding_window": 4096,
         "vocab_size": 256000,
-    },
-    "qwen2_5_0_5b": {
-        "model_type": "qwen2",
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "hidden_size": 896,
-        "intermediate_size": 4864,
-        "max_position_embeddings": 32768,
-        "max_window_layers": 24,
-        "num_attention_heads": 14,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 2,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 1000000.0,
-        "sliding_window": 32768,
-        "tie_word_embeddings": True,
-        "use_mrope": False,
-        "use_sliding_window": False,
-        "vocab_size": 151936,
     },
     "qwen3_0_6b": {
         **ROTARY,
@@ -185,22 +122,6 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
         "vocab_size": 50304,
     },
-    "gpt_neox_20b": {
-        "model_type": "gpt_neox",
-        "attention_probs_dropout_prob": 0,
-        "hidden_act": "gelu_fast",
-        "hidden_dropout_prob": 0,
-        "hidden_size": 6144,
-        "intermediate_size": 24576,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 2048,
-        "num_attention_heads": 64,
-        "num_hidden_layers": 44,
-        "rotary_emb_base": 10000,
-        "rotary_pct": 0.25,
-        "tie_word_embeddings": False,
-        "vocab_size": 50432,
-    },
     "phi_2": {
         "model_type": "phi",
         "attention_dropout": 0.0,
@@ -239,19 +160,6 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "skip_bias_add": True,
         "vocab_size": 250880,
     },
-    "vit_b16": {
-        **BASE,
-        "model_type": "vit",
-        "attention_probs_dropout_prob": 0.0,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "id2label": {str(number): f"class {number}" for number in range(1000)},
-        "image_size": 224,
-        "layer_norm_eps": 1e-12,
-        "num_channels": 3,
-        "patch_size": 16,
-        "qkv_bias": True,
-    },
     "t5_small": {
         "model_type": "t5",
         "d_ff": 2048,
@@ -275,10 +183,8 @@ DEVIATES = {
 }
 
 
-# Every third one each day; test_from_pretrained.py reads each model_type.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if number % 3 else ()) for number, name in enumerate(ON_THE_HUB)]
-)
+# Those with words of their own; test_from_pretrained.py reads each model_type.
+@pytest.mark.parametrize("name", ON_THE_HUB)
 def test_a_released_config_gives_the_shipped_model(name: str) -> None:
     _, config = config_of(ON_THE_HUB[name])
     with torch.device("meta"):

@@ -167,4 +167,4 @@ def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:
             before = part.new_zeros(key.first_row, *part.shape[1:])
             part = torch.cat((before, part)) if key.first_row else part
             state[key.theirs.format(number[0] if number else "")] = part.T if key.transposed else part
-    return state | {one: state[other] for one, other in chosen.repeated.items()}
+    return state | {repeated: state[other] for repeated, other in chosen.repeated.items()}

@@ -42,5 +42,5 @@ def counted(call: Callable[[], object]) -> Counts:
         [after - at_first for after, at_first in zip(_read(name), first, strict=True)]
         for name, first in zip(("hollow_launches", "hollow_waits"), before, strict=True)
     )
-    lines = [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    lines = [f"{warning.filename}:{warning.lineno}" for warning in caught if "synchroniz" in str(warning.message)]
     return Counts(launches, waits, lines)

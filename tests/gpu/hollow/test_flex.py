@@ -51,7 +51,7 @@ def test_it_says_once_that_a_call_was_not_fused(layers: list[torch.nn.Module]) -
         for _ in range(2):
             for tokens in (128, 200, 256):
                 step(layers[0], tokens)
-    said = [str(one.message) for one in caught if one.category is FallbackWarning]
+    said = [str(warning.message) for warning in caught if warning.category is FallbackWarning]
     assert said == [
         "flex attention runs torch's unfused formula, with all scores in memory: torch.compile is off, or reached "
         "its limit for these rules; if so, raise torch._dynamo.config.recompile_limit"

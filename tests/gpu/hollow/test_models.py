@@ -102,7 +102,7 @@ def test_the_memory_of_a_step_against_plain_pytorch(name: str) -> None:
     """Of the models with a twin. Dropout inside attention, which BERT has, keeps its probabilities here."""
     model = built(name, "fusion=off", "attention.dropout=0")
     example = model.example_inputs(32, device="cuda")
-    ours, plain = (peak_bytes(training_step(one, example)) for one in (model, plain_twin(model)))
+    ours, plain = (peak_bytes(training_step(form, example)) for form in (model, plain_twin(model)))
     assert ours <= MOST_MEMORY.get(name, 1.2) * plain
 
 

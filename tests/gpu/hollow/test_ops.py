@@ -12,13 +12,13 @@ from tests.ops.cases import CASES, Case
 from tests.ops.contract import tensors
 
 SHAPE = (64, 128)
-all_nodes = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+all_nodes = pytest.mark.parametrize("case", list(CASES.values()), ids=CASES)
 
 
 def of_device(case: Case, device: str, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, object]]:
     """A case's tensors and options on a device."""
-    inputs = [one.to(device).requires_grad_() for one in tensors(*case.shapes(SHAPE), dtype=dtype)]
-    options = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in case.options.items()}
+    inputs = [tensor.to(device).requires_grad_() for tensor in tensors(*case.shapes(SHAPE), dtype=dtype)]
+    options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in case.options.items()}
     return inputs, options
 
 
@@ -27,15 +27,15 @@ def results(case: Case, device: str, dtype: torch.dtype) -> list[Tensor]:
     inputs, options = of_device(case, device, dtype)
     y = case.op(*inputs, **options)
     ys = [y] if isinstance(y, Tensor) else list(y)
-    return [*ys, *torch.autograd.grad(ys, inputs, [torch.ones_like(one) for one in ys])]
+    return [*ys, *torch.autograd.grad(ys, inputs, [torch.ones_like(y) for y in ys])]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @all_nodes
 def test_results_are_those_of_a_cpu_in_all_but_values(case: Case, dtype: torch.dtype) -> None:
     of_gpu, of_cpu = results(case, "cuda:0", dtype), results(case, "cpu", dtype)
-    assert [(one.dtype, one.shape) for one in of_gpu] == [(one.dtype, one.shape) for one in of_cpu]
-    assert {one.device for one in of_gpu} == {torch.device("cuda:0")}
+    assert [(result.dtype, result.shape) for result in of_gpu] == [(result.dtype, result.shape) for result in of_cpu]
+    assert {result.device for result in of_gpu} == {torch.device("cuda:0")}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -55,8 +55,8 @@ def test_an_op_runs_on_the_device_of_its_tensors(case: Case) -> None:
     def step() -> None:
         y = case.op(*inputs, **options)
         ys = [y] if isinstance(y, Tensor) else list(y)
-        for one in torch.autograd.grad(ys, inputs, [torch.ones_like(one) for one in ys]):
-            assert one.device == torch.device("cuda:1")
+        for gradient in torch.autograd.grad(ys, inputs, [torch.ones_like(y) for y in ys]):
+            assert gradient.device == torch.device("cuda:1")
 
     assert torch.cuda.current_device() == 0
     step()

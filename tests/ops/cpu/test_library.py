@@ -34,7 +34,7 @@ def ran(code: str, *arguments: str, folder: Path = ROOT, **environment: str) -> 
 
 def results(x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight: torch.Tensor) -> list[torch.Tensor]:
     """Values and gradients of every family of kernels."""
-    inputs = [one.requires_grad_() for one in (x, residual, bias, weight)]
+    inputs = [tensor.requires_grad_() for tensor in (x, residual, bias, weight)]
     seed, target = seed_of(), torch.arange(len(x)) % x.shape[-1]
     outputs = [
         ops.bias_activation_dropout(x, bias, activation="gelu", p=0.3, seed=seed, backend="cpp"),
@@ -47,7 +47,7 @@ def results(x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight:
             x, residual, weight[: x.shape[-1] // 2].expand(len(x), -1), bias[::2].expand(len(x), -1), backend="cpp"
         ),
     ]
-    gradients = torch.autograd.grad(sum((one.float() ** 2).sum() for one in outputs), inputs)
+    gradients = torch.autograd.grad(sum((output.float() ** 2).sum() for output in outputs), inputs)
     return [*outputs, *gradients]
 
 
@@ -55,14 +55,14 @@ def test_numbers_do_not_depend_on_the_number_of_threads() -> None:
     inputs = tensors((300, 514), (300, 514), (514,), (514,))
     before = torch.get_num_threads()
     try:
-        found = []
+        by_threads = []
         for threads in (1, 2, 3, 7):
             torch.set_num_threads(threads)
-            found.append(results(*(one.clone() for one in inputs)))
+            by_threads.append(results(*(tensor.clone() for tensor in inputs)))
     finally:
         torch.set_num_threads(before)
-    for others in found[1:]:
-        for got, expected in zip(others, found[0], strict=True):
+    for others in by_threads[1:]:
+        for got, expected in zip(others, by_threads[0], strict=True):
             assert torch.equal(got, expected)
 
 
@@ -166,15 +166,6 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
     }
     assert re.match(rf"FallbackWarning: the ops run {says[fault]}install a C\+\+ compiler ", warning)
     assert warning.endswith(": pip install --force-reinstall --no-deps --no-cache-dir")
-
-
-@pytest.mark.slow  # a process of its own, for a rare leftover
-def test_a_damaged_old_library_beside_the_new_one_is_no_loss(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "fuselayers", tmp_path / "fuselayers", ignore=shutil.ignore_patterns("__pycache__"))
-    for path in list((tmp_path / "fuselayers" / "ops" / "cpu").glob("*.so")):
-        path.with_name(path.name.partition(".")[0] + ".a.so").write_bytes(b"")
-    (imported,) = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
-    assert imported.startswith(str(tmp_path))
 
 
 def wheel_of(folder: Path, **environment: str) -> list[str]:

@@ -61,6 +61,7 @@ def gradient(loss: Tensor, logits: Tensor) -> Tensor:
     return torch.autograd.grad(loss, logits, torch.arange(loss.numel(), device=DEVICE).reshape(loss.shape).to(loss))[0]
 
 
+# The formula sums in each dtype by itself; FULL adds the terms of smoothing and z to value and gradient.
 @pytest.mark.parametrize("options", [{}, FULL], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -144,9 +145,9 @@ def test_classes_with_logit_minus_infinity(backend: str) -> None:
     torch.testing.assert_close(gradient(got, logits), gradient(expected, logits))
 
 
+# Smoothing sums all logits, which are far from zero too; 4,200 columns take a kernel several passes.
 @every_backend
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("width", [33, 4200])
+@pytest.mark.parametrize(("width", "label_smoothing"), [(33, 0.1), (4200, 0.0), (4200, 0.1)])
 def test_logits_far_from_zero(width: int, label_smoothing: float, backend: str) -> None:
     def of_torchs_own(logits: Tensor, **options: Any) -> Tensor:
         return of_torch(logits, target_of(logits), **options)
@@ -180,8 +181,9 @@ def test_autocast_gives_losses_in_float32(backend: str) -> None:
             assert got.dtype == torch.float32
 
 
+# C++ and Triton save by separate functions; a mean keeps a number more.
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @reductions
 def test_kernels_save_logits_target_and_two_numbers_per_row(reduction: str, dtype: torch.dtype, backend: str) -> None:
     logits = torch.randn(64, 40, device=DEVICE, dtype=dtype, requires_grad=True)

@@ -9,10 +9,7 @@ from torch import Tensor
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
 from fuselayers.ops.linear_cross_entropy import linear_cross_entropy_reference
-from tests.ops.contract import (
-    DEVICE,
-    tensors,
-)
+from tests.ops.contract import DEVICE, tensors
 from tests.ops.cross_entropy.test_call import target_of
 
 FULL = {"label_smoothing": 0.1, "z_loss": 0.01}
@@ -46,4 +43,4 @@ def gradients(loss: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 def leaves_of(*shape: int, **options: Any) -> list[Tensor]:
-    return [one.requires_grad_() for one in inputs_of(*shape, **options)]
+    return [tensor.requires_grad_() for tensor in inputs_of(*shape, **options)]

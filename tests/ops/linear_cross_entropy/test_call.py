@@ -48,6 +48,7 @@ def test_formula_matches_reference(shape: tuple[int, ...], dtype: torch.dtype, o
         assert_as_good_as(op, reference, inputs_of(*shape, dtype=dtype), reduction=reduction, **options)
 
 
+# The kernels are compiled anew for each dtype and for the options' terms; a row, chunks and no row run other loops.
 @on_kernels
 @pytest.mark.parametrize("options", [{}, FULL], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
@@ -122,8 +123,9 @@ def test_one_graph_for_any_number_of_chunks(reduction: str, backend: str) -> Non
 
 
 @both_backends
+# Fewer rows than its width and more give gradients in two orders; without a mean backward scales each row.
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-@pytest.mark.parametrize("rows", [4, 9])  # fewer than its width, and more
+@pytest.mark.parametrize("rows", [4, 9])
 def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, backend: str) -> None:
     def form(x: Tensor) -> Tensor:
         target = torch.arange(len(x), device=x.device)
@@ -146,8 +148,8 @@ def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) 
     got = linear_cross_entropy(x, weight, target, bias=bias, backend=backend, **options)
     expected = F.cross_entropy(F.linear(x, weight, bias), target, **options)
     torch.testing.assert_close(got, expected)
-    for one, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
-        torch.testing.assert_close(one, other)
+    for gradient, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(gradient, other)
 
 
 @both_backends
@@ -157,8 +159,8 @@ def test_rows_that_are_all_ignored(reduction: str, backend: str) -> None:
     target = torch.full((14,), -100, device=DEVICE)
     loss = linear_cross_entropy(x, weight, target, bias=bias, reduction=reduction, backend=backend, **FULL)
     assert loss.isnan().all() if reduction == "mean" else torch.equal(loss, torch.zeros_like(loss))
-    for found in gradients(loss, leaves):
-        assert torch.equal(found, torch.zeros_like(found))
+    for gradient in gradients(loss, leaves):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
 def test_without_gradients() -> None:
@@ -193,7 +195,7 @@ def test_fewer_rows_than_the_width(backend: str) -> None:
     check_single_gradients(form, reference, inputs_of(2, 3, 40), **FULL)
     leaves = x, weight, bias = leaves_of(6, 40)
     assert saved_bytes(form, *leaves, parameters=[weight, bias]) == x.nbytes + 6 * 33 * 4  # dlogits
-    frozen = leaves[0], *(one.detach() for one in leaves[1:])
+    frozen = leaves[0], *(leaf.detach() for leaf in leaves[1:])
     assert saved_bytes(form, *frozen, parameters=leaves) == x.nbytes  # dx
 
 
@@ -215,7 +217,7 @@ PLACES = {
 @pytest.mark.parametrize(("place", "dtype"), every_value(list(PLACES), (torch.float32, torch.bfloat16)), ids=str)
 def test_a_mean_saves_the_gradients(place: str, dtype: torch.dtype) -> None:
     leaves = leaves_of(R, D, classes=V, dtype=dtype)
-    assert saved_bytes(PLACES[place](op), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
+    assert saved_bytes(PLACES[place](op), *leaves, parameters=leaves) == sum(leaf.nbytes for leaf in leaves)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +237,14 @@ def test_kernels_save_no_more() -> None:
     leaves = leaves_of(R, D, classes=V)
     form = partial(op, reduction="none", backend="triton")
     assert saved_bytes(form, *leaves, parameters=leaves) == R * (8 + 12)
-    assert saved_bytes(partial(op, backend="triton"), *leaves, parameters=leaves) == sum(one.nbytes for one in leaves)
+    assert saved_bytes(partial(op, backend="triton"), *leaves, parameters=leaves) == sum(leaf.nbytes for leaf in leaves)
 
 
 @both_backends
 def test_a_scaled_loss_in_float16_has_gradients(backend: str) -> None:
     """A mean over many rows, differentiated as by a GradScaler: unscaled, much of dx would be 0 in float16."""
     x, weight, _ = leaves_of(512, 4, classes=50, dtype=torch.float16)
-    x, weight = (one.detach().div(256).requires_grad_() for one in (x, weight))
+    x, weight = (leaf.detach().div(256).requires_grad_() for leaf in (x, weight))
     target, scale = torch.arange(512, device=DEVICE) % 50, 2.0**12
     loss = linear_cross_entropy(x, weight, target, backend=backend, reduction="mean")
     dx = torch.autograd.grad(loss, x, torch.full_like(loss, scale))[0].double() / scale
@@ -258,8 +260,8 @@ def test_backward_may_be_called_twice(backend: str) -> None:
         leaves = leaves_of(14, 5)
         loss = op(*leaves, reduction=reduction, backend=backend).sum()
         first = torch.autograd.grad(loss, leaves, retain_graph=True)
-        for one, other in zip(first, torch.autograd.grad(2 * loss, leaves), strict=True):
-            torch.testing.assert_close(2 * one, other)
+        for gradient, other in zip(first, torch.autograd.grad(2 * loss, leaves), strict=True):
+            torch.testing.assert_close(2 * gradient, other)
 
 
 @both_backends
@@ -271,17 +273,17 @@ def test_autocast_is_that_of_linear(backend: str) -> None:
             expected = cross_entropy(F.linear(x, weight, bias), target_for(x, weight), reduction=reduction)
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, expected)
-        for one, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
-            assert one.dtype == torch.float32
-            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
+        for gradient, other in zip(gradients(got, leaves), gradients(expected, leaves), strict=True):
+            assert gradient.dtype == torch.float32
+            torch.testing.assert_close(gradient, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))
 
 
 def test_autocast_mixes_dtypes_and_leaves_float64() -> None:
     x, weight, bias = inputs_of(14, 5)
     with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
         assert torch.equal(op(x.bfloat16(), weight, bias), op(x, weight.bfloat16(), bias))
-        exact = op(*(one.double() for one in (x, weight, bias)))
-    torch.testing.assert_close(exact, op(*(one.double() for one in (x, weight, bias))), rtol=1e-12, atol=0)
+        exact = op(*(tensor.double() for tensor in (x, weight, bias)))
+    torch.testing.assert_close(exact, op(*(tensor.double() for tensor in (x, weight, bias))), rtol=1e-12, atol=0)
 
 
 @both_backends
@@ -316,7 +318,7 @@ def test_a_second_derivative_is_refused_compiled_too(place: str, rows: int, redu
         leaves = leaves_of(rows, 5)
         # Not by itself: by itself it would need no gradient, which autograd says.
         with torch.autocast(DEVICE.type, dtype=torch.bfloat16, enabled=autocast):
-            loss = compiled(*leaves).sum() + sum(one.pow(3).sum() for one in leaves)
+            loss = compiled(*leaves).sum() + sum(leaf.pow(3).sum() for leaf in leaves)
         with pytest.raises(RuntimeError, match=r"does not currently support double backward|requires create_graph=F"):
             second(loss, leaves[wanted])
 

@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.linear_cross_entropy import chunks
-from fuselayers.ops.linear_cross_entropy.chunks import chunk_rows
 from tests.ops.contract import DTYPES, assert_as_good_as, both_backends
 from tests.ops.linear_cross_entropy.inputs import (
     CHUNK,
@@ -41,18 +40,18 @@ class Memory(TorchDispatchMode):
         super().__init__()
         self.elements = self.peak = self._alive = 0
         self._tensors: dict[int, int] = {}
-        self._known = {one.untyped_storage()._cdata for one in known}
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        for one in tree_leaves(out):
-            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in self._known:
-                storage = one.untyped_storage()
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self._known:
+                storage = tensor.untyped_storage()
                 if storage._cdata not in self._tensors:
                     self._alive += storage.nbytes()
                 self._tensors[storage._cdata] = self._tensors.get(storage._cdata, 0) + 1
-                weakref.finalize(one, self._dropped, storage._cdata, storage.nbytes())
-                self.elements = max(self.elements, one.numel())
+                weakref.finalize(tensor, self._dropped, storage._cdata, storage.nbytes())
+                self.elements = max(self.elements, tensor.numel())
         self.peak = max(self.peak, self._alive)
         return out
 
@@ -61,12 +60,6 @@ class Memory(TorchDispatchMode):
         if not self._tensors[storage]:
             del self._tensors[storage]
             self._alive -= size
-
-
-def test_chunk_rows() -> None:
-    assert chunk_rows(R, D, V) == 8
-    assert chunk_rows(1000, D, 100) == 77  # 13 times; 80 at most
-    assert chunk_rows(R, 1, V) == 4
 
 
 @both_backends
@@ -94,6 +87,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     return memory.peak
 
 
+# Chunks follow from sizes and dtype, buffers from the backend; the sizes are those of models, and one row more.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
 @pytest.mark.parametrize(
@@ -112,7 +106,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
 def test_takes_no_more_memory_than_the_plain_way(
     shape: tuple[int, int, int], share: float, backend: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunks, "_FEWEST_ROWS", 512)
+    monkeypatch.setattr(chunks, "FEWEST_ROWS", 512)
     plain = peak_of(lambda x, weight, target: F.cross_entropy(F.linear(x, weight), target), shape, dtype)
     with recorded_launches() if backend == "triton" else nullcontext():
         ours = peak_of(partial(linear_cross_entropy, backend=backend), shape, dtype)
@@ -123,7 +117,6 @@ def test_takes_no_more_memory_than_the_plain_way(
 @pytest.mark.parametrize(("dtype", "classes"), every_value(DTYPES[:3], (33, 9000)), ids=str)
 def test_sums_of_many_chunks_in_slices_of_the_classes(dtype: torch.dtype, classes: int, backend: str) -> None:
     inputs = inputs_of(13, 2, classes=classes, dtype=dtype)
-    assert chunk_rows(13, 2, classes) == 4
     assert_as_good_as(partial(op, backend=backend), reference, inputs, reduction="sum")
 
 
@@ -133,7 +126,7 @@ def test_no_tensor_of_a_compiled_graph_has_all_logits(reduction: str) -> None:
 
     def look(graph_module: torch.fx.GraphModule, example_inputs: Any) -> Any:
         for node in graph_module.graph.nodes:
-            largest.extend(one.numel() for one in tree_leaves(node.meta.get("val")) if isinstance(one, Tensor))
+            largest.extend(tensor.numel() for tensor in tree_leaves(node.meta.get("val")) if isinstance(tensor, Tensor))
         return make_boxed_func(graph_module.forward)
 
     leaves = leaves_of(R, D, classes=V)

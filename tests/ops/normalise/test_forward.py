@@ -6,6 +6,7 @@ from fuselayers.ops.normalise.forward import normalise_forward
 from tests.ops.contract import seed_of, tensors
 
 
+# `pre` and `rms` each leave out other outputs, which opcheck compares with the fake ones.
 @pytest.mark.kernels
 @pytest.mark.parametrize("rms", [True, False])
 @pytest.mark.parametrize("pre", [True, False])

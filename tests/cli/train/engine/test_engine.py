@@ -9,14 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fuselayers.cli.train.engine import (
-    Engine,
-    Grid,
-    Processes,
-    device_of,
-    fusion_of,
-    start_engine,
-)
+from fuselayers.cli.train.engine import Engine, Grid, Processes, device_of, fusion_of, start_engine
 from fuselayers.configs import Config, build, compose
 from fuselayers.partition import FusedModule
 
