@@ -21,6 +21,7 @@ from ..._torch.dispatch import DataDependentOutputException, DynamicOutputShapeE
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ...names import name_of, no_such
+from ...ops.implementations.own_kernels import own_kernels
 from ..choose.partitioners import default
 from ..compilers import compile_eager, compile_nvfuser
 from ..joint_graph import JointGraph
@@ -108,8 +109,9 @@ def capture(
     Args:
         fn: a function of tensors or a module; of a fused one, the function or module that was fused.
         args: its arguments. Tensors may be real, fake, or on the meta device.
-        backend: "inductor" (decomposed, after Inductor's passes over the joint graph), which is "triton" too, "eager"
-            (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
+        backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, where a GPU's
+            tensors keep this library's ops), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations
+            decomposed).
         fullgraph: True raises Dynamo's error where it would split the function in several graphs.
         device: the device that stands for the meta device. Other tensors keep theirs. It must be present: autograd
             needs its stream, for fake tensors too.
@@ -244,6 +246,11 @@ def _compile_inductor(
     return trace_with_inductor(graph_module, example_inputs, partition, run=_run_op_by_op)
 
 
+def _compile_triton(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    with own_kernels():
+        return _compile_inductor(graph_module, example_inputs, **options)
+
+
 def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     return boxed(graph_module)
 
@@ -252,7 +259,7 @@ _BACKENDS: Final[Mapping[str, Callable[..., Any]]] = types.MappingProxyType(
     {
         "eager": compile_eager,
         "inductor": _compile_inductor,
-        "triton": _compile_inductor,
+        "triton": _compile_triton,
         "nvfuser": functools.partial(compile_nvfuser, runnable=boxed),
     }
 )

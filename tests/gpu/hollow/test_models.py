@@ -15,6 +15,7 @@ from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.optimizer import build_optimizer
 from fuselayers.configs import choices, compose
+from fuselayers.partition import explain, fuse, saved_bytes
 from tests.gpu.hollow.driver import counted
 
 MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
@@ -108,6 +109,15 @@ def test_a_step_starts_fewer_kernels_than_plain_pytorch_and_a_fused_one_fewer_th
 
     assert launches(layers) < launches(plain_twin(layers).train())
     assert launches(fused) < launches(torch.compile(layers))
+
+
+@pytest.mark.parametrize("partition", ["min_cut", "budget:0.65"])
+def test_explain_counts_what_the_triton_backend_saves(partition: str) -> None:
+    block = built("gpt_nano", "fusion=off").bfloat16().blocks[1]
+    x = torch.zeros(8, 128, 128, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    report = explain(block, x, backend="triton", partition=partition)
+    fused = fuse(block, backend="triton", partition=partition, fallback=())
+    assert report.totals["this"].saved_bytes == saved_bytes(fused, x)
 
 
 def test_a_model_trains_on_another_device_than_the_current_one() -> None:
