@@ -109,9 +109,8 @@ def capture(
     Args:
         fn: a function of tensors or a module; of a fused one, the function or module that was fused.
         args: its arguments. Tensors may be real, fake, or on the meta device.
-        backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, where a GPU's
-            tensors keep this library's ops), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations
-            decomposed).
+        backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, with this
+            library's ops on a GPU), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
         fullgraph: True raises Dynamo's error where it would split the function in several graphs.
         device: the device that stands for the meta device. Other tensors keep theirs. It must be present: autograd
             needs its stream, for fake tensors too.
