@@ -35,13 +35,13 @@ from .passes import (
     Sensitive,
     checkpoint_tags_pass,
     compress_saved_pass,
-    draws_read_inputs_pass,
     early_getitems_pass,
     held_by_caller,
     keep_mutated_inputs_pass,
     late_recompute_pass,
     merge_equal_nodes_pass,
     one_mask_pass,
+    one_permutation_pass,
     recompute_again_pass,
     sensitive_in,
     tables_once_pass,
@@ -275,16 +275,16 @@ class JointGraph:
         if kept:
             backward = recompute_again_pass(backward, {node.name for node in kept})
         backward = early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
-        forward = early_getitems_pass(forward)
-        if self.compress is not None:
-            forward, backward = compress_saved_pass(
-                forward,
-                backward,
-                self.compress,
-                num_forward_outputs=self.num_forward_outputs,
-                static_inputs={node.name for node in self.static_inputs},
-            )
-        return draws_read_inputs_pass(forward), backward
+        forward = early_getitems_pass(one_permutation_pass(forward))
+        if self.compress is None:
+            return forward, backward
+        return compress_saved_pass(
+            forward,
+            backward,
+            self.compress,
+            num_forward_outputs=self.num_forward_outputs,
+            static_inputs={node.name for node in self.static_inputs},
+        )
 
 
 def _is_cheap(node: fx.Node) -> bool:

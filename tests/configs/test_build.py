@@ -151,7 +151,7 @@ DAILY = [("bert_tiny", ("eager", "budget:0.5"))]
     ],
 )
 def test_a_model_saves_what_explain_says(model: str, backend: str, partition: str) -> None:
-    torch.compiler.reset()  # after several models Dynamo takes their numbers for inputs, and saves them
+    torch.compiler.reset()  # after several models Dynamo makes inputs of their numbers, which are saved
     fusion = [f"fusion.backend={backend}", f"fusion.partition={partition}", "fusion.scope=model"]
     fused: Any = build(model, [*fusion, "model.num_layers=1"])
     inputs = fused.example_inputs(device="cpu")

@@ -33,6 +33,25 @@ def made(name: str, *, context_length: int = 131, **options: Any) -> nn.Module:
     return small(create("attention", Choice(name, {**OPTIONS[name], **options}), HIDDEN_DIM, **built_in))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        ("attention", "multi_head", {"num_heads": 6}),
+        *(("attention", name, OPTIONS[name]) for name in CAUSAL),
+        ("feedforward", "conv_mlp", {}),
+        ("block", "transformer", {}),
+        ("block", "reversible", {}),
+    ],
+)
+def test_made_by_hand_it_sees_later_tokens(kind: str, name: str, options: dict[str, Any]) -> None:
+    heads = {"attention": Choice("multi_head", {"num_heads": 6})} if kind == "block" else {}
+    layer = small(create(kind, Choice(name, options), HIDDEN_DIM, **heads))
+    x = torch.randn(1, 4, HIDDEN_DIM)
+    later = x.clone()
+    later[:, 2] = torch.randn(HIDDEN_DIM)
+    assert not torch.allclose(layer(later)[:, 1], layer(x)[:, 1])
+
+
 @pytest.mark.parametrize("name", CAUSAL)
 def test_causal(name: str) -> None:
     contract.assert_causal(made(name))

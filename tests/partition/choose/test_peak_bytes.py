@@ -24,7 +24,7 @@ COMPILED = ("bert_tiny", "bloom_tiny", "gemma2_tiny", "gpt_nano", "opt_tiny", "q
 
 def computed_over_measured(name: str, *, backend: str, partition: str) -> float:
     """The computed peak of a model's training step over the one that the allocator has."""
-    torch.compiler.reset()  # after several models Dynamo takes their numbers for inputs, and recomputes otherwise
+    torch.compiler.reset()  # after several models Dynamo makes inputs of their numbers, and the cut may differ
     config = compose(name, ["fusion=off"])
     model = build(config)
     sizes = (2,) if config.model.options.get("context_length") is None else (2, 64)
@@ -48,4 +48,5 @@ def test_op_by_op_it_is_what_the_allocator_has(name: str) -> None:
 def test_through_inductor_it_is_near(name: str) -> None:
     # opt_tiny's loss keeps nothing but registers where the graph has three values of 64 x 512: 1.154. Counting a value
     # that only fused ops read as nothing gives 0.95 there, but 0.87 to 1.13 for the others, which are 0.90 to 1.02 now.
-    assert 0.85 < computed_over_measured(name, backend="inductor", partition="min_cut") < 1.2
+    most = 1.2 if name == "opt_tiny" else 1.15
+    assert 0.85 < computed_over_measured(name, backend="inductor", partition="min_cut") < most

@@ -1,0 +1,25 @@
+"""one_permutation -- all draws of seeds read one empty permutation, where each had its own."""
+
+import torch
+import torch.fx as fx
+
+from .seeded_dropout import SEED_OP
+
+
+def one_permutation_pass(forward: fx.GraphModule) -> fx.GraphModule:
+    """Let each draw of a seed read the permutation of the first draw, and remove the others.
+
+    With one permutation torch's own partitioner would merge the draws, see `ops.draw`. After the cut nothing merges
+    them, and on a GPU each permutation takes a kernel, which fills a scalar: two for each block of a GPT.
+    """
+    graph = forward.graph
+    draws = graph.find_nodes(op="call_function", target=SEED_OP)
+    made_for_draws = [draw for draw in draws if draw.args[0].target is torch.ops.aten.randperm.default]
+    for draw in made_for_draws[1:]:
+        permutation = draw.args[0]
+        draw.args = made_for_draws[0].args
+        if not permutation.users:
+            graph.erase_node(permutation)
+    graph.lint()
+    forward.recompile()
+    return forward
