@@ -93,22 +93,19 @@ def test_a_steady_step_of_a_fused_model_does_not_wait(name: str) -> None:
     check_steady(training_step(built(name, "fusion=inductor"), example))
 
 
-def test_a_step_starts_fewer_kernels_than_plain_pytorch_and_a_fused_one_fewer_than_torch_compile() -> None:
-    """Forward and backward of a GPT in bfloat16; the optimizer's kernels are the same for all."""
-    layers = built("gpt_nano", "fusion=off").bfloat16()
-    example = layers.example_inputs(8, device="cuda")
-    fused = built("gpt_nano", "fusion=inductor").bfloat16()
+def test_a_step_of_eager_layers_starts_fewer_kernels_than_plain_pytorch() -> None:
+    """Forward and backward of a GPT in bfloat16; the optimizer's kernels are the same for both."""
+    model = built("gpt_nano", "fusion=off").bfloat16()
+    example = model.example_inputs(8, device="cuda")
 
-    def launches(model: Any) -> int:
+    def launches(model: nn.Module) -> int:
         def step() -> None:
             model(*example).backward()
 
         step()
-        step()
         return counted(step).launches[0]
 
-    assert launches(layers) < launches(plain_twin(layers).train())
-    assert launches(fused) < launches(torch.compile(layers))
+    assert launches(model) < launches(plain_twin(model).train())
 
 
 @pytest.mark.parametrize("partition", ["min_cut", "budget:0.65"])
