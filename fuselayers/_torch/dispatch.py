@@ -1,6 +1,6 @@
 """dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -23,6 +24,15 @@ from torch.utils._python_dispatch import (
 pytree = _pytree
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
+
+
+def storage_key(tensor: torch.Tensor) -> Hashable:
+    """Return what tensors in the same memory have in common. While the key is kept, no other storage has its address.
+
+    Raises:
+        NotImplementedError, RuntimeError: the tensor has no storage, as a sparse one.
+    """
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ...names import no_such
 from ...partition import backends, fuse
+from ...partition.inspect.saved_bytes import tensors_of
 from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
@@ -19,7 +20,6 @@ from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
 from .rules import RULES, loss
-from .saved import tensors_of
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
 __all__ = ["swap", "unswap"]

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ..._torch.dispatch import storage_key
 from ..._torch.tracing import is_tagged_backward
 from ..node_kinds import writes
 
@@ -94,6 +95,6 @@ def _storage(node: fx.Node) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return value.untyped_storage()._cdata
+        return storage_key(value)
     except NotImplementedError:
         return None
