@@ -21,6 +21,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._triton import has_triton as has_triton
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .cpp_files import cpp_files
@@ -173,6 +174,16 @@ def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def of_one_list(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled graph as a function of one list of inputs, unless `make_boxed_func` has made it one."""
+    return run if getattr(run, "_boxed_call", False) else cast(Callable[..., Any], make_boxed_func(run))
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Give a node this name, with a number behind it if another node has the name."""
+    node._rename(name)
 
 
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:

@@ -12,7 +12,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, make_boxed_func
+from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, of_one_list
 from ..errors import say_once
 from ..names import name_of
 from .backends import graph_name
@@ -190,7 +190,7 @@ def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:
         run = compiler(graph_module, example_inputs)
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
-        return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
+        return of_one_list(run)
 
     return compile_boxed
 

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from ..._torch.dispatch import SeeOps
+from ..._torch.dispatch import SeeOps, tree_map
 from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call

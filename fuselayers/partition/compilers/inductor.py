@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils._triton import has_triton
 
-from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
+from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers, has_triton
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
 from ..choose.machine import machine_of

@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..._torch.dispatch import tree_leaves, tree_map
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..choose.partitioners import Partitioner, SavePolicy, default
 from ..fused_function import FusedFunction

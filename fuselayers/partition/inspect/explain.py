@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from ..._torch.dispatch import tree_leaves
 from ..._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from ...names import name_of
 from ...text_table import readable_bytes

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from ..._torch.dispatch import storage_key
+from ..._torch.dispatch import storage_key, tree_leaves
 
 
 @dataclass(frozen=True)

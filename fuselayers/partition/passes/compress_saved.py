@@ -37,7 +37,7 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
-from ..._torch.tracing import is_sym_node, make_fx, overload_packet, size_hint
+from ..._torch.tracing import is_sym_node, make_fx, overload_packet, rename, size_hint
 from ...names import no_such
 from ...ops.philox import keep_factors
 from ..node_kinds import draws, is_fusible, looks_at_its_input, num_elements, storage_of
@@ -371,6 +371,6 @@ def _inlined(
         if node.op == "call_function":
             copies[node] = graph.node_copy(node, copies.__getitem__)
             # Names that are in both graphs mark what backward recomputes.
-            copies[node]._rename(f"{name}_{node.name}")
+            rename(copies[node], f"{name}_{node.name}")
     results: Any = traced.graph.output_node().args[0]
     return [copies[node] for node in results]
