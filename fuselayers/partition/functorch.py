@@ -46,28 +46,23 @@ def aot_function(
     partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     *,
-    keep_inference_input_mutations: bool = False,
-    inference_compiler: GraphCompiler | None = None,
     static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
 ) -> "AotFunction":
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
-    The arguments are functorch's, but for `num_params_buffers` and `enable_log`. Each new combination of shapes,
-    dtypes, modes and Python values is traced and compiled again, at most 64 times; further calls run eagerly, and
-    torch logs a warning. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph
-    has the inputs that the function uses, in the order of first use. torch's random ops draw eager's numbers.
+    Each new combination of shapes, dtypes, modes and Python values is traced and compiled again, at most 64 times, as
+    in `fuse`. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph has the inputs
+    that the function uses, in the order of first use. torch's random ops draw eager's numbers.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
-        fw_compiler: compiles the forward graph: takes it and example inputs, and returns a function to call instead,
-            or the graph itself, as in `lambda graph, inputs: graph`.
+        fw_compiler: compiles the forward graph, and that of a call that needs no gradients: takes it and example
+            inputs, and returns a function to call instead, or the graph itself, as in `lambda graph, inputs: graph`.
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: ATen ops to write in terms of others, with the functions that do so, as
             `torch._decomp.get_decompositions` returns them.
-        keep_inference_input_mutations: True leaves writes to an input in the graph, where there is no backward.
-        inference_compiler: compiles the graph of a call that needs no gradients; None takes `fw_compiler`.
         static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
         dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
 
@@ -93,11 +88,7 @@ def aot_function(
     """
     if not callable(fn):
         raise TypeError(f"aot_function takes a function, got {type(fn).__name__}")
-    compilers = {
-        "fw_compiler": fw_compiler,
-        "bw_compiler": bw_compiler or fw_compiler,
-        "inference_compiler": inference_compiler or fw_compiler,
-    }
+    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler or fw_compiler}
     for role, compiler in compilers.items():
         if not callable(compiler):
             raise TypeError(
@@ -113,7 +104,6 @@ def aot_function(
         torch_random=True,
         compilers=compilers,
         decompositions=decompositions,
-        keep_inference_input_mutations=keep_inference_input_mutations,
     )
     return AotFunction(fn, options=options)
 
@@ -148,18 +138,12 @@ class AotOptions(FuseOptions):
 
     compilers: Mapping[str, GraphCompiler]  # by the names of the arguments
     decompositions: Mapping[Any, Callable[..., Any]] | None
-    keep_inference_input_mutations: bool
 
 
 class AotFunction(FusedFunction):
     """A function that the user's compilers compile. Made by `aot_function`; called like the function it wraps.
 
     Inside another compiler, or inside `fuse`, it is transparent, like a fused function: its compilers are not called.
-
-    Attributes:
-        fn: the given function; if that is fused, the function in it.
-        options: the arguments of `aot_function`.
-        served_by: the names of its compilers, together.
     """
 
     options: AotOptions
@@ -173,7 +157,6 @@ class AotFunction(FusedFunction):
             keep_unused_draws=True,
             partition_fn=partitioner(options.partition),
             decompositions=None if options.decompositions is None else dict(options.decompositions),
-            keep_inference_input_mutations=options.keep_inference_input_mutations,
             **{role: _boxed(role, compiler) for role, compiler in options.compilers.items()},
         )
         compiled = backend(graph_module, example_inputs)
@@ -196,19 +179,7 @@ def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:
 
 
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
-    """Print the graph's code, and return the graph to run as it is.
-
-    >>> graph = fx.symbolic_trace(lambda x: x.sin())
-    >>> print_compile(graph, [torch.ones(2)]) is graph
-    <BLANKLINE>
-    <BLANKLINE>
-    <BLANKLINE>
-    def forward(self, x):
-        sin = x.sin();  x = None
-        return sin
-    <BLANKLINE>
-    True
-    """
+    """Print the graph's code, and return the graph to run as it is. `aot_function` shows an example."""
     print(fx_g.code)
     return fx_g
 
@@ -219,13 +190,6 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
     never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
     lets it optimise the joint graph before it is cut.
-
-    Args:
-        fx_g: one graph of ATen ops.
-        inps: its example inputs, fake or real.
-
-    Returns:
-        A function of one list, the graph's inputs, which it empties.
     """
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)

@@ -56,17 +56,12 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class Trace:
-    """One Dynamo graph with the joint graph made of it.
+    """One Dynamo graph with the joint graph made of it, the copies that were traced, and their result.
 
     Attributes:
-        graph: the joint graph.
-        inputs: the inputs of the Dynamo graph: fake tensors, in the order of the forward's inputs.
+        inputs: of the Dynamo graph, in the order of the forward's inputs: the copied tensors; None for another value.
         sources: for each input, the expression with which Dynamo reaches it from `ROOT`, `args` and `kwargs`.
-        outputs: the outputs of the Dynamo graph.
-        fn: the copy of the function that was traced.
-        args: the copies of its arguments.
-        kwargs: the copies of its keyword arguments.
-        result: the result of the whole function.
+        outputs: of the Dynamo graph.
     """
 
     graph: CapturedGraph

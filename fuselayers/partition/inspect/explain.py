@@ -127,8 +127,6 @@ def explain(
         backward_flops=sum(part.flops[1] for part in parts),
         forward_ideal_bytes=sum(part.ideal_bytes[0] for part in parts),
         backward_ideal_bytes=sum(part.ideal_bytes[1] for part in parts),
-        forward_seconds=sum(part.seconds[0] for part in parts),
-        backward_seconds=sum(part.seconds[1] for part in parts),
         graphs=tuple(part.graph for part in parts),
         cost=cost,
     )
@@ -172,12 +170,6 @@ class _Explained:
                 self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
-        machine = self.cost.machine
-        self.seconds = tuple(
-            max(size, sum(machine.bytes_of_flops(flops_of(node), itemsize=_itemsize(node)) for node in _calls(module)))
-            / machine.bandwidth
-            for module, size in zip((forward, backward), self.ideal_bytes, strict=True)
-        )
 
     def _saved_values(
         self, nodes: Iterable[fx.Node], fewer: Mapping[fx.Node, int], *, chosen_by_us: bool
@@ -292,12 +284,6 @@ def _input_and_output_bytes(module: fx.GraphModule) -> int:
 def _op(node: fx.Node) -> str:
     # One of several results is named by the op that made it.
     return str((node.all_input_nodes[0] if node.target is operator.getitem else node).target)
-
-
-def _itemsize(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    first = value[0] if isinstance(value, tuple | list) else value
-    return first.dtype.itemsize if isinstance(first, torch.Tensor) else 4
 
 
 def _sum(totals: Iterable[Totals]) -> Totals:

@@ -22,6 +22,7 @@ from ..joint_graph import CutGraph
 from .draw import check_suffix
 
 _IN_A_NOTEBOOK: Final = 10
+_POINTS: Final = 12
 _WORST_GRADIENTS: Final = 5
 # The first number in a module's path, as in blocks.11.norm.
 _NUMBERED: Final = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)(?:\.(?P<rest>.+))?")
@@ -129,8 +130,6 @@ class MemoryReport:
         backward_flops: FLOPs of backward, recomputed ones included.
         forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
         backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
-        forward_seconds: the least time for forward on that machine, by its FLOPs or its ideal bytes.
-        backward_seconds: the least time for backward.
         compress: how saved values are compressed, or None.
         gradient_errors: with `compress`, for each parameter's gradient its error relative to the exact one on these
             inputs, for a function without parameters of its arguments' gradients; empty if they were not measured.
@@ -149,32 +148,24 @@ class MemoryReport:
     backward_flops: float
     forward_ideal_bytes: int
     backward_ideal_bytes: int
-    forward_seconds: float
-    backward_seconds: float
     compress: str | None
     gradient_errors: dict[str, float]
     graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
     cost: CostModel = field(repr=False, compare=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all but the graphs and the prices, in plain Python types."""
+    def to_json(self) -> str:
+        """Return all but the graphs and the prices as JSON."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
         content["saved"] = [asdict(value) for value in self.saved]
         content["recomputed"] = [asdict(value) for value in self.recomputed]
         content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
-        return content
+        return json.dumps(content, indent=2)
 
-    def to_json(self) -> str:
-        """Return `as_dict` as JSON."""
-        return json.dumps(self.as_dict(), indent=2)
-
-    def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
+    def pareto(self) -> tuple[ParetoPoint, ...]:
         """Return the curve of memory against recompute for other budgets, from the most memory to the least.
 
-        It leaves out what backward recomputes a second time for a lower peak, see `budget`.
-
-        Args:
-            points: how many budgets are tried, evenly spaced from what `default` saves to the least possible.
+        Twelve budgets are tried, evenly spaced from what `default` saves to the least possible. The curve leaves out
+        what backward recomputes a second time for a lower peak, see `budget`.
 
         Raises:
             ValueError: the report is for several graphs.
@@ -188,13 +179,13 @@ class MemoryReport:
         least = smallest_saved_bytes(graph.joint, cost=self.cost)
         most = self.totals["default"].saved_bytes
         curve: dict[int, float] = {}
-        for index in range(points):
-            limit = least + round((most - least) * (points - 1 - index) / max(points - 1, 1))
+        for step in range(_POINTS):
+            limit = least + round((most - least) * step / (_POINTS - 1))
             saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
-    def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
+    def draw_pareto(self, path: str | Path) -> Path:
         """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
 
         Raises:
@@ -203,7 +194,7 @@ class MemoryReport:
         """
         path = Path(path)
         check_suffix(path, ".svg", ".png")
-        curve = self.pareto(points=points)
+        curve = self.pareto()
         figure = new_figure(figsize=(7, 4.5))
         axis = figure.add_subplot()
         sizes = [point.saved_bytes / 1e6 for point in curve]
@@ -241,10 +232,8 @@ class MemoryReport:
         forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
         sentences = (
             f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
-            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}, "
-            f"{_seconds(self.forward_seconds)}",
-            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}, "
-            f"{_seconds(self.backward_seconds)}",
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}",
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}",
         )
         about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
         lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
@@ -398,10 +387,3 @@ def _called(value: SavedValue | RecomputedValue, module: str) -> str:
         return f"{module} {named}".lstrip()
     file, _, rest = value.source.partition(":")
     return f"{named}, {Path(file).name}:{rest}" if rest else named
-
-
-def _seconds(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f} {unit} at least"
-    return f"{seconds / 1e-6:.1f} us at least"

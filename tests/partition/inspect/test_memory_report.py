@@ -41,7 +41,7 @@ def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -
 
 
 def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryReport) -> None:
-    curve = report.pareto(points=6)
+    curve = report.pareto()
     sizes, flops = [point.saved_bytes for point in curve], [point.recomputed_flops for point in curve]
     assert sizes == sorted(sizes, reverse=True)
     assert flops == sorted(flops)
