@@ -22,8 +22,6 @@ from .rule import Place, Rule, unread
 from .rules import RULES, loss
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
-__all__ = ["swap", "unswap"]
-
 _LEVELS: Final = ("auto", "layers", "blocks")
 
 

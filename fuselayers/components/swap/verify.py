@@ -19,8 +19,6 @@ from .layer import unswap_class
 from .report import Site, Skipped
 from .rules import attention, loss
 
-__all__ = ["check", "inputs_of_sites", "saved_by_model", "with_gradients"]
-
 _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
 

@@ -17,8 +17,6 @@ from ..again import made_again
 from ..parts import is_number, is_parameter
 from ..rule import Rule
 
-__all__ = ["RULES"]
-
 _HALF: Final = (torch.float16, torch.bfloat16)
 
 
