@@ -15,13 +15,11 @@ from torch import nn
 from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, of_one_list
 from ..errors import say_once
 from ..names import name_of
-from .backends import graph_name
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
 from .compilers import why_inductor_is_unavailable
 from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
-from .fusion_report import GraphReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -48,12 +46,13 @@ def aot_function(
     *,
     static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
-) -> "AotFunction":
+) -> FusedFunction:
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
     Each new combination of shapes, dtypes, modes and Python values is traced and compiled again, at most 64 times, as
     in `fuse`. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph has the inputs
-    that the function uses, in the order of first use. torch's random ops draw eager's numbers.
+    that the function uses, in the order of first use. torch's random ops draw eager's numbers. Inside another
+    compiler, or inside `fuse`, the plain function is traced.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
@@ -105,7 +104,7 @@ def aot_function(
         compilers=compilers,
         decompositions=decompositions,
     )
-    return AotFunction(fn, options=options)
+    return FusedFunction(fn, options=options)
 
 
 def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
@@ -129,40 +128,30 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
     if not isinstance(mod, nn.Module):
         raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
     options = aot_function(mod.forward, *args, **kwargs).options
-    return with_forward(view_of(eager_view(mod)), function_of(mod, AotFunction, options))
+    return with_forward(view_of(eager_view(mod)), function_of(mod, options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AotOptions(FuseOptions):
     """The arguments of `aot_function`, checked."""
 
+    # A compiler's error is its author's business, and so is its traceback.
+    own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
+
     compilers: Mapping[str, GraphCompiler]  # by the names of the arguments
     decompositions: Mapping[Any, Callable[..., Any]] | None
 
-
-class AotFunction(FusedFunction):
-    """A function that the user's compilers compile. Made by `aot_function`; called like the function it wraps.
-
-    Inside another compiler, or inside `fuse`, it is transparent, like a fused function: its compilers are not called.
-    """
-
-    options: AotOptions
-    # A compiler's error is its author's business, and so is its traceback.
-    _own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
-
-    def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = self.options
-        name = graph_name(graph_module, function=self.name, partition=options.partition)
+    def compile(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> tuple[Callable[..., Any], str, str]:
         backend = aot_autograd(
             keep_unused_draws=True,
-            partition_fn=partitioner(options.partition),
-            decompositions=None if options.decompositions is None else dict(options.decompositions),
-            **{role: _boxed(role, compiler) for role, compiler in options.compilers.items()},
+            partition_fn=partitioner(self.partition),
+            decompositions=None if self.decompositions is None else dict(self.decompositions),
+            **{role: _boxed(role, compiler) for role, compiler in self.compilers.items()},
         )
-        compiled = backend(graph_module, example_inputs)
-        served_by = ", ".join(dict.fromkeys(map(name_of, options.compilers.values())))
-        self._graphs.append(GraphReport(name, served_by, reason="as given"))
-        return compiled
+        served_by = ", ".join(dict.fromkeys(map(name_of, self.compilers.values())))
+        return backend(graph_module, example_inputs), served_by, "as given"
 
 
 def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:

@@ -141,12 +141,5 @@ def disable_fusion() -> Iterator[None]:
 
 
 def is_fusion_disabled() -> bool:
-    """Return whether this thread is within `disable_fusion`.
-
-    >>> with disable_fusion():
-    ...     is_fusion_disabled()
-    True
-    >>> is_fusion_disabled()
-    False
-    """
+    """Return whether this thread is within `disable_fusion`."""
     return _DISABLED.get()
