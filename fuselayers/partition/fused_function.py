@@ -143,10 +143,9 @@ class FusedFunction:
         try:
             key = _key_of(static), _key_of(tuple(sorted(named.items())))
             compiled = self._compiled.get(key)
-        except TypeError:
-            culprit = next(value for _, value in (*static, *named.items()) if not _is_hashable(value))
+        except TypeError as error:
             raise TypeError(
-                f"a static argument must be hashable, got a {type(culprit).__name__}; pass a tuple, or leave it dynamic"
+                f"a static argument must be hashable ({error}); pass a tuple, or leave it dynamic"
             ) from None
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
@@ -249,14 +248,6 @@ def _key_of(value: Any) -> Hashable:
     if isinstance(value, complex):
         return type(value), value.real.hex(), value.imag.hex()
     return type(value), value.hex() if isinstance(value, float) else value
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named: dict[str, Any]) -> Callable[..., Any]:

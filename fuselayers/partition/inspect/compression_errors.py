@@ -17,6 +17,7 @@ from ..fused_function import FusedFunction
 from ..fused_module import FusedModule, eager_view
 from ..passes import COMPRESSED_FROM, Compression, is_rounding_seed
 from .capture import compile_op_by_op
+from .saved_bytes import tensors_of
 
 _ROUNDING: Final = 1e-5  # of the largest gradient's norm
 
@@ -67,8 +68,7 @@ def _gradients(
     fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], cut: Partitioner, backend: str
 ) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    while isinstance(fn, FusedFunction):
-        fn = fn.fn
+    fn = fn.fn if isinstance(fn, FusedFunction) else fn
     fn = eager_view(fn) if isinstance(fn, FusedModule) else fn
     fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
     args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
@@ -78,8 +78,8 @@ def _gradients(
     args, kwargs = tree_map(_copied, (args, kwargs))
     compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
     with forget_compiled_code(compile_graph):
-        results = tree_leaves(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
-        results = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
+        returned = tensors_of(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
+        results = [result for result in returned if result.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [
             torch.randn(result.shape, generator=generator).to(result) if result.dim() else torch.ones_like(result)

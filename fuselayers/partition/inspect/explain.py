@@ -12,7 +12,6 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from ..._torch.dispatch import tree_leaves
 from ..._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from ...names import name_of
 from ...text_table import readable_bytes
@@ -28,7 +27,7 @@ from .capture import CapturedGraph, capture, explained_without_values
 from .compression_errors import CompressionErrors, compression_errors
 from .fake_copies import fake_copies
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
-from .saved_bytes import saved_by_call
+from .saved_bytes import saved_by_call, tensors_of
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
@@ -89,11 +88,11 @@ def explain(
         explained_without_values(fn),
     ):
         # Before the trace, in which the errors of the function lose their text.
-        results = tree_leaves(copied(*copied_args, **copied_kwargs))
+        results = tensors_of(copied(*copied_args, **copied_kwargs))
         eager = saved_by_call(lambda: copied(*copied_args, **copied_kwargs), exempt=static)
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
+        if any(result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {name_of(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
                 f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
@@ -291,8 +290,7 @@ def _sum(totals: Iterable[Totals]) -> Totals:
 
 
 def _tensors_of(fn: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    return leaves + list(fn.parameters()) if isinstance(fn, nn.Module) else leaves
+    return tensors_of((args, kwargs)) + (list(fn.parameters()) if isinstance(fn, nn.Module) else [])
 
 
 def _options_of(fn: Any) -> Any:

@@ -20,35 +20,22 @@ from .capture import ROOT, Trace, compile_functional, trace
 
 
 @dataclass(frozen=True)
-class InputSpec:
-    """One input of a joint graph.
+class Spec:
+    """One input or output of a joint graph.
 
     Attributes:
-        name: its placeholder in the graph.
-        kind: "gradient" is an incoming one, of an output. A tensor that a function closes over is a "parameter" if it
-            requires grad, else a "buffer".
-        target: a parameter's or buffer's name, as in `named_parameters()`, or Dynamo's expression for one that is not
-            of the module; an argument's name and path (`batch['ids'][0]`); for a gradient, the name of its output.
+        name: its node in the graph.
+        kind: of an input "parameter", "buffer", "argument", or "gradient" for an incoming one; a tensor that a function
+            closes over is a "parameter" if it requires grad, else a "buffer". Of an output "output", "gradient", or
+            "mutation", the new value of an input that the function writes to.
+        target: what it belongs to. A parameter's or buffer's name, as in `named_parameters()`, or Dynamo's expression
+            for one that is not of the module; an argument's name and path (`batch['ids'][0]`); an output's path in the
+            result (`result['loss']`), or "" if it is not returned itself. A gradient's is the name of its output, or
+            the target of its input; a mutation's the target of the input written to.
     """
 
     name: str
-    kind: Literal["parameter", "buffer", "argument", "gradient"]
-    target: str
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """One output of a joint graph.
-
-    Attributes:
-        name: the node of the graph that computes it.
-        kind: "mutation" is the new value of an input that the function writes to.
-        target: an output's path in the function's result (`result`, `result['loss']`), or "" if it is not returned
-            itself; for a gradient, the target of its input; for a mutation, the target of the input written to.
-    """
-
-    name: str
-    kind: Literal["output", "gradient", "mutation"]
+    kind: Literal["parameter", "buffer", "argument", "output", "gradient", "mutation"]
     target: str
 
 
@@ -64,8 +51,8 @@ class JointGraphExport:
     """
 
     module: fx.GraphModule
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
 
     def __str__(self) -> str:
         lines = ["inputs:", *map(_listed, self.inputs), "outputs:", *map(_listed, self.outputs)]
@@ -157,21 +144,21 @@ class _Names:
         returned = {id(leaf): path for path, leaf in reversed(_leaves("result", trace.result))}
         self._results = [returned.get(id(value), "") for value in trace.outputs]
 
-    def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
+    def input(self, node: fx.Node, output_names: dict[Any, str]) -> Spec:
         desc = node.meta["desc"]
         if isinstance(desc, descriptors.TangentAOTInput):
-            return InputSpec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
+            return Spec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
         kind, target = self._origin(desc)
-        return InputSpec(node.name, kind, target)
+        return Spec(node.name, kind, target)
 
-    def output(self, node: fx.Node, desc: Any) -> OutputSpec:
+    def output(self, node: fx.Node, desc: Any) -> Spec:
         if isinstance(desc, descriptors.GradAOTOutput):
-            return OutputSpec(node.name, "gradient", self._origin(desc.grad_of)[1])
+            return Spec(node.name, "gradient", self._origin(desc.grad_of)[1])
         if isinstance(desc, descriptors.InputMutationAOTOutput):
-            return OutputSpec(node.name, "mutation", self._origin(desc.mutated_input)[1])
+            return Spec(node.name, "mutation", self._origin(desc.mutated_input)[1])
         if isinstance(desc, descriptors.PlainAOTOutput):
-            return OutputSpec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
-        return OutputSpec(node.name, "output", "")
+            return Spec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
+        return Spec(node.name, "output", "")
 
     def _origin(self, desc: Any) -> Any:
         while not isinstance(desc, descriptors.PlainAOTInput):
@@ -203,5 +190,5 @@ def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(name + "".join(map(str, path)), leaf) for path, leaf in leaves]
 
 
-def _listed(spec: InputSpec | OutputSpec) -> str:
+def _listed(spec: Spec) -> str:
     return f"  {spec.name}: {spec.kind} {spec.target}".rstrip()
