@@ -102,7 +102,8 @@ def explain(
             f"input or a parameter require grad, and leave torch.no_grad()"
         )
     errors = CompressionErrors((), {})
-    if way is not None and not any(tensor.is_meta for tensor in _tensors_of(fn, args, kwargs)):
+    tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]
+    if way is not None and not any(tensor.is_meta for tensor in tensors):
         errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
         _Explained(graph, cut, of_values or {}, fused=backend != "eager")
@@ -287,10 +288,6 @@ def _op(node: fx.Node) -> str:
 
 def _sum(totals: Iterable[Totals]) -> Totals:
     return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
-
-
-def _tensors_of(fn: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    return tensors_of((args, kwargs)) + (list(fn.parameters()) if isinstance(fn, nn.Module) else [])
 
 
 def _options_of(fn: Any) -> Any:

@@ -1,6 +1,5 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
-import html
 import itertools
 import json
 import re
@@ -21,7 +20,6 @@ from ..choose.partitioners import budget
 from ..joint_graph import CutGraph
 from .draw import check_suffix
 
-_IN_A_NOTEBOOK: Final = 10
 _POINTS: Final = 12
 _WORST_GRADIENTS: Final = 5
 # The first number in a module's path, as in blocks.11.norm.
@@ -113,9 +111,9 @@ class ParetoPoint:
     recomputed_flops: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryReport:
-    """The result of `explain`. Print it, or read its attributes.
+    """The result of `explain`. Its text, also at a prompt and in a notebook, is tables as wide as the terminal.
 
     Attributes:
         subject: the function's or module's name.
@@ -150,8 +148,8 @@ class MemoryReport:
     backward_ideal_bytes: int
     compress: str | None
     gradient_errors: dict[str, float]
-    graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
-    cost: CostModel = field(repr=False, compare=False)
+    graphs: tuple[CutGraph, ...] = field(compare=False)
+    cost: CostModel = field(compare=False)
 
     def to_json(self) -> str:
         """Return all but the graphs and the prices as JSON."""
@@ -214,12 +212,8 @@ class MemoryReport:
         figure.savefig(path, dpi=120)
         return path
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.to_text()
-
-    def _repr_html_(self) -> str:
-        """Return the tables with the largest values, for a notebook."""
-        return f"<pre>{html.escape(self.to_text(rows=_IN_A_NOTEBOOK))}</pre>"
 
     def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
         """Return the tables that `print` shows. Values that equal blocks have in common share a row.
@@ -264,7 +258,8 @@ def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
         exact = whole(readable_bytes(sum(value.exact_bytes for value in values)))
         error = "" if others or value.error is None else f"{value.error:.2%}"
         compressed = () if report.compress is None else (exact, error)
-        return ("", size, *compressed, "") if others else (_shape(value), size, *compressed, value.reason)
+        shape = f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
+        return ("", size, *compressed, "") if others else (shape, size, *compressed, value.reason)
 
     counted = [value for value in report.saved if value.num_bytes]
     rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
@@ -373,10 +368,6 @@ def _range(modules: Sequence[str]) -> str:
 
 def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
     return sum(value.num_bytes for value in values)
-
-
-def _shape(value: SavedValue) -> str:
-    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
 
 
 def _called(value: SavedValue | RecomputedValue, module: str) -> str:

@@ -275,7 +275,7 @@ def compress_saved_pass(
     start = next(node for node in forward.graph.nodes if node.op != "placeholder")
     seeds: dict[torch.device, fx.Node] = {}
     parts_of: dict[fx.Node, list[fx.Node]] = {}
-    tensors = [node for node in saved if not _is_size(node)]
+    tensors = [node for node in saved if not (isinstance(node, fx.Node) and is_sym_node(node))]
     for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
         if not isinstance(node, fx.Node):
             continue
@@ -340,10 +340,6 @@ def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> fx.N
 
 def _is_operand_of_seed(node: fx.Node) -> bool:
     return any(user.target is SEED_OP for user in node.users)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, fx.Node) and is_sym_node(value)
 
 
 def _draw_like(x: Tensor) -> tuple[Tensor]:
