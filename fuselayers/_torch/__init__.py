@@ -1,6 +1,6 @@
 """The private names of torch that this package needs. Checked with torch 2.11.0, 2.13.0 and 2.14.1.
 
-    dispatch   what torch's dispatcher is doing: modes, transforms, hooks, fake tensors
+    dispatch   ops and storages; what acts on calls: modes, transforms, hooks, fake tensors
     guards     Dynamo: compile a function behind guards
     tracing    FX graphs, AOTAutograd's joint graphs, Inductor
 

@@ -1,16 +1,18 @@
-"""dispatch -- what acts on calls: modes, transforms, hooks of autograd and of all modules, fake tensors."""
+"""dispatch -- ops, and what acts on calls: modes, transforms, hooks of all modules, fake tensors."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
 from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
@@ -19,10 +21,37 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
 )
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 pytree = _pytree
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
+
+
+def schema_of(op: OpOverload) -> Any:
+    """Return the schema of an op: its arguments and results, and which of them it writes to or views."""
+    return op._schema
+
+
+def constant_in_dynamo(fn: _Function) -> _Function:
+    """Decorate a function as `torch.compiler.assume_constant_result` does, which imports Dynamo.
+
+    Dynamo calls the function once, while it traces.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
+
+
+def storage_key(tensor: torch.Tensor) -> Hashable:
+    """Return what tensors in the same memory have in common. While the key is kept, no other storage has its address.
+
+    Raises:
+        NotImplementedError, RuntimeError: the tensor has no storage, as a sparse one.
+    """
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
@@ -61,12 +90,9 @@ def is_dynamo_tracing() -> bool:
     return torch.compiler.is_dynamo_compiling() and not (torch.compiler.is_exporting() or _is_traced_in_a_transform())
 
 
+@constant_in_dynamo
 def _is_traced_in_a_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
-
-
-# As `torch.compiler.assume_constant_result`, which imports Dynamo: it calls the function once, while it traces.
-_is_traced_in_a_transform._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_wrapper(value: object) -> bool:

@@ -21,6 +21,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from torch.fx.experimental.proxy_tensor import is_sym_node as is_sym_node
 from torch.fx.experimental.proxy_tensor import make_fx as make_fx
 from torch.fx.graph import _BoxedCodeGen
+from torch.utils._triton import has_triton as has_triton
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .cpp_files import cpp_files
@@ -92,12 +93,26 @@ def torch_min_cut_partition(joint_module: fx.GraphModule, joint_inputs: Any, **o
     return _partitioners().min_cut_rematerialization_partition(joint_module, joint_inputs, **options)
 
 
-def _for_inductor(partitioner: Any) -> Any:
-    """Let Inductor take a partitioner with `uuid`; its base class would import Inductor where ours is defined."""
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
+class _ForInductor:
+    """A partitioner as Inductor's configuration takes it, with its part of the key of Inductor's cache on disk."""
 
-    CustomPartitionerFn.register(type(partitioner))
-    return partitioner
+    def __init__(self, cut: Callable[..., Any], key: str | None) -> None:
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+        CustomPartitionerFn.register(_ForInductor)  # as a base class it would be imported with this file
+        self._cut, self._key = cut, key
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        return self._cut(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> str | None:
+        return self._key
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ForInductor":
+        return self  # the configuration is copied
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self._key),)
 
 
 def is_opaque(node: fx.Node) -> bool:
@@ -175,6 +190,16 @@ def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     return run
 
 
+def of_one_list(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiled graph as a function of one list of inputs, unless `make_boxed_func` has made it one."""
+    return run if getattr(run, "_boxed_call", False) else cast(Callable[..., Any], make_boxed_func(run))
+
+
+def rename(node: fx.Node, name: str) -> None:
+    """Give a node this name, with a number behind it if another node has the name."""
+    node._rename(name)
+
+
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
     """The placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
     placeholders = graph.find_nodes(op="placeholder")
@@ -235,11 +260,19 @@ def extract_forward_and_backward(
 
 
 def compile_with_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, fallback_random: bool
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: Callable[..., Any],
+    *,
+    key: str,
+    fallback_random: bool,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now."""
+    """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now.
+
+    The key tells Inductor's cache which partitioner cut the graph.
+    """
     compile_fx = inductor_compiler()
-    settings: dict[str, Any] = {"custom_partitioner_fn": _for_inductor(partitioner)}
+    settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
     if fallback_random:
         settings["fallback_random"] = True
     # Precompiled headers take 6 s and 156 MB, and save 1.6 s of a file; a graph has one file each way.
@@ -345,7 +378,7 @@ def trace_with_inductor(
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
-        settings = {"custom_partitioner_fn": _for_inductor(partitioner)}
+        settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
         compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 

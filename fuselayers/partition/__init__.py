@@ -15,7 +15,6 @@ from .choose.partitioners import default as default
 from .choose.partitioners import min_cut as min_cut
 from .choose.partitioners import partitioner as partitioner
 from .compilers import vector_math as vector_math  # importing it calls MKL's vector functions once
-from .functorch import AotFunction as AotFunction
 from .functorch import aot_function as aot_function
 from .functorch import aot_module as aot_module
 from .functorch import default_partition as default_partition
@@ -29,7 +28,6 @@ from .fused_function import FusedFunction as FusedFunction
 from .fused_module import FusedModule as FusedModule
 from .fused_module import disable_fusion as disable_fusion
 from .fused_module import eager_view as eager_view
-from .fused_module import is_fusion_disabled as is_fusion_disabled
 from .fusion_report import FusionReport as FusionReport
 from .fusion_report import GraphReport as GraphReport
 from .inspect.capture import CapturedGraph as CapturedGraph

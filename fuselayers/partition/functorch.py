@@ -12,16 +12,14 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, make_boxed_func
+from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, of_one_list
 from ..errors import say_once
 from ..names import name_of
-from .backends import graph_name
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
 from .compilers import why_inductor_is_unavailable
 from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
-from .fusion_report import GraphReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -46,28 +44,24 @@ def aot_function(
     partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     *,
-    keep_inference_input_mutations: bool = False,
-    inference_compiler: GraphCompiler | None = None,
     static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
-) -> "AotFunction":
+) -> FusedFunction:
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
 
-    The arguments are functorch's, but for `num_params_buffers` and `enable_log`. Each new combination of shapes,
-    dtypes, modes and Python values is traced and compiled again, at most 64 times; further calls run eagerly, and
-    torch logs a warning. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph
-    has the inputs that the function uses, in the order of first use. torch's random ops draw eager's numbers.
+    Each new combination of shapes, dtypes, modes and Python values is traced and compiled again, at most 64 times, as
+    in `fuse`. If part of `fn` cannot be traced, `fn` is split, and each part has its own graphs. A graph has the inputs
+    that the function uses, in the order of first use. torch's random ops draw eager's numbers. Inside another
+    compiler, or inside `fuse`, the plain function is traced.
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
-        fw_compiler: compiles the forward graph: takes it and example inputs, and returns a function to call instead,
-            or the graph itself, as in `lambda graph, inputs: graph`.
+        fw_compiler: compiles the forward graph, and that of a call that needs no gradients: takes it and example
+            inputs, and returns a function to call instead, or the graph itself, as in `lambda graph, inputs: graph`.
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: ATen ops to write in terms of others, with the functions that do so, as
             `torch._decomp.get_decompositions` returns them.
-        keep_inference_input_mutations: True leaves writes to an input in the graph, where there is no backward.
-        inference_compiler: compiles the graph of a call that needs no gradients; None takes `fw_compiler`.
         static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
         dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
 
@@ -93,11 +87,7 @@ def aot_function(
     """
     if not callable(fn):
         raise TypeError(f"aot_function takes a function, got {type(fn).__name__}")
-    compilers = {
-        "fw_compiler": fw_compiler,
-        "bw_compiler": bw_compiler or fw_compiler,
-        "inference_compiler": inference_compiler or fw_compiler,
-    }
+    compilers = {"fw_compiler": fw_compiler, "bw_compiler": bw_compiler or fw_compiler}
     for role, compiler in compilers.items():
         if not callable(compiler):
             raise TypeError(
@@ -113,9 +103,8 @@ def aot_function(
         torch_random=True,
         compilers=compilers,
         decompositions=decompositions,
-        keep_inference_input_mutations=keep_inference_input_mutations,
     )
-    return AotFunction(fn, options=options)
+    return FusedFunction(fn, options=options)
 
 
 def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
@@ -139,47 +128,30 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
     if not isinstance(mod, nn.Module):
         raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
     options = aot_function(mod.forward, *args, **kwargs).options
-    return with_forward(view_of(eager_view(mod)), function_of(mod, AotFunction, options))
+    return with_forward(view_of(eager_view(mod)), function_of(mod, options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AotOptions(FuseOptions):
     """The arguments of `aot_function`, checked."""
 
+    # A compiler's error is its author's business, and so is its traceback.
+    own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
+
     compilers: Mapping[str, GraphCompiler]  # by the names of the arguments
     decompositions: Mapping[Any, Callable[..., Any]] | None
-    keep_inference_input_mutations: bool
 
-
-class AotFunction(FusedFunction):
-    """A function that the user's compilers compile. Made by `aot_function`; called like the function it wraps.
-
-    Inside another compiler, or inside `fuse`, it is transparent, like a fused function: its compilers are not called.
-
-    Attributes:
-        fn: the given function; if that is fused, the function in it.
-        options: the arguments of `aot_function`.
-        served_by: the names of its compilers, together.
-    """
-
-    options: AotOptions
-    # A compiler's error is its author's business, and so is its traceback.
-    _own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
-
-    def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = self.options
-        name = graph_name(graph_module, function=self.name, partition=options.partition)
+    def compile(
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> tuple[Callable[..., Any], str, str]:
         backend = aot_autograd(
             keep_unused_draws=True,
-            partition_fn=partitioner(options.partition),
-            decompositions=None if options.decompositions is None else dict(options.decompositions),
-            keep_inference_input_mutations=options.keep_inference_input_mutations,
-            **{role: _boxed(role, compiler) for role, compiler in options.compilers.items()},
+            partition_fn=partitioner(self.partition),
+            decompositions=None if self.decompositions is None else dict(self.decompositions),
+            **{role: _boxed(role, compiler) for role, compiler in self.compilers.items()},
         )
-        compiled = backend(graph_module, example_inputs)
-        served_by = ", ".join(dict.fromkeys(map(name_of, options.compilers.values())))
-        self._graphs.append(GraphReport(name, served_by, reason="as given"))
-        return compiled
+        served_by = ", ".join(dict.fromkeys(map(name_of, self.compilers.values())))
+        return backend(graph_module, example_inputs), served_by, "as given"
 
 
 def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:
@@ -190,25 +162,13 @@ def _boxed(role: str, compiler: GraphCompiler) -> GraphCompiler:
         run = compiler(graph_module, example_inputs)
         if not callable(run):
             raise TypeError(f"{role} must return a function to call in place of the graph, or the graph; got {run!r}")
-        return run if getattr(run, "_boxed_call", False) else make_boxed_func(run)
+        return of_one_list(run)
 
     return compile_boxed
 
 
 def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
-    """Print the graph's code, and return the graph to run as it is.
-
-    >>> graph = fx.symbolic_trace(lambda x: x.sin())
-    >>> print_compile(graph, [torch.ones(2)]) is graph
-    <BLANKLINE>
-    <BLANKLINE>
-    <BLANKLINE>
-    def forward(self, x):
-        sin = x.sin();  x = None
-        return sin
-    <BLANKLINE>
-    True
-    """
+    """Print the graph's code, and return the graph to run as it is. `aot_function` shows an example."""
     print(fx_g.code)
     return fx_g
 
@@ -219,13 +179,6 @@ def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]
     functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
     never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
     lets it optimise the joint graph before it is cut.
-
-    Args:
-        fx_g: one graph of ATen ops.
-        inps: its example inputs, fake or real.
-
-    Returns:
-        A function of one list, the graph's inputs, which it empties.
     """
     devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
     reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)

@@ -130,7 +130,7 @@ def _fuse(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     if isinstance(fn, nn.Module):
-        return with_forward(view_of(eager_view(fn)), function_of(fn, FusedFunction, options))
+        return with_forward(view_of(eager_view(fn)), function_of(fn, options))
     return FusedFunction(fn, options=options)
 
 
@@ -169,11 +169,11 @@ def fuse_in_place(
         sizes = tuple((name, tensor.shape) for name, tensor in tensors)
         kind = type(module), sizes, id(module) if "forward" in vars(module) else None
         if kind not in functions:
-            functions[kind] = function_of(module, FusedFunction, options)
+            functions[kind] = function_of(module, options)
         with_forward(module, functions[kind])
 
 
-def function_of(module: nn.Module, kind: type[FusedFunction], options: FuseOptions) -> FusedFunction:
+def function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
     """Return a module's forward as a fused function of the module and its arguments."""
     module = eager_view(module)
     forward: Any = getattr(type(module), "forward", None)
@@ -186,4 +186,4 @@ def function_of(module: nn.Module, kind: type[FusedFunction], options: FuseOptio
             return own(*args, **kwargs)
 
     places = tuple(place + 1 if place >= 0 else place for place in options.static_argnums)
-    return kind(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))
+    return FusedFunction(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))

@@ -21,7 +21,6 @@ from ..errors import BackendUnavailableError
 from ..names import no_such
 from .backends import compile_chain, graph_name
 from .choose.partitioners import Partitioner, partitioner
-from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
 from .fusion_report import FusionReport, GraphReport
 from .joint_graph import PartitionError
@@ -39,7 +38,11 @@ class FuseOptions:
     Attributes:
         backend: as in `fuse`, as the others are.
         chain: the backends to try, in order.
+        own_errors: errors that come out of a call as they were raised. Dynamo wraps a backend's error in advice about
+            its own settings.
     """
+
+    own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
     backend: str
     chain: tuple[str, ...]
@@ -61,6 +64,19 @@ class FuseOptions:
         if self.dynamic not in (None, True, False):
             raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
 
+    def compile(
+        self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+    ) -> tuple[Callable[..., Any], str, str]:
+        """Compile a graph of Dynamo's; return it, the backend that serves it, and why this one."""
+        compiled, served_by, why = compile_chain(
+            graph_module,
+            example_inputs,
+            chain=self.chain,
+            partition=self.partition,
+            torch_random=self.torch_random,
+        )
+        return compiled, served_by, why or ("the first that works" if self.backend == "auto" else "as asked")
+
 
 class FusedFunction:
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
@@ -73,9 +89,6 @@ class FusedFunction:
         name: of the function or the class, for people.
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
-
-    # Dynamo wraps a backend's error in advice about its own settings. These errors come out as they were raised.
-    _own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions, owner: type[nn.Module] | None = None) -> None:
         while isinstance(fn, FusedFunction):
@@ -107,12 +120,13 @@ class FusedFunction:
             return compiled(*args, **kwargs)
         except Exception as error:
             inner = inner_error(error)
-            if inner is not error and isinstance(inner, self._own_errors):
+            if inner is not error and isinstance(inner, self.options.own_errors):
                 raise inner from inner.__cause__
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else FusedMethod(self, instance)
+        # Not a `types.MethodType`: Dynamo can neither make nor inspect one of an object.
+        return self if instance is None else functools.partial(self, instance)
 
     def _specialised(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -129,10 +143,9 @@ class FusedFunction:
         try:
             key = _key_of(static), _key_of(tuple(sorted(named.items())))
             compiled = self._compiled.get(key)
-        except TypeError:
-            culprit = next(value for _, value in (*static, *named.items()) if not _is_hashable(value))
+        except TypeError as error:
             raise TypeError(
-                f"a static argument must be hashable, got a {type(culprit).__name__}; pass a tuple, or leave it dynamic"
+                f"a static argument must be hashable ({error}); pass a tuple, or leave it dynamic"
             ) from None
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
@@ -151,17 +164,9 @@ class FusedFunction:
         return compiled
 
     def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        options = self.options
-        name = graph_name(graph_module, function=self.name, partition=options.partition)
-        compiled, served_by, why = compile_chain(
-            graph_module,
-            example_inputs,
-            chain=options.chain,
-            partition=options.partition,
-            torch_random=options.torch_random,
-        )
-        asked = "the first that works" if options.backend == "auto" else "as asked"
-        self._graphs.append(GraphReport(name, served_by, why or asked))
+        name = graph_name(graph_module, function=self.name, partition=self.options.partition)
+        compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
+        self._graphs.append(GraphReport(name, served_by, reason))
         return compiled
 
     def report(self) -> FusionReport:
@@ -185,12 +190,8 @@ class FusedFunction:
     def served_by(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(graph.served_by for graph in self._graphs))
 
-    def over(self, fn: Callable[..., Any]) -> "FusedFunction":
-        """Return a fused `fn` with this one's options and nothing compiled yet."""
-        return type(self)(fn, options=self.options, owner=self.owner)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
-        return self.over(copy.deepcopy(self.fn, memo))
+        return FusedFunction(copy.deepcopy(self.fn, memo), options=self.options, owner=self.owner)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # pickle finds a decorated function by its name.
@@ -198,14 +199,9 @@ class FusedFunction:
         named: Any = sys.modules.get(getattr(self, "__module__", ""))
         for attribute in name.split("."):
             named = getattr(named, attribute, None)
-        return (
-            name
-            if named is self
-            else (
-                functools.partial(type(self), options=self.options, owner=self.owner),
-                (self.fn,),
-            )
-        )
+        if named is self:
+            return str(name)
+        return functools.partial(FusedFunction, options=self.options, owner=self.owner), (self.fn,)
 
 
 def _static_both_ways(fn: Callable[..., Any], options: FuseOptions) -> tuple[frozenset[int], frozenset[str]]:
@@ -252,14 +248,6 @@ def _key_of(value: Any) -> Hashable:
     if isinstance(value, complex):
         return type(value), value.real.hex(), value.imag.hex()
     return type(value), value.hex() if isinstance(value, float) else value
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
 
 
 def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named: dict[str, Any]) -> Callable[..., Any]:

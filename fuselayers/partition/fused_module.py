@@ -3,7 +3,6 @@
 import contextlib
 import copyreg
 import functools
-import html
 import types
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -34,13 +33,6 @@ class FusedModule(nn.Module):
         fused: Any = type(self)._fused
         report: FusionReport = fused.report()
         return report
-
-    def _repr_html_(self) -> str:
-        """Return what serves the module and its parts, for a notebook."""
-        return (
-            f"<p><b>fused {html.escape(type(self).__name__)}</b></p><pre>{html.escape(str(self.report()))}</pre>"
-            f"<details><summary>parts</summary><pre>{html.escape(repr(self))}</pre></details>"
-        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
@@ -149,12 +141,5 @@ def disable_fusion() -> Iterator[None]:
 
 
 def is_fusion_disabled() -> bool:
-    """Return whether this thread is within `disable_fusion`.
-
-    >>> with disable_fusion():
-    ...     is_fusion_disabled()
-    True
-    >>> is_fusion_disabled()
-    False
-    """
+    """Return whether this thread is within `disable_fusion`."""
     return _DISABLED.get()

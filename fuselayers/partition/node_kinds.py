@@ -10,6 +10,7 @@ from typing import Final
 import torch
 import torch.fx as fx
 
+from .._torch.dispatch import OpOverload, schema_of
 from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
 # Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. Known by
@@ -53,7 +54,7 @@ def why_not_saveable(node: fx.Node) -> str | None:
 
 def is_view(node: fx.Node) -> bool:
     """True if the op returns a view of its input, which costs nothing."""
-    return isinstance(node.target, torch._ops.OpOverload) and _is_view_op(node.target)
+    return isinstance(node.target, OpOverload) and _is_view_op(node.target)
 
 
 def looks_at_its_input(node: fx.Node) -> bool:
@@ -77,10 +78,10 @@ def prefers_save(node: fx.Node) -> bool:
 
 
 @functools.cache
-def _is_view_op(target: torch._ops.OpOverload) -> bool:
+def _is_view_op(target: OpOverload) -> bool:
     if target.overloadpacket in known_ops().view_ops:
         return True
-    returns = target._schema.returns
+    returns = schema_of(target).returns
     return any(value.alias_info is not None and not value.alias_info.is_write for value in returns)
 
 
@@ -90,17 +91,17 @@ def is_fusible(node: fx.Node) -> bool:
 
 
 def _is_seeded_random(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _SEEDED_RANDOM
+    return isinstance(node.target, OpOverload) and schema_of(node.target).name in _SEEDED_RANDOM
 
 
 def writes(node: fx.Node) -> bool:
     """True if the op writes to one of its arguments."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and schema_of(node.target).is_mutable
 
 
 def is_collective(node: fx.Node) -> bool:
     """True for an op that sends to other processes and writes to no argument, and for the wait for what they send."""
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _COLLECTIVES and not writes(node)
+    return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES and not writes(node)
 
 
 def only_moves(node: fx.Node) -> bool:
@@ -119,7 +120,7 @@ def why_runs_once(node: fx.Node) -> str | None:
     target = node.target
     if target is operator.getitem or is_sym_node(node):
         return None
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         return "it is a higher-order op, whose effects are not known"
     if target is torch.ops.aten.index.Tensor and not _has_mask_index(node):
         return None  # torch tags it for the case of a mask
@@ -132,8 +133,8 @@ def _has_mask_index(node: fx.Node) -> bool:
 
 
 @functools.cache
-def _why_op_runs_once(target: torch._ops.OpOverload) -> str | None:
-    if target._schema.is_mutable:
+def _why_op_runs_once(target: OpOverload) -> str | None:
+    if schema_of(target).is_mutable:
         return "it changes its input"
     if target.namespace in _COLLECTIVES:
         return "it communicates with other processes"
@@ -145,12 +146,12 @@ def _why_op_runs_once(target: torch._ops.OpOverload) -> str | None:
 def draws(node: fx.Node) -> bool:
     """True if the op draws from a random generator, so that it matters when and how often it runs."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or _is_seeded_random(node):
+    if not isinstance(target, OpOverload) or _is_seeded_random(node):
         return False
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     # Attention kernels carry the tag for their dropout; without one they draw nothing.
-    for place, argument in enumerate(target._schema.arguments):
+    for place, argument in enumerate(schema_of(target).arguments):
         if argument.name == "dropout_p":
             probability = (
                 node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)

@@ -47,16 +47,16 @@ def grown(size: int = 5, **options: Any) -> Tensor:
 
 class TestCompilers:
     def test_each_gets_its_graph_once(self) -> None:
-        forward, backward, inference = Recorder(), Recorder(), Recorder()
-        traced = aot_function(chain, forward, backward, inference_compiler=inference)
+        forward, backward = Recorder(), Recorder()
+        traced = aot_function(chain, forward, backward)
         for _ in range(2):
             check(chain, traced, grown(), grown())
-        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 0]
+        assert [len(one.graphs) for one in (forward, backward)] == [1, 1]
         assert forward.ops() == ["aten.add.Tensor", "aten.cos.default", "aten.cos.default"]
         assert "aten.sin.default" in backward.ops()
         with torch.no_grad():
             check(chain, traced, grown(), grown())
-        assert [len(one.graphs) for one in (forward, backward, inference)] == [1, 1, 1]
+        assert [len(one.graphs) for one in (forward, backward)] == [2, 1]
 
     def test_what_a_compiler_raises_comes_out(self) -> None:
         def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
@@ -81,12 +81,9 @@ def test_inputs_are_written_to_as_in_eager() -> None:
         x.add_(y)
         return x * 2
 
-    for keep in (False, True):
-        compiler = Recorder()
-        x, y = torch.zeros(3), torch.ones(3)
-        out = aot_function(add, compiler, keep_inference_input_mutations=keep)(x, y)
-        assert (x.tolist(), out.tolist()) == ([1.0] * 3, [2.0] * 3)
-        assert ("aten.copy_.default" in compiler.ops()) is keep
+    x, y = torch.zeros(3), torch.ones(3)
+    out = aot_function(add, Recorder())(x, y)
+    assert (x.tolist(), out.tolist()) == ([1.0] * 3, [2.0] * 3)
 
 
 @pytest.mark.parametrize(

@@ -211,11 +211,11 @@ class TestStaticArguments:
 
     def test_must_be_hashable(self) -> None:
         fused = fuse(with_exponent, backend="eager", static_argnums=1)
-        with pytest.raises(TypeError, match=r"^a static argument must be hashable, got a list; pass a tuple, or leave"):
-            fused(torch.ones(2), [1])
         with pytest.raises(
-            TypeError, match=r"^a static argument must be hashable, got a Setting; pass a tuple, or lea"
+            TypeError, match=r"^a static argument must be hashable \(unhashable type: 'list'\); pass a tuple, or"
         ):
+            fused(torch.ones(2), [1])
+        with pytest.raises(TypeError, match=r"^a static argument must be hashable \(unhashable type: 'list'\); pass"):
             fused(torch.ones(2), Setting([1]))
 
 

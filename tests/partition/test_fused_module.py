@@ -79,20 +79,6 @@ def test_hooks_run_around_the_fused_forward() -> None:
     assert seen == [Tensor, fused]
 
 
-def test_a_notebook_shows_what_serves_it() -> None:
-    class Odd(nn.Linear):
-        def extra_repr(self) -> str:
-            return "<script>"
-
-    fused: Any = fuse(nn.Sequential(Odd(2, 2)), backend="eager")
-    page = "<p><b>fused Sequential</b></p><pre>nothing is compiled yet: call the function first</pre><details>"
-    assert fused._repr_html_().startswith(page)
-    fused(torch.ones(1, 2))
-    assert "<pre>Sequential(float32[2, 2], " in fused._repr_html_()
-    assert "&lt;script&gt;" in fused._repr_html_()
-    assert "<script>" not in fused._repr_html_()
-
-
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))], ids=["copy", "pickle"]
 )

@@ -10,8 +10,6 @@ from torch import Tensor
 from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 from ...ops.implementations import gradients_by_formula
 
-__all__ = ["linear_again", "made_again"]
-
 
 def _records() -> bool:
     """Return whether autograd alone decides what is saved: it records, and no compiler or transform is active."""

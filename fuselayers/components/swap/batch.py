@@ -7,8 +7,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Call", "as_call", "made_batch"]
-
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call, by position and by name."""
 

@@ -16,8 +16,6 @@ from .layer import subclass
 from .parts import is_linear
 from .seeded_attention import SeededDropout
 
-__all__ = ["block_class", "repeated_blocks", "share_graphs"]
-
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the blocks of a model by qualified name: two or more modules of one class and size in a list, with linear

@@ -11,8 +11,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["find_cache", "hook_cache", "is_cache", "unhook_cache"]
-
 
 class _WithoutCache:
     """The hook of one module.

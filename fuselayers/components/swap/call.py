@@ -11,6 +11,7 @@ from torch import nn
 
 from ...names import no_such
 from ...partition import backends, fuse
+from ...partition.inspect.saved_bytes import tensors_of
 from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
@@ -19,10 +20,7 @@ from .layer import cannot_swap, is_swapped, layer_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
 from .rules import RULES, loss
-from .saved import tensors_of
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
-
-__all__ = ["swap", "unswap"]
 
 _LEVELS: Final = ("auto", "layers", "blocks")
 
@@ -133,13 +131,10 @@ class _Plan:
     kinds: dict[str, Any]
     skipped: list[Skipped]
 
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return tuple(_site(name, kind) for name, kind in self.kinds.items())
-
     def report(self, *notes: str) -> SwapReport:
         """Return the report of the plan, not verified."""
-        return SwapReport(self.level, self.sites, tuple(self.skipped), notes=notes)
+        sites = tuple(_site(name, kind) for name, kind in self.kinds.items())
+        return SwapReport(self.level, sites, tuple(self.skipped), notes=notes)
 
     def put_into(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
@@ -206,7 +201,8 @@ class _Search:
         reasons: dict[type, Skipped] = {}
         for name, module in self._modules():
             computes = any(isinstance(child, nn.Linear) for child in module.children())
-            own = any(True for _ in module.parameters(recurse=False)) and not _is_of_torch(module)
+            is_of_torch = type(module).__module__.startswith("torch.")
+            own = any(True for _ in module.parameters(recurse=False)) and not is_of_torch
             if (computes or own) and not isinstance(module, (nn.Sequential, nn.ModuleList)):
                 reasons.setdefault(type(module), Skipped(name, type(module).__name__, unread(module)))
         return list(reasons.values())
@@ -225,10 +221,6 @@ class _Search:
 
     def _matches(self, name: str) -> bool:
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.patterns)
-
-
-def _is_of_torch(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.")
 
 
 def _inductor_compiles(model: nn.Module) -> bool:

@@ -8,8 +8,6 @@ from ..._torch.dispatch import is_compiling
 from ...errors import say_once
 from .report import Skipped
 
-__all__ = ["fallbacks", "forget", "note"]
-
 # Beside the modules and not in them: what a module holds is copied, pickled and guarded by Dynamo.
 _reasons: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 

@@ -20,8 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["Form", "Unreadable", "form_of", "form_of_sequence", "form_of_source"]
-
 
 class Unreadable(ValueError):
     """A forward that has no normal form; the text says why."""

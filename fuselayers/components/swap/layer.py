@@ -12,8 +12,6 @@ from torch import nn
 from .fallbacks import forget, note
 from .rule import Place, Rule
 
-__all__ = ["cannot_swap", "is_swapped", "layer_class", "own_forward", "subclass", "unswap_class"]
-
 
 def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
     """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""

@@ -11,20 +11,6 @@ from torch import Tensor, nn
 from ..._torch.dispatch import FakeTensor, hooks_of_all_modules
 from ..hooks import has_hooks
 
-__all__ = [
-    "is_activation",
-    "is_dropout",
-    "is_flag",
-    "is_identity",
-    "is_layer_norm",
-    "is_linear",
-    "is_number",
-    "is_parameter",
-    "is_plain",
-    "original_type",
-    "why_not",
-]
-
 
 def original_type(value: Any) -> type:
     """Return the type that a value had before it was swapped."""

@@ -8,8 +8,6 @@ from typing import Any, Final
 
 from ...text_table import readable_bytes, table_lines
 
-__all__ = ["Site", "Skipped", "SwapReport"]
-
 
 @dataclass(frozen=True)
 class Site:

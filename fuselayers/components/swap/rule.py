@@ -13,8 +13,6 @@ from torch import nn
 from .forms import Form, Unreadable, form_of, form_of_sequence, form_of_source
 from .parts import is_plain, original_type, why_not
 
-__all__ = ["Place", "Rule", "Test", "unread"]
-
 Test = Callable[[Any], bool]
 """A test of an attribute."""
 

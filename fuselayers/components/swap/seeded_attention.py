@@ -20,8 +20,6 @@ from torch.overrides import TorchFunctionMode
 from ... import ops
 from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
-__all__ = ["Attention", "SeededDropout", "seeded_attention"]
-
 
 class SeededDropout(TorchFunctionMode):
     """Computes `F.scaled_dot_product_attention` as this file does, where it drops weights on a CPU."""

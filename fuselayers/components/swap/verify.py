@@ -9,19 +9,15 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
-from ..._torch.dispatch import SeeOps
+from ..._torch.dispatch import SeeOps, tree_map
 from ...errors import in_one_line
-from ...partition.inspect.saved_bytes import saved_by_call
+from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
 from .layer import unswap_class
 from .report import Site, Skipped
 from .rules import attention, loss
-from .saved import Saved, saved_by, tensors_of
-
-__all__ = ["check", "inputs_of_sites", "saved_by_model", "with_gradients"]
 
 _ALLOWED: Final = 2.0
 """How many times the original's error, or the dtype's own, a swapped module may have."""
@@ -252,7 +248,7 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
     with torch.enable_grad(), _as_it_was(model):
         try:
             model.train()
-            return saved_by(lambda: model(*args, **kwargs), model)
+            return saved_and_held(lambda: model(*args, **kwargs), exempt=(*model.parameters(), *model.buffers()))
         except Exception:  # its own, such as one that wants labels
             return None
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._torch.dispatch import constant_in_dynamo
 from ...errors import FallbackWarning
 
 __all__ = ["Heads", "Rows", "has_kernels", "name_of", "pointer", "rows", "run", "vector"]
@@ -110,13 +111,10 @@ def run(name: str, *arguments: Any) -> None:
     getattr(_library(), name)(*arguments, torch.get_num_threads())
 
 
+@constant_in_dynamo
 def has_kernels() -> bool:
     """Return whether the library was built for this machine; where it was not, say so once."""
     return _library() is not None
-
-
-# As `torch.compiler.assume_constant_result`, which imports Dynamo: it calls the function once, while it traces.
-has_kernels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache

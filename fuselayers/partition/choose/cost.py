@@ -22,9 +22,9 @@ from typing import Any, Final
 
 import torch
 import torch.fx as fx
-from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
+from ..._torch.dispatch import tree_map
 from ..._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
 from ...hardware import Machine
 from ..joint_graph import JointGraph

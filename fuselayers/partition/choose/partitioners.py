@@ -1,8 +1,6 @@
 """Partitioners by name. Each has AOTAutograd's signature, so it also serves as `partition_fn` outside this library."""
 
-import gc
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -75,14 +73,13 @@ class SavePolicy:
                 "recomputable_ops is functorch's: here prices decide what is recomputed; give them as "
                 "SavePolicy('min_cut', cost=CostModel(...))"
             )
-        with _garbage_collection_paused():
-            joint = JointGraph.of(
-                joint_module,
-                num_forward_outputs=num_fwd_outputs,
-                static_input_indices=static_lifetime_input_indices,
-                compress=compression(self.compress),
-            )
-            return self.split(joint, fused=compiler != "eager")
+        joint = JointGraph.of(
+            joint_module,
+            num_forward_outputs=num_fwd_outputs,
+            static_input_indices=static_lifetime_input_indices,
+            compress=compression(self.compress),
+        )
+        return self.split(joint, fused=compiler != "eager")
 
     def saved_values(self, joint: JointGraph, *, fused: bool) -> list[fx.Node]:
         """Return the saved values, in the order of the graph.
@@ -118,18 +115,6 @@ class SavePolicy:
         assert self.limit is not None
         exact = replace(joint, compress=None)
         return self.limit * (exact.saved_bytes(saved_by_default(exact)) if isinstance(self.limit, float) else 1)
-
-
-@contextmanager
-def _garbage_collection_paused() -> Iterator[None]:
-    """Collections in between would take a third of the time: a large graph is a hundred thousand objects, all alive."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def cost_model_for(joint: JointGraph, *, fused: bool) -> CostModel:

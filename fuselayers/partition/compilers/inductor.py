@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 import torch.fx as fx
-from torch.utils._triton import has_triton
 
-from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers
+from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers, has_triton
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
 from ..choose.machine import machine_of
@@ -44,41 +43,24 @@ def compile_inductor(
         graph_module = seeded_dropout_calls_pass(graph_module)
     values = (node.meta.get("example_value") for node in all_nodes(graph_module))
     device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    cut = _InductorPartitioner(partitioner(partition), device_types, torch_random=torch_random)
-    return compile_with_inductor(graph_module, example_inputs, cut, fallback_random=torch_random)
+    own = partitioner(partition)
 
-
-class _InductorPartitioner:
-    """A partitioner with the interface that Inductor's configuration needs.
-
-    Args:
-        cut: the partitioner.
-        device_types: those of the graph's tensors. The name of a GPU is only asked for if the graph is on one: asking
-            initialises CUDA, and processes that are forked later could not use it.
-        torch_random: as in `compile_ahead_of_time`.
-    """
-
-    def __init__(self, cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> None:
-        self._cut = cut
-        self._torch_random = torch_random
-        # Part of the key of Inductor's cache on disk, so that code for another partitioner, other prices or another
-        # machine is never reused. No text identifies the behaviour of a user's own function, so its code is not reused
-        # across processes.
-        machines = [machine_of(device_type) for device_type in sorted(device_types)]
-        settings = f"{torch_random}-{takes_own_kernels()}-{donates_buffers()}-{machines}"
-        self._key = f"{cut}-{settings}-{sources_hash()}" if isinstance(cut, SavePolicy) else str(uuid.uuid4())
-
-    def __call__(
-        self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         # Otherwise the graph already has seeded masks, whose ops the partitioner knows.
-        return self._cut(replayed_dropout_pass(gm) if self._torch_random else gm, joint_inputs, **kwargs)
+        return own(replayed_dropout_pass(joint_module) if torch_random else joint_module, joint_inputs, **options)
 
-    def uuid(self) -> str:
-        return self._key
+    key = cache_key(own, device_types, torch_random=torch_random)
+    return compile_with_inductor(graph_module, example_inputs, cut, key=key, fallback_random=torch_random)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_InductorPartitioner":
-        return self  # the configuration that holds it is copied; a partitioner has no state to copy
 
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (self._key,)
+def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> str:
+    """Return a key for Inductor's cache: code for another partitioner, other prices or another machine is not reused.
+
+    No text identifies the behaviour of a user's own function, so its code is not reused across processes.
+    """
+    if not isinstance(cut, SavePolicy):
+        return str(uuid.uuid4())
+    # The name of a GPU is only asked for if the graph is on one: asking initialises CUDA, and processes that are forked
+    # later could not use it.
+    machines = [machine_of(device_type) for device_type in sorted(device_types)]
+    return f"{cut}-{torch_random}-{takes_own_kernels()}-{donates_buffers()}-{machines}-{sources_hash()}"

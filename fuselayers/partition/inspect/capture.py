@@ -22,7 +22,7 @@ from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
 from ...names import name_of, no_such
 from ...ops.implementations.own_kernels import own_kernels
-from ..choose.partitioners import default
+from ..choose.partitioners import Partitioner, default
 from ..compilers import compile_eager, compile_nvfuser
 from ..joint_graph import JointGraph
 from ..passes import compression, plain_dropout_calls_pass, seeded_dropout_calls_pass
@@ -57,17 +57,12 @@ class CapturedGraph:
 
 @dataclass(frozen=True)
 class Trace:
-    """One Dynamo graph with the joint graph made of it.
+    """One Dynamo graph with the joint graph made of it, the copies that were traced, and their result.
 
     Attributes:
-        graph: the joint graph.
-        inputs: the inputs of the Dynamo graph: fake tensors, in the order of the forward's inputs.
+        inputs: of the Dynamo graph, in the order of the forward's inputs: the copied tensors; None for another value.
         sources: for each input, the expression with which Dynamo reaches it from `ROOT`, `args` and `kwargs`.
-        outputs: the outputs of the Dynamo graph.
-        fn: the copy of the function that was traced.
-        args: the copies of its arguments.
-        kwargs: the copies of its keyword arguments.
-        result: the result of the whole function.
+        outputs: of the Dynamo graph.
     """
 
     graph: CapturedGraph
@@ -142,7 +137,7 @@ def trace(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     *,
-    compiler: Callable[[fx.GraphModule, Sequence[Any], "_Capture"], Callable[..., Any]],
+    compiler: Callable[[fx.GraphModule, Sequence[Any], Partitioner], Callable[..., Any]],
     fullgraph: bool = False,
     device: torch.device | str = "cpu",
 ) -> tuple[Trace, ...]:
@@ -152,13 +147,13 @@ def trace(
 
         def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
             origins = [node.meta["grapharg"] for node in graph_module.graph.find_nodes(op="placeholder")]
-            partitioner = _Capture()
-            compiled = compiler(graph_module, example_inputs, partitioner)
-            if partitioner.captured is None:
+            captured: list[CapturedGraph] = []
+            compiled = compiler(graph_module, example_inputs, _capturing(captured))
+            if not captured:
                 return compiled
             names = [origin.source.name for origin in origins]  # a method before torch 2.13
             fields = {
-                "graph": partitioner.captured,
+                "graph": captured[0],
                 "outputs": (),
                 "inputs": tuple(origin.example if origin.is_tensor else None for origin in origins),
                 "sources": tuple(name if isinstance(name, str) else name() for name in names),
@@ -192,13 +187,10 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         ) from error
 
 
-class _Capture:
-    """A partitioner that stores a copy of the joint graph."""
+def _capturing(captured: list[CapturedGraph]) -> Partitioner:
+    """Return a partitioner that stores a copy of the joint graph."""
 
-    captured: CapturedGraph | None = None
-
-    def __call__(
-        self,
+    def cut(
         joint_module: fx.GraphModule,
         joint_inputs: Any,
         /,
@@ -208,23 +200,19 @@ class _Capture:
         **options: Any,
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         static = list(static_lifetime_input_indices or ())
-        self.captured = CapturedGraph(copy_of(joint_module), num_fwd_outputs, tuple(static), joint_inputs)
+        captured.append(CapturedGraph(copy_of(joint_module), num_fwd_outputs, tuple(static), joint_inputs))
         # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
         return default(
             joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
         )
 
-    def uuid(self) -> None:
-        return None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Capture":
-        return self  # Inductor copies the configuration that holds it
+    return cut
 
 
 def compile_op_by_op(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
 ) -> Callable[..., Any]:
-    """Cut a graph of Dynamo's as `backend` would, with a partitioner that Inductor takes, and run it op by op."""
+    """Cut a graph of Dynamo's as `backend` would, and run it op by op."""
     compiled: Callable[..., Any] = _BACKENDS[backend](
         graph_module, example_inputs, partition=partitioner, torch_random=False
     )
@@ -232,7 +220,7 @@ def compile_op_by_op(
 
 
 def compile_functional(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: "_Capture"
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner
 ) -> Callable[..., Any]:
     """Compile as the eager backend does, but a write to an input is an output of the graph, not an op in it."""
     return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)

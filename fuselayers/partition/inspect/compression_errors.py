@@ -9,14 +9,15 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from ..._torch.dispatch import tree_leaves, tree_map
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..choose.partitioners import Partitioner, SavePolicy, default
 from ..fused_function import FusedFunction
 from ..fused_module import FusedModule, eager_view
 from ..passes import COMPRESSED_FROM, Compression, is_rounding_seed
 from .capture import compile_op_by_op
+from .saved_bytes import tensors_of
 
 _ROUNDING: Final = 1e-5  # of the largest gradient's norm
 
@@ -48,14 +49,14 @@ def compression_errors(
     The gradients are those of the sum of the results, each weighed with normal numbers unless it is a scalar. The
     function, its arguments and the random state do not change.
     """
-    exact, compressed = _Recorder(default, backend), _Recorder(cut, backend)
+    errors: list[dict[str, float]] = []
     with torch.random.fork_rng():
-        right = _gradients(fn, args, kwargs, exact)
-        rounded = _gradients(fn, args, kwargs, compressed)
+        right = _gradients(fn, args, kwargs, _recorder(default, backend, []), backend)
+        rounded = _gradients(fn, args, kwargs, _recorder(cut, backend, errors), backend)
     norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}
     zero = _ROUNDING * max(norms.values(), default=0.0)
     gradients = {name: _relative_error(rounded[name], right[name]) for name, norm in norms.items() if norm > zero}
-    return CompressionErrors(tuple(compressed.errors), gradients)
+    return CompressionErrors(tuple(errors), gradients)
 
 
 def _relative_error(rounded: Tensor, exact: Tensor) -> float:
@@ -64,11 +65,10 @@ def _relative_error(rounded: Tensor, exact: Tensor) -> float:
 
 
 def _gradients(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], recorder: "_Recorder"
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], cut: Partitioner, backend: str
 ) -> dict[str, Tensor]:
     torch.manual_seed(0)
-    while isinstance(fn, FusedFunction):
-        fn = fn.fn
+    fn = fn.fn if isinstance(fn, FusedFunction) else fn
     fn = eager_view(fn) if isinstance(fn, FusedModule) else fn
     fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
     args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
@@ -76,10 +76,10 @@ def _gradients(
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
     # A function may write into its arguments, but nothing may write into a leaf.
     args, kwargs = tree_map(_copied, (args, kwargs))
-    compile_graph = functools.partial(compile_op_by_op, backend=recorder.backend, partitioner=recorder)
+    compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
     with forget_compiled_code(compile_graph):
-        results = tree_leaves(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
-        results = [result for result in results if isinstance(result, Tensor) and result.requires_grad]
+        returned = tensors_of(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
+        results = [result for result in returned if result.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [
             torch.randn(result.shape, generator=generator).to(result) if result.dim() else torch.ones_like(result)
@@ -103,21 +103,17 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tenso
     return [(f"argument {number}", leaf) for number, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-class _Recorder:
-    """A partitioner whose forward writes down the error of each value that it compresses."""
+def _recorder(cut: Partitioner, backend: str, errors_of: list[dict[str, float]]) -> Partitioner:
+    """Return a partitioner whose forward writes down the error of each value that it compresses, by graph."""
+    own: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
 
-    def __init__(self, cut: Partitioner, backend: str) -> None:
-        self.backend = backend
-        self.errors: list[dict[str, float]] = []
-        self._cut: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
-
-    def __call__(
-        self, joint_module: fx.GraphModule, joint_inputs: Any, /, **options: Any
+    def recorded(
+        joint_module: fx.GraphModule, joint_inputs: Any, /, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        forward, backward = self._cut(joint_module, joint_inputs, **options)
+        forward, backward = own(joint_module, joint_inputs, **options)
         output = forward.graph.output_node()
         errors: dict[str, float] = {}
-        self.errors.append(errors)
+        errors_of.append(errors)
         parts: dict[tuple[fx.Node, Compression], list[fx.Node]] = {}
         for part in output.args[0]:
             if isinstance(part, fx.Node) and COMPRESSED_FROM in part.meta:
@@ -134,11 +130,7 @@ class _Recorder:
         forward.recompile()
         return forward, backward
 
-    def uuid(self) -> None:
-        return None
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Recorder":
-        return self  # Inductor copies the configuration that holds it
+    return recorded
 
 
 def _recording(errors: dict[str, float], name: str, way: Compression) -> Callable[..., Tensor]:

@@ -1,6 +1,5 @@
 """draw -- a graph as an .svg picture, with a row for each node. The names are functorch's."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from xml.sax.saxutils import escape
@@ -9,7 +8,6 @@ import torch
 import torch.fx as fx
 
 from ..choose.partitioners import default
-from ..node_kinds import source_line
 
 _GREY: Final = "#ced4da"
 _KINDS: Final = {"returned": "#d1495b", "computed": _GREY, "input": "#95d5b2"}
@@ -21,23 +19,17 @@ def draw_graph(
     fname: str | Path,
     figname: str = "fx_graph",
     clear_meta: bool = True,
-    prog: str | Sequence[str] | None = None,
-    parse_stack_trace: bool = False,
-    dot_graph_shape: str | None = None,
 ) -> Path:
-    """Draw one traced graph into an .svg file, and return the file's path. The arguments are functorch's.
+    """Draw one traced graph into an .svg file, and return the file's path. The names are functorch's.
 
     Args:
         traced: the graph; it is not changed.
         fname: the file; without a suffix it becomes an .svg.
         figname: the title.
         clear_meta: False adds dtype and shape to each value, where they are known.
-        prog: must be None: Graphviz does not run here.
-        parse_stack_trace: True adds the line of the source to each op, where it is known.
-        dot_graph_shape: must be None, as `prog`.
 
     Raises:
-        ValueError: another suffix, a `prog`, or a `dot_graph_shape`.
+        ValueError: another suffix.
 
     >>> import tempfile
     >>> graph = fx.symbolic_trace(lambda x: x.sin().cos())
@@ -48,7 +40,6 @@ def draw_graph(
     path = Path(fname)
     path = path if path.suffix else path.with_suffix(".svg")
     check_suffix(path, ".svg")
-    _no_graphviz(prog=prog, dot_graph_shape=dot_graph_shape)
     lines = [f'<text x="20" y="20">{escape(figname)}</text>']
     for index, (meaning, colour) in enumerate(_KINDS.items()):
         lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
@@ -66,7 +57,6 @@ def draw_graph(
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not clear_meta:
             words.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}")
-        words += [source_line(node)] if parse_stack_trace else []
         lines.append(f'<rect x="{_X - 4}" y="{y - 4:.1f}" width="8" height="8" fill="{_KINDS[kind]}"/>')
         lines.append(f'<text x="{_X + 10}" y="{y + 3:.1f}">{escape("  ".join(words))}</text>')
     style = "<style>text{font:9px sans-serif;fill:#343a40}path{fill:none}</style>"
@@ -76,11 +66,7 @@ def draw_graph(
 
 
 def draw_joint_graph(
-    graph: fx.GraphModule,
-    joint_inputs: Any,
-    file_name: str | Path = "full_graph.svg",
-    dot_graph_shape: str | None = None,
-    **options: Any,
+    graph: fx.GraphModule, joint_inputs: Any, file_name: str | Path = "full_graph.svg", **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Draw a joint graph, and cut it as `default_partition` does. This is functorch's partitioner of that name.
 
@@ -90,20 +76,10 @@ def draw_joint_graph(
         graph: the joint graph, from AOTAutograd.
         joint_inputs: from AOTAutograd.
         file_name: an .svg file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
-        dot_graph_shape: must be None: Graphviz does not run here.
         options: from AOTAutograd.
-
-    Raises:
-        ValueError: another suffix, or a `dot_graph_shape`.
     """
-    draw_graph(graph, file_name, figname="joint graph", clear_meta=False, dot_graph_shape=dot_graph_shape)
+    draw_graph(graph, file_name, figname="joint graph", clear_meta=False)
     return default(graph, joint_inputs, **options)
-
-
-def _no_graphviz(**options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise ValueError(f"{name} must be None, got {value!r}: it is Graphviz's, which does not run here")
 
 
 def check_suffix(path: Path, *allowed: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from ..._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from ...names import name_of
@@ -28,7 +27,7 @@ from .capture import CapturedGraph, capture, explained_without_values
 from .compression_errors import CompressionErrors, compression_errors
 from .fake_copies import fake_copies
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
-from .saved_bytes import saved_by_call
+from .saved_bytes import saved_by_call, tensors_of
 
 _RIVALS: Final[Mapping[str, Callable[..., Any]]] = MappingProxyType(
     {"default": default, "torch default": torch_default_partition, "torch min_cut": torch_min_cut_partition}
@@ -89,11 +88,11 @@ def explain(
         explained_without_values(fn),
     ):
         # Before the trace, in which the errors of the function lose their text.
-        results = tree_leaves(copied(*copied_args, **copied_kwargs))
+        results = tensors_of(copied(*copied_args, **copied_kwargs))
         eager = saved_by_call(lambda: copied(*copied_args, **copied_kwargs), exempt=static)
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
     if not captured:
-        if any(isinstance(result, torch.Tensor) and result.requires_grad for result in results):
+        if any(result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo leaves {name_of(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
                 f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
@@ -103,7 +102,8 @@ def explain(
             f"input or a parameter require grad, and leave torch.no_grad()"
         )
     errors = CompressionErrors((), {})
-    if way is not None and not any(tensor.is_meta for tensor in _tensors_of(fn, args, kwargs)):
+    tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]
+    if way is not None and not any(tensor.is_meta for tensor in tensors):
         errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
         _Explained(graph, cut, of_values or {}, fused=backend != "eager")
@@ -127,8 +127,6 @@ def explain(
         backward_flops=sum(part.flops[1] for part in parts),
         forward_ideal_bytes=sum(part.ideal_bytes[0] for part in parts),
         backward_ideal_bytes=sum(part.ideal_bytes[1] for part in parts),
-        forward_seconds=sum(part.seconds[0] for part in parts),
-        backward_seconds=sum(part.seconds[1] for part in parts),
         graphs=tuple(part.graph for part in parts),
         cost=cost,
     )
@@ -172,12 +170,6 @@ class _Explained:
                 self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
-        machine = self.cost.machine
-        self.seconds = tuple(
-            max(size, sum(machine.bytes_of_flops(flops_of(node), itemsize=_itemsize(node)) for node in _calls(module)))
-            / machine.bandwidth
-            for module, size in zip((forward, backward), self.ideal_bytes, strict=True)
-        )
 
     def _saved_values(
         self, nodes: Iterable[fx.Node], fewer: Mapping[fx.Node, int], *, chosen_by_us: bool
@@ -294,19 +286,8 @@ def _op(node: fx.Node) -> str:
     return str((node.all_input_nodes[0] if node.target is operator.getitem else node).target)
 
 
-def _itemsize(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    first = value[0] if isinstance(value, tuple | list) else value
-    return first.dtype.itemsize if isinstance(first, torch.Tensor) else 4
-
-
 def _sum(totals: Iterable[Totals]) -> Totals:
     return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
-
-
-def _tensors_of(fn: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    return leaves + list(fn.parameters()) if isinstance(fn, nn.Module) else leaves
 
 
 def _options_of(fn: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch.fx as fx
-from torch import nn
+from torch import Tensor, nn
 
 from ..._torch.dispatch import pytree
 from ..._torch.guards import is_graph_break
@@ -20,36 +20,22 @@ from .capture import ROOT, Trace, compile_functional, trace
 
 
 @dataclass(frozen=True)
-class InputSpec:
-    """One input of a joint graph.
+class Spec:
+    """One input or output of a joint graph.
 
     Attributes:
-        name: its placeholder in the graph.
-        kind: "gradient" is an incoming one, of an output. A tensor that a function closes over is a "parameter" if it
-            requires grad, else a "buffer".
-        target: a parameter's or buffer's name, as in `named_parameters()`, prefixed with the variable that holds the
-            module if the function is no module; an argument's name and path (`batch['ids'][0]`); for a gradient, the
-            name of its output.
+        name: its node in the graph.
+        kind: of an input "parameter", "buffer", "argument", or "gradient" for an incoming one; a tensor that a function
+            closes over is a "parameter" if it requires grad, else a "buffer". Of an output "output", "gradient", or
+            "mutation", the new value of an input that the function writes to.
+        target: what it belongs to. A parameter's or buffer's name, as in `named_parameters()`, or Dynamo's expression
+            for one that is not of the module; an argument's name and path (`batch['ids'][0]`); an output's path in the
+            result (`result['loss']`), or "" if it is not returned itself. A gradient's is the name of its output, or
+            the target of its input; a mutation's the target of the input written to.
     """
 
     name: str
-    kind: Literal["parameter", "buffer", "argument", "gradient"]
-    target: str
-
-
-@dataclass(frozen=True)
-class OutputSpec:
-    """One output of a joint graph.
-
-    Attributes:
-        name: the node of the graph that computes it.
-        kind: "mutation" is the new value of an input that the function writes to.
-        target: an output's path in the function's result (`result`, `result['loss']`), or "" if it is not returned
-            itself; for a gradient, the target of its input; for a mutation, the target of the input written to.
-    """
-
-    name: str
-    kind: Literal["output", "gradient", "mutation"]
+    kind: Literal["parameter", "buffer", "argument", "output", "gradient", "mutation"]
     target: str
 
 
@@ -65,8 +51,8 @@ class JointGraphExport:
     """
 
     module: fx.GraphModule
-    inputs: tuple[InputSpec, ...]
-    outputs: tuple[OutputSpec, ...]
+    inputs: tuple[Spec, ...]
+    outputs: tuple[Spec, ...]
 
     def __str__(self) -> str:
         lines = ["inputs:", *map(_listed, self.inputs), "outputs:", *map(_listed, self.outputs)]
@@ -145,87 +131,64 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) 
 
 
 class _Names:
-    """The user's names for the inputs of a trace."""
+    """The user's names for the inputs and outputs of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._scope = {"L": {"traced_fn": trace.fn, "args": trace.args, "kwargs": trace.kwargs}}
-        self._registered: dict[int, str] = {}  # Dynamo's source of a tied parameter may be another of its names
+        named = [("argument", path, leaf) for path, leaf in _arguments(trace)]
         if isinstance(trace.fn, nn.Module):
-            for name, tensor in (*trace.fn.named_parameters(), *trace.fn.named_buffers()):
-                self._registered.setdefault(id(tensor), name)
-        self._arguments = _argument_names(trace.fn, len(trace.args))
-        returned: dict[int, str] = {}
-        for path, leaf in _leaves(trace.result):
-            returned.setdefault(id(leaf), path)  # a tensor that is returned twice has its first path
+            named += [("parameter", name, tensor) for name, tensor in trace.fn.named_parameters()]
+            named += [("buffer", name, tensor) for name, tensor in trace.fn.named_buffers()]
+        self._origins = {id(tensor): (kind, name) for kind, name, tensor in reversed(named)}
+        # A tensor that is returned twice has its first path.
+        returned = {id(leaf): path for path, leaf in reversed(_leaves("result", trace.result))}
         self._results = [returned.get(id(value), "") for value in trace.outputs]
 
-    def input(self, node: fx.Node, output_names: dict[Any, str]) -> InputSpec:
+    def input(self, node: fx.Node, output_names: dict[Any, str]) -> Spec:
         desc = node.meta["desc"]
         if isinstance(desc, descriptors.TangentAOTInput):
-            return InputSpec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
+            return Spec(node.name, "gradient", output_names.get(desc.output, desc.output.expr()))
         kind, target = self._origin(desc)
-        return InputSpec(node.name, kind, target)
+        return Spec(node.name, kind, target)
 
-    def output(self, node: fx.Node, desc: Any) -> OutputSpec:
+    def output(self, node: fx.Node, desc: Any) -> Spec:
         if isinstance(desc, descriptors.GradAOTOutput):
-            return OutputSpec(node.name, "gradient", self._origin(desc.grad_of)[1])
+            return Spec(node.name, "gradient", self._origin(desc.grad_of)[1])
         if isinstance(desc, descriptors.InputMutationAOTOutput):
-            return OutputSpec(node.name, "mutation", self._origin(desc.mutated_input)[1])
+            return Spec(node.name, "mutation", self._origin(desc.mutated_input)[1])
         if isinstance(desc, descriptors.PlainAOTOutput):
-            return OutputSpec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
-        return OutputSpec(node.name, "output", "")
+            return Spec(node.name, "output", self._results[desc.idx] if desc.idx < len(self._results) else "")
+        return Spec(node.name, "output", "")
 
-    def _of_source(self, source: str) -> str:
-        """Return an expression of Dynamo's as the user would write it: `L['args'][0]._modules['up']` is `block.up`."""
-        expression, *steps = re.split(r"\.__closure__\[(\d+)\]\.cell_contents", source)
-        text = expression
-        for cell, rest in zip(steps[::2], steps[1::2], strict=True):
-            function = eval(expression, dict(self._scope))  # Dynamo's expression, evaluated over the traced copies
-            text = function.__code__.co_freevars[int(cell)] + rest
-            expression += f".__closure__[{cell}].cell_contents{rest}"
-        text = re.sub(r"^L\['args'\]\[(\d+)\]", lambda match: self._arguments[int(match[1])], text)
-        text = re.sub(r"^L\['kwargs'\]\['(\w+)'\]", r"\1", text).removeprefix(ROOT).removeprefix(".__self__")
-        text = re.sub(r"^(?:\.\w+)*\.__globals__\['(\w+)'\]", r"\1", text)
-        text = re.sub(r"^(?:G|___unnamed_scope_\w+)\['(\w+)'\]", r"\1", text)
-        text = re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])(.+?)\1\]", r".\2", text)
-        return text.removeprefix(".")
-
-    def _origin(self, desc: Any) -> tuple[Literal["parameter", "buffer", "argument"], str]:
+    def _origin(self, desc: Any) -> Any:
         while not isinstance(desc, descriptors.PlainAOTInput):
             inner = getattr(desc, "base", getattr(desc, "base_of", None))
             if inner is None:
                 return "argument", str(desc.expr())
             desc = inner
-        source, tensor = self._trace.sources[desc.idx], self._trace.inputs[desc.idx]
-        target = self._registered.get(id(tensor)) or self._of_source(source)
-        if "._parameters[" in source:
-            return "parameter", target
-        if "._buffers[" in source:
-            return "buffer", target
-        if source.startswith(("L['args']", "L['kwargs']")):
-            return "argument", target
-        return ("parameter" if getattr(tensor, "requires_grad", False) else "buffer"), target
+        tensor = self._trace.inputs[desc.idx]
+        if id(tensor) in self._origins:
+            return self._origins[id(tensor)]
+        kind = "argument" if tensor is None else "parameter" if tensor.requires_grad else "buffer"
+        source = re.sub(r"^G\['___unnamed_scope_\w+'\]", "", self._trace.sources[desc.idx])  # holds an address
+        return kind, source.removeprefix(ROOT).removeprefix(".")
 
 
-def _argument_names(fn: Any, count: int) -> list[str]:
+def _arguments(trace: Trace) -> list[tuple[str, Any]]:
+    """The tensors of the arguments, by the names of the parameters."""
     try:
-        parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
+        forward = trace.fn.forward if isinstance(trace.fn, nn.Module) else trace.fn
+        named = inspect.signature(forward).bind(*trace.args, **trace.kwargs).arguments
     except (TypeError, ValueError):  # a builtin without a signature
-        return [f"args[{index}]" for index in range(count)]
-    names = [
-        parameter.name
-        for parameter in parameters
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_POSITIONAL), "args")
-    return [*names[:count], *(f"{rest}[{index}]" for index in range(count - len(names)))]
+        named = {"args": trace.args, "kwargs": trace.kwargs}
+    leaves = [leaf for name, value in named.items() for leaf in _leaves(name, value)]
+    return [(path, leaf) for path, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _leaves(result: Any) -> list[tuple[str, Any]]:
-    leaves, _ = pytree.tree_flatten_with_path(result)
-    return [("result" + "".join(str(key) for key in path), leaf) for path, leaf in leaves]
+def _leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    leaves, _ = pytree.tree_flatten_with_path(value)
+    return [(name + "".join(map(str, path)), leaf) for path, leaf in leaves]
 
 
-def _listed(spec: InputSpec | OutputSpec) -> str:
+def _listed(spec: Spec) -> str:
     return f"  {spec.name}: {spec.kind} {spec.target}".rstrip()

@@ -1,13 +1,11 @@
 """MemoryReport -- the values that a fused function saves and recomputes, the reasons, and the cost."""
 
-import html
 import itertools
 import json
 import re
 import shutil
 import statistics
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,10 +19,8 @@ from ..choose.partitioners import budget
 from ..joint_graph import CutGraph
 from .draw import check_suffix
 
-_IN_A_NOTEBOOK: Final = 10
+_POINTS: Final = 12
 _WORST_GRADIENTS: Final = 5
-# The first number in a module's path, as in blocks.11.norm.
-_NUMBERED: Final = re.compile(r"(?P<list>.+?)\.(?P<number>\d+)(?:\.(?P<rest>.+))?")
 
 
 @dataclass(frozen=True)
@@ -112,9 +108,9 @@ class ParetoPoint:
     recomputed_flops: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryReport:
-    """The result of `explain`. Print it, or read its attributes.
+    """The result of `explain`. Its text, also at a prompt and in a notebook, is tables as wide as the terminal.
 
     Attributes:
         subject: the function's or module's name.
@@ -129,8 +125,6 @@ class MemoryReport:
         backward_flops: FLOPs of backward, recomputed ones included.
         forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
         backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
-        forward_seconds: the least time for forward on that machine, by its FLOPs or its ideal bytes.
-        backward_seconds: the least time for backward.
         compress: how saved values are compressed, or None.
         gradient_errors: with `compress`, for each parameter's gradient its error relative to the exact one on these
             inputs, for a function without parameters of its arguments' gradients; empty if they were not measured.
@@ -149,32 +143,24 @@ class MemoryReport:
     backward_flops: float
     forward_ideal_bytes: int
     backward_ideal_bytes: int
-    forward_seconds: float
-    backward_seconds: float
     compress: str | None
     gradient_errors: dict[str, float]
-    graphs: tuple[CutGraph, ...] = field(repr=False, compare=False)
-    cost: CostModel = field(repr=False, compare=False)
+    graphs: tuple[CutGraph, ...] = field(compare=False)
+    cost: CostModel = field(compare=False)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return all but the graphs and the prices, in plain Python types."""
+    def to_json(self) -> str:
+        """Return all but the graphs and the prices as JSON."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
         content["saved"] = [asdict(value) for value in self.saved]
         content["recomputed"] = [asdict(value) for value in self.recomputed]
         content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
-        return content
+        return json.dumps(content, indent=2)
 
-    def to_json(self) -> str:
-        """Return `as_dict` as JSON."""
-        return json.dumps(self.as_dict(), indent=2)
-
-    def pareto(self, *, points: int = 12) -> tuple[ParetoPoint, ...]:
+    def pareto(self) -> tuple[ParetoPoint, ...]:
         """Return the curve of memory against recompute for other budgets, from the most memory to the least.
 
-        It leaves out what backward recomputes a second time for a lower peak, see `budget`.
-
-        Args:
-            points: how many budgets are tried, evenly spaced from what `default` saves to the least possible.
+        Twelve budgets are tried, evenly spaced from what `default` saves to the least possible. The curve leaves out
+        what backward recomputes a second time for a lower peak, see `budget`.
 
         Raises:
             ValueError: the report is for several graphs.
@@ -188,13 +174,13 @@ class MemoryReport:
         least = smallest_saved_bytes(graph.joint, cost=self.cost)
         most = self.totals["default"].saved_bytes
         curve: dict[int, float] = {}
-        for index in range(points):
-            limit = least + round((most - least) * (points - 1 - index) / max(points - 1, 1))
+        for step in range(_POINTS):
+            limit = least + round((most - least) * step / (_POINTS - 1))
             saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
 
-    def draw_pareto(self, path: str | Path, *, points: int = 12) -> Path:
+    def draw_pareto(self, path: str | Path) -> Path:
         """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
 
         Raises:
@@ -203,7 +189,7 @@ class MemoryReport:
         """
         path = Path(path)
         check_suffix(path, ".svg", ".png")
-        curve = self.pareto(points=points)
+        curve = self.pareto()
         figure = new_figure(figsize=(7, 4.5))
         axis = figure.add_subplot()
         sizes = [point.saved_bytes / 1e6 for point in curve]
@@ -223,15 +209,11 @@ class MemoryReport:
         figure.savefig(path, dpi=120)
         return path
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.to_text()
 
-    def _repr_html_(self) -> str:
-        """Return the tables with the largest values, for a notebook."""
-        return f"<pre>{html.escape(self.to_text(rows=_IN_A_NOTEBOOK))}</pre>"
-
     def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
-        """Return the tables that `print` shows. Values that equal blocks have in common share a row.
+        """Return the tables that `print` shows. Values that equal blocks have in common share a row, with their sum.
 
         Args:
             rows: how many rows each table has at most; the last row has the sum of the rest.
@@ -241,10 +223,8 @@ class MemoryReport:
         forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
         sentences = (
             f"{self.subject}: {self.partition} for {self.backend}, prices of {self.machine}",
-            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}, "
-            f"{_seconds(self.forward_seconds)}",
-            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}, "
-            f"{_seconds(self.backward_seconds)}",
+            f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}",
+            f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}",
         )
         about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
         lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
@@ -270,12 +250,13 @@ def _totals_rows(report: MemoryReport) -> list[Row]:
 
 
 def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
-    def cells(values: Sequence[SavedValue]) -> tuple[str, ...]:
-        (value, *others), size = values, whole(readable_bytes(_total_bytes(values)))
+    def cells(values: Sequence[SavedValue], alike: bool) -> tuple[str, ...]:
+        first, size = values[0], whole(readable_bytes(_total_bytes(values)))
         exact = whole(readable_bytes(sum(value.exact_bytes for value in values)))
-        error = "" if others or value.error is None else f"{value.error:.2%}"
-        compressed = () if report.compress is None else (exact, error)
-        return ("", size, *compressed, "") if others else (_shape(value), size, *compressed, value.reason)
+        errors = [value.error for value in values if value.error is not None]
+        compressed = () if report.compress is None else (exact, f"{max(errors):.2%}" if errors else "")
+        shape = f"{'x'.join(map(str, first.shape)) or 'scalar'} {first.dtype}"
+        return (shape, size, *compressed, first.reason) if alike else ("", size, *compressed, "")
 
     counted = [value for value in report.saved if value.num_bytes]
     rows = _value_rows(counted, cells, weight=_total_bytes, most=most)
@@ -305,7 +286,7 @@ def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[R
     def weight(values: Sequence[RecomputedValue]) -> tuple[float, float]:
         return sum(value.flops for value in values), sum(value.moved_bytes for value in values)
 
-    def cells(values: Sequence[RecomputedValue]) -> tuple[str, ...]:
+    def cells(values: Sequence[RecomputedValue], alike: bool) -> tuple[str, ...]:
         flops, moved = weight(values)
         sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), amount(flops, "FLOP") if flops else ""
         return tuple(map(whole, sums))
@@ -316,92 +297,49 @@ def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[R
 
 def _value_rows(
     values: Iterable[_Value],
-    cells: Callable[[Sequence[_Value]], tuple[str, ...]],
+    cells: Callable[[Sequence[_Value], bool], tuple[str, ...]],
     *,
     weight: Callable[[Sequence[_Value]], Any],
     most: int,
 ) -> list[Row]:
-    """Return a row for each value, the heaviest first, and the sum of those after the first `most` rows.
+    """Return a row for values that are alike, the heaviest first, and the sum of those after the first `most` rows.
 
-    Values that are alike, at the same place in several modules of a list, have one row. Those of the same modules stand
-    together, below a line that names the modules.
+    Alike are values of one op and size at the same place in the modules of a list, as blocks.0.norm and blocks.1.norm.
 
     Args:
         values: of one table.
-        cells: the cells of a value, and of several values together.
+        cells: the cells of several values together, and whether they are alike.
         weight: by which rows are sorted.
         most: rows of the table.
     """
-    groups = sorted(_by_modules(values, cells), key=lambda group: weight([*itertools.chain(*group)]), reverse=True)
-    rows: list[Row] = []
-    hidden: list[_Value] = []
-    for group in groups:
-        ordered = sorted(group, key=weight, reverse=True)
-        shown, times = ordered[:most], len(group[0])
-        hidden += itertools.chain(*ordered[most:])
-        most -= len(shown)
-        if shown and times > 1:
-            total = readable_bytes(_total_bytes(itertools.chain(*shown)))
-            rows.append(f"{_range([value.module for value in group[0]])}, {times} times, {total} in all, in each:")
-        for value, *others in shown:
-            called = f"  {_called(value, _numbered(value.module)[2])}" if others else _called(value, value.module)
-            rows.append((called, *cells([value])))
-    return [*rows, (f"{len(hidden)} more", *cells(hidden))] if hidden else rows
-
-
-def _by_modules(
-    values: Iterable[_Value], cells: Callable[[Sequence[_Value]], tuple[str, ...]]
-) -> Iterable[list[list[_Value]]]:
-    """Return lists of values with the same op and sizes. Those of the same modules are one group."""
-    rows: dict[Hashable, list[_Value]] = {}
-    times: Counter[Hashable] = Counter()
+    groups: dict[Hashable, list[_Value]] = {}
     for value in values:
-        modules, number, rest = _numbered(value.module)
-        place = (modules, rest, value.op, cells([value])[:2]) if number else value.name
-        times[number, place] += 1
-        rows.setdefault((place, times[number, place]), []).append(value)
-    groups: dict[Hashable, list[list[_Value]]] = {}
-    for row in rows.values():
-        row.sort(key=lambda value: int(_numbered(value.module)[1] or 0))  # backward recomputes the last block first
-        modules_of = tuple(_numbered(value.module)[:2] for value in row)
-        groups.setdefault(modules_of if len(row) > 1 else row[0].name, []).append(row)
-    return groups.values()
+        place = _place(value.module)
+        alike = (place, value.op, cells([value], True)[:2])
+        groups.setdefault(value.name if place == value.module else alike, []).append(value)
+    ordered = sorted(groups.values(), key=weight, reverse=True)
+    rows: list[Row] = [(_called(group), *cells(group, True)) for group in ordered[:most]]
+    hidden = [*itertools.chain(*ordered[most:])]
+    return [*rows, (f"{len(hidden)} more", *cells(hidden, False))] if hidden else rows
 
 
-def _numbered(module: str) -> tuple[str, str, str]:
-    """Return the list that a module is in, its number there, and its path in that: ("blocks", "11", "norm")."""
-    match = _NUMBERED.fullmatch(module)
-    return (match["list"], match["number"], match["rest"] or "") if match else ("", "", module)
-
-
-def _range(modules: Sequence[str]) -> str:
-    """Return "blocks.0 to blocks.11", or the names one by one if some between are missing."""
-    names = [f"{modules_list}.{number}" for modules_list, number, _ in map(_numbered, modules)]
-    numbers = [int(_numbered(module)[1]) for module in modules]
-    iswhole = numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-    return f"{names[0]} to {names[-1]}" if iswhole and len(names) > 2 else ", ".join(names)
+def _place(module: str) -> str:
+    """Return a module's path without its first number: "blocks.*.norm"."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", module, count=1)
 
 
 def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
     return sum(value.num_bytes for value in values)
 
 
-def _shape(value: SavedValue) -> str:
-    return f"{'x'.join(map(str, value.shape)) or 'scalar'} {value.dtype}"
-
-
-def _called(value: SavedValue | RecomputedValue, module: str) -> str:
-    """Return module, op and name; if no module called the op, op, name and line, without the folders of its file."""
+def _called(values: Sequence[SavedValue | RecomputedValue]) -> str:
+    """Return module, op and name of values that are alike; if no module called the op, its line, without folders."""
+    value, *others = values
     op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
     named = f"{op} ({value.name})"
+    if others:
+        return f"{_place(value.module)} {named}, {len(values)} times"
     if value.module:
-        return f"{module} {named}".lstrip()
+        return f"{value.module} {named}"
     file, _, rest = value.source.partition(":")
     return f"{named}, {Path(file).name}:{rest}" if rest else named
-
-
-def _seconds(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.1f} {unit} at least"
-    return f"{seconds / 1e-6:.1f} us at least"

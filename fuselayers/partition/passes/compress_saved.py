@@ -37,11 +37,12 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
-from ..._torch.tracing import is_sym_node, make_fx, overload_packet, size_hint
+from ..._torch.tracing import is_sym_node, overload_packet, size_hint
 from ...names import no_such
 from ...ops.philox import keep_factors
 from ..node_kinds import draws, is_fusible, looks_at_its_input, num_elements, storage_of
-from .seeded_dropout import SEED_OP
+from .inlined import inlined
+from .seeded_dropout import SEED_OP, cast
 from .sensitive_values import Sensitive, is_float, sensitive_in
 
 # Below this a value is not worth two conversions.
@@ -90,22 +91,22 @@ class Compression:
 
 
 def _to_bfloat16(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
-    return (_cast(x, torch.bfloat16),)
+    return (cast(x, torch.bfloat16),)
 
 
 def _from_bfloat16(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    return _cast(parts[0], dtype)
+    return cast(parts[0], dtype)
 
 
 def _to_float8(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
     wide, is_finite, scale, quotient = _scaled(x, 416.0)
     infinity = torch.where(wide > 0, 448.0, torch.where(wide < 0, -448.0, math.nan))
-    return _cast(torch.where(is_finite, quotient, infinity), torch.float8_e4m3fn), scale
+    return cast(torch.where(is_finite, quotient, infinity), torch.float8_e4m3fn), scale
 
 
 def _from_float8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    code = _cast(parts[0], torch.float32)
-    return _cast(torch.where(code.abs() > 416.0, code * math.inf, code * parts[1]), dtype)
+    code = cast(parts[0], torch.float32)
+    return cast(torch.where(code.abs() > 416.0, code * math.inf, code * parts[1]), dtype)
 
 
 def _to_int8(x: Tensor, u: Tensor | None) -> tuple[Tensor, ...]:
@@ -113,29 +114,23 @@ def _to_int8(x: Tensor, u: Tensor | None) -> tuple[Tensor, ...]:
     wide, is_finite, scale, quotient = _scaled(x, 125.99)
     assert u is not None
     special = torch.where(wide > 0, 127.0, torch.where(wide < 0, -127.0, -128.0))
-    return _cast(torch.where(is_finite, torch.floor(quotient + u), special), torch.int8), scale
+    return cast(torch.where(is_finite, torch.floor(quotient + u), special), torch.int8), scale
 
 
 def _from_int8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    code = _cast(parts[0], torch.float32)
+    code = cast(parts[0], torch.float32)
     special = torch.where(code < -127.0, math.nan, code * math.inf)
-    return _cast(torch.where(code.abs() > 126.0, special, code * parts[1]), dtype)
+    return cast(torch.where(code.abs() > 126.0, special, code * parts[1]), dtype)
 
 
 def _scaled(x: Tensor, largest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return x in float32, where it is finite, the scales of its rows, and x in units of them: at most `largest`."""
-    wide = _cast(x, torch.float32)
+    wide = cast(x, torch.float32)
     size = wide.abs()
     is_finite = size < math.inf
     scale = torch.where(is_finite, size, 0.0).amax(-1, keepdim=True) / largest
     # A scale below the normal numbers has few bits, and quotients would be too large: such a row becomes zeros.
     return wide, is_finite, scale, wide / torch.where(scale > torch.finfo(torch.float32).tiny, scale, 1.0)
-
-
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    # The op that Inductor has in its graphs by then.
-    cast: Tensor = torch.ops.prims.convert_element_type.default(x, dtype)
-    return cast
 
 
 def uniform_numbers(x: Tensor, seed: Tensor, number: int) -> Tensor:
@@ -146,7 +141,7 @@ def uniform_numbers(x: Tensor, seed: Tensor, number: int) -> Tensor:
     columns = x.shape[-1]
     rows = math.prod(x.shape[:-1])
     bits = keep_factors(seed, (rows + columns, _BITS), None, _BITS * number, p=0.5)
-    drawn, half = _cast(bits, torch.float32), _BITS // 2
+    drawn, half = cast(bits, torch.float32), _BITS // 2
     while half:
         drawn, half = drawn[:, :half] + 2.0**half * drawn[:, half:], half // 2
     uniform = (drawn[:, 0] + 0.25) / 2.0**_BITS
@@ -275,7 +270,7 @@ def compress_saved_pass(
     start = next(node for node in forward.graph.nodes if node.op != "placeholder")
     seeds: dict[torch.device, fx.Node] = {}
     parts_of: dict[fx.Node, list[fx.Node]] = {}
-    tensors = [node for node in saved if not _is_size(node)]
+    tensors = [node for node in saved if not (isinstance(node, fx.Node) and is_sym_node(node))]
     for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
         if not isinstance(node, fx.Node):
             continue
@@ -290,7 +285,7 @@ def compress_saved_pass(
         with forward.graph.inserting_before(start if node.op == "placeholder" else node.next):
             compress = _compressing(chosen, number=len(parts_of))
             arguments = [node, seeds[device]] if chosen.draws else [node]
-            parts = _inlined(forward.graph, compress, arguments, f"{node.name}_{chosen.name}")
+            parts = inlined(forward.graph, compress, arguments, f"{node.name}_{chosen.name}")
         with backward.graph.inserting_before(end):
             parts_there = [backward.graph.placeholder(part.name) for part in parts]
         for part, there in zip(parts, parts_there, strict=True):
@@ -298,7 +293,7 @@ def compress_saved_pass(
             there.meta["val"] = part.meta["val"]
         with backward.graph.inserting_before(min(end.users, key=position.__getitem__, default=gradients)):
             restore = _restoring(chosen, node.meta["val"].dtype)
-            (restored,) = _inlined(backward.graph, restore, parts_there, f"{end.name}_restored")
+            (restored,) = inlined(backward.graph, restore, parts_there, f"{end.name}_restored")
         end.replace_all_uses_with(restored)
         backward.graph.erase_node(end)
         parts_of[node] = parts
@@ -329,21 +324,17 @@ def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> fx.N
     is_seed = drawn is not None and drawn.target is SEED_OP
     if drawn is None or not is_seed or drawn.meta["val"].device != value.meta["val"].device:
         with graph.inserting_before(last_input.next):
-            (seed,) = _inlined(graph, _draw_like, [value], _SEED)
+            (seed,) = inlined(graph, _draw_like, [value], _SEED)
             return seed
     for node in (drawn, *drawn.all_input_nodes):  # its operand depends on nothing
         last_input.append(node)
     with graph.inserting_before(drawn.next):
-        (seed,) = _inlined(graph, lambda seed: (seed ^ _OTHER_KEY,), [drawn], _SEED)
+        (seed,) = inlined(graph, lambda seed: (seed ^ _OTHER_KEY,), [drawn], _SEED)
     return seed
 
 
 def _is_operand_of_seed(node: fx.Node) -> bool:
     return any(user.target is SEED_OP for user in node.users)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, fx.Node) and is_sym_node(value)
 
 
 def _draw_like(x: Tensor) -> tuple[Tensor]:
@@ -357,20 +348,3 @@ def _compressing(way: Compression, number: int) -> Callable[..., tuple[Tensor, .
 
 def _restoring(way: Compression, dtype: torch.dtype) -> Callable[..., tuple[Tensor]]:
     return lambda *parts: (way.restore(parts, dtype),)
-
-
-def _inlined(
-    graph: fx.Graph, fn: Callable[..., tuple[Tensor, ...]], arguments: Sequence[fx.Node], name: str
-) -> list[fx.Node]:
-    """Add the ops of a function at the graph's place of insertion; return the nodes of its results, with that name."""
-    values = [node.meta["val"] for node in arguments]
-    with values[0].fake_mode:  # outside of AOTAutograd it is not active
-        traced = make_fx(fn)(*values)
-    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), arguments, strict=True))
-    for node in traced.graph.nodes:
-        if node.op == "call_function":
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            # Names that are in both graphs mark what backward recomputes.
-            copies[node]._rename(f"{name}_{node.name}")
-    results: Any = traced.graph.output_node().args[0]
-    return [copies[node] for node in results]

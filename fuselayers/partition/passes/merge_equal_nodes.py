@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ..._torch.dispatch import OpOverload, storage_key
 from ..._torch.tracing import is_tagged_backward
 from ..node_kinds import writes
 
@@ -54,7 +55,7 @@ def _is_pure(node: fx.Node) -> bool:
     target = node.target
     if target is operator.getitem:
         return all(source.op == "call_function" and _is_pure(source) for source in node.all_input_nodes)
-    if not isinstance(target, torch._ops.OpOverload) or target.overloadpacket in _FRESH_MEMORY:
+    if not isinstance(target, OpOverload) or target.overloadpacket in _FRESH_MEMORY:
         return False
     return torch.Tag.nondeterministic_seeded not in target.tags and not node.is_impure()
 
@@ -94,6 +95,6 @@ def _storage(node: fx.Node) -> Any:
     if not isinstance(value, torch.Tensor):
         return None
     try:
-        return value.untyped_storage()._cdata
+        return storage_key(value)
     except NotImplementedError:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import torch.fx as fx
 
-from ..._torch.tracing import is_gradient_input, is_sym_node
+from ..._torch.tracing import is_gradient_input, is_sym_node, rename
 from ..node_kinds import why_runs_once
 
 AGAIN = "_again"
@@ -33,7 +33,7 @@ def recompute_again_pass(graph_module: fx.GraphModule, kept: Collection[str]) ->
         elif node.name not in kept and why_runs_once(node) is None and not is_sym_node(node):
             with graph.inserting_after(node):
                 copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
-            copies[node]._rename(node.name + AGAIN)
+            rename(copies[node], node.name + AGAIN)
     graph.lint()
     graph_module.recompile()
     return graph_module

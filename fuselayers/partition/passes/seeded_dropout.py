@@ -13,10 +13,11 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
-from ..._torch.dispatch import FakeTensor, FakeTensorMode, disable_current_modes
+from ..._torch.dispatch import disable_current_modes
 from ..._torch.tracing import CheckpointPolicy, size_hint
 from ...ops import draw_seed, keep_mask, keep_scale
 from ...ops.dropout import dropout_reference
+from .inlined import inlined
 
 # A joint graph gets the mask as one op of a seed and a size; a graph of Dynamo's gets the formula, in `_dropout`.
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -42,12 +43,14 @@ SEED_OP: Final = torch.ops.fuselayers.draw_seed.default
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Make every mask from a seed of 8 bytes: a pure function, the same wherever and whenever it is computed."""
 
-    def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float]:
-        # Each draw has its own operand, so that no pass of torch's merges two draws.
-        device = x.meta["val"].device
-        fresh = add(torch.ops.aten.empty.memory_format, [], dtype=torch.int64, device=device)
-        seed = add(SEED_OP, fresh, device=device)
-        return add(torch.ops.fuselayers.keep_mask.default, seed, add.sizes(x), p), keep_scale(p)
+    def mask(graph: fx.Graph, x: fx.Node, p: float) -> tuple[fx.Node, float]:
+        def made(x: Tensor) -> tuple[Tensor]:
+            # Each draw has its own operand, so that no pass of torch's merges two draws.
+            seed = SEED_OP(torch.empty((), dtype=torch.int64, device=x.device), device=x.device)
+            return (torch.ops.fuselayers.keep_mask.default(seed, x.shape, p),)
+
+        (drawn,) = inlined(graph, made, [x], "mask")
+        return drawn, keep_scale(p)
 
     return _replace_dropout(graph_module, mask, backward_too=True)
 
@@ -118,7 +121,7 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     only torch's fused kernel, which saves its mask, gives eager's numbers there.
     """
 
-    def mask(add: "_Adder", x: fx.Node, p: float) -> tuple[fx.Node, float] | None:
+    def mask(graph: fx.Graph, x: fx.Node, p: float) -> tuple[fx.Node, float] | None:
         value = x.meta["val"]
         if value.device.type != "cpu":
             return None
@@ -127,15 +130,19 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         order = list(range(value.dim()))
         if _draws_in_memory_order():
             order.sort(key=strides.__getitem__, reverse=True)
-        sizes = add.sizes(x)
-        empty = add(torch.ops.aten.empty.memory_format, [sizes[dim] for dim in order], dtype=torch.bool, device="cpu")
-        drawn = add(torch.ops.aten.bernoulli.p, empty, 1.0 - p)
+
+        def made(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            empty = torch.empty([x.shape[dim] for dim in order], dtype=torch.bool, device="cpu")
+            drawn = torch.bernoulli(empty, 1.0 - p)
+            if order == sorted(order):
+                return empty, drawn, drawn
+            return empty, drawn, drawn.permute([order.index(dim) for dim in range(x.dim())])
+
+        empty, drawn, permuted = inlined(graph, made, [x], "mask")
         for node in (empty, drawn):
             node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
             node.meta["ac_graph_id"] = 0
-        if order != sorted(order):
-            drawn = add(torch.ops.aten.permute.default, drawn, [order.index(dim) for dim in range(value.dim())])
-        return drawn, 1.0 / (1.0 - p)
+        return permuted, 1.0 / (1.0 - p)
 
     return _replace_dropout(graph_module, mask)
 
@@ -150,56 +157,23 @@ def _draws_in_memory_order() -> bool:
         return torch.equal(mask, transposed.t())
 
 
-class _Adder:
-    """Adds calls to a graph, with their values on fake tensors."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
-        values = (node.meta.get("val") for node in graph.nodes)
-        self._mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        node = self._graph.call_function(target, args, kwargs)
-        fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        with self._mode or FakeTensorMode(allow_non_fake_inputs=True):
-            node.meta["val"] = target(*fake_args, **fake_kwargs)
-        return node
-
-    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
-        if node.meta["val"].dtype == dtype:
-            return node
-        return self(torch.ops.prims.convert_element_type.default, node, dtype)
-
-    def sizes(self, x: fx.Node) -> list[Any]:
-        return [self._size(x, index) for index in range(x.meta["val"].dim())]
-
-    def _size(self, x: fx.Node, index: int) -> Any:
-        size = x.meta["val"].shape[index]
-        if isinstance(size, int):
-            return size
-        node = self._graph.call_function(torch.ops.aten.sym_size.int, (x, index))
-        node.meta["val"] = size
-        return node
-
-
 def _replace_dropout(
     graph_module: fx.GraphModule,
-    make_mask: Callable[[_Adder, fx.Node, float], tuple[fx.Node, float] | None],
+    make_mask: Callable[[fx.Graph, fx.Node, float], tuple[fx.Node, float] | None],
     *,
     backward_too: bool = False,
 ) -> fx.GraphModule:
     graph = graph_module.graph
-    add = _Adder(graph)
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
         x, p, training = node.args
         if training is False or not 0 < p < 1:
             continue
         with graph.inserting_before(node):
-            made = make_mask(add, x, p)
+            made = make_mask(graph, x, p)
             if made is None:
                 continue
             mask, scale = made
-            out = _drop(add, x, mask, scale, like=node)
+            out = _drop(graph, x, mask, scale, like=node)
             _copy_place(mask, node)
         for user in list(node.users):
             user.replace_all_uses_with(out if user.args[1] == 0 else mask)
@@ -208,7 +182,7 @@ def _replace_dropout(
         # torch's backward op scales by 1 / (1 - p), which differs a little from this mask's scale, and in bfloat16.
         for user in [user for user in mask.users if backward_too and user.target is _BACKWARD]:
             with graph.inserting_before(user):
-                user.replace_all_uses_with(_drop(add, user.args[0], mask, scale, like=user))
+                user.replace_all_uses_with(_drop(graph, user.args[0], mask, scale, like=user))
             graph.erase_node(user)
     graph.lint()
     graph_module.recompile()
@@ -218,16 +192,22 @@ def _replace_dropout(
 _BACKWARD: Final = torch.ops.aten.native_dropout_backward.default
 
 
-def _drop(add: _Adder, x: Any, mask: fx.Node, scale: float, *, like: fx.Node) -> fx.Node:
+def _drop(graph: fx.Graph, x: Any, mask: fx.Node, scale: float, *, like: fx.Node) -> fx.Node:
     """Add x * mask * scale in the place of a node."""
-    # The factor is float32: a scale rounded to bfloat16 would shift the mean.
-    dtype = x.meta["val"].dtype
-    wide = torch.promote_types(dtype, torch.float32)
-    factor = add(torch.ops.aten.mul.Tensor, add.cast(mask, wide), scale)
-    out = add.cast(add(torch.ops.aten.mul.Tensor, add.cast(x, wide), factor), dtype)
-    for new in (factor, out):
-        _copy_place(new, like)
+
+    def dropped(x: Tensor, mask: Tensor) -> tuple[Tensor]:
+        # The factor is float32: a scale rounded to bfloat16 would shift the mean.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return (cast(cast(x, wide) * (cast(mask, wide) * scale), x.dtype),)
+
+    (out,) = inlined(graph, dropped, [x, mask], "dropped")
+    _copy_place(out, like)
     return out
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in another dtype, by the op that Inductor has in its graphs after decomposition."""
+    return x if x.dtype == dtype else torch.ops.prims.convert_element_type.default(x, dtype)
 
 
 def _copy_place(new: fx.Node, node: fx.Node) -> None:

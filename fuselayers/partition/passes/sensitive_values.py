@@ -9,12 +9,13 @@ looked for.
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import torch
 import torch.fx as fx
 from torch import Tensor
 
+from ..._torch.dispatch import OpOverload, schema_of
 from ..._torch.tracing import is_gradient_input, overload_packet
 from ..node_kinds import is_fusible, looks_at_its_input
 
@@ -108,10 +109,8 @@ def _arguments(node: fx.Node, names: Collection[str]) -> list[fx.Node]:
     """Return the nodes among an op's arguments of these names."""
     if not names:
         return []
-    target: Any = node.target
-    arguments = (
-        dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False)) | node.kwargs
-    )
+    own = (argument.name for argument in schema_of(cast(OpOverload, node.target)).arguments)
+    arguments = dict(zip(own, node.args, strict=False)) | node.kwargs
     return [value for name in names if isinstance(value := arguments.get(name), fx.Node)]
 
 

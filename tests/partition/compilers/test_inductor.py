@@ -18,12 +18,12 @@ from fuselayers.partition import (
     saved_bytes,
 )
 from fuselayers.partition.choose.partitioners import Partitioner, SavePolicy
-from fuselayers.partition.compilers.inductor import _InductorPartitioner
+from fuselayers.partition.compilers.inductor import cache_key
 from tests.processes import run
 
 
 def key(cut: Partitioner, *, torch_random: bool = False) -> str:
-    return _InductorPartitioner(cut, {"cpu"}, torch_random=torch_random).uuid()
+    return cache_key(cut, {"cpu"}, torch_random=torch_random)
 
 
 class TestCacheKey:

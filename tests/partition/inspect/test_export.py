@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition.inspect.export import InputSpec, JointGraphExport, OutputSpec, joint_graph
+from fuselayers.partition.inspect.export import JointGraphExport, Spec, joint_graph
 
 
 class Block(nn.Module):
@@ -82,14 +82,14 @@ class TestJointGraph:
         x, weight = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
         exported = joint_graph(lambda x, weight: ((x * weight), (x.sin(), 3)), x, weight)
         assert exported.inputs == (
-            InputSpec("primals_1", "argument", "x"),
-            InputSpec("primals_2", "argument", "weight"),
-            InputSpec("tangents_1", "gradient", "mul"),
-            InputSpec("tangents_2", "gradient", "sin"),
+            Spec("primals_1", "argument", "x"),
+            Spec("primals_2", "argument", "weight"),
+            Spec("tangents_1", "gradient", "mul"),
+            Spec("tangents_2", "gradient", "sin"),
         )
         assert exported.outputs[:2] == (
-            OutputSpec("mul", "output", "result[0]"),
-            OutputSpec("sin", "output", "result[1][0]"),
+            Spec("mul", "output", "result[0]"),
+            Spec("sin", "output", "result[1][0]"),
         )
         assert [(one.kind, one.target) for one in exported.outputs[2:]] == [("gradient", "x"), ("gradient", "weight")]
 

@@ -41,7 +41,7 @@ def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -
 
 
 def test_the_curve_goes_from_no_recompute_to_the_least_memory(report: MemoryReport) -> None:
-    curve = report.pareto(points=6)
+    curve = report.pareto()
     sizes, flops = [point.saved_bytes for point in curve], [point.recomputed_flops for point in curve]
     assert sizes == sorted(sizes, reverse=True)
     assert flops == sorted(flops)
@@ -63,10 +63,10 @@ def of_blocks(report: MemoryReport) -> MemoryReport:
 
 def test_equal_blocks_share_their_rows(of_blocks: MemoryReport) -> None:
     lines = of_blocks.to_text(width=100).splitlines()
-    at = lines.index("blocks.0 to blocks.11, 12 times, 24.6 kB in all, in each:")
-    assert lines[at + 1].startswith("  feedforward.down.packed addmm (addmm_0)")
-    assert lines[at + 2].startswith("blocks.0.residual.norms.0 addmm (mm)")
-    assert sum("addmm" in line for line in lines) == 2
+    shared, alone = [line.split() for line in lines if "addmm" in line]
+    assert shared[:6] == ["blocks.*.feedforward.down.packed", "addmm", "(addmm_11),", "12", "times", "8x64"]
+    assert "24.6 kB" in " ".join(shared)
+    assert alone[:3] == ["blocks.0.residual.norms.0", "addmm", "(mm)"]
 
 
 def test_the_width_is_that_of_the_terminal(of_blocks: MemoryReport, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,5 @@ from .feedforward import RULES as _FEEDFORWARD
 from .loss import RULES as _LOSS
 from .norms import RULES as _NORMS
 
-__all__ = ["RULES"]
-
 RULES: Final[tuple[Rule, ...]] = (*_LOSS, *_FEEDFORWARD, *_NORMS, *_DROPOUT, *_ACTIVATIONS, *_ATTENTION)
 """The rules that are shipped; of two that fit a module, the first counts."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from ..rule import Rule
 
-__all__ = ["RULES"]
-
 
 def gelu_tanh(self: nn.Module, *, x: Tensor) -> Tensor:
     """0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""

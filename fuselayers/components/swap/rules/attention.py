@@ -9,8 +9,6 @@ from ..parts import is_number
 from ..rule import Rule
 from ..seeded_attention import SeededDropout
 
-__all__ = ["NAME", "RULES"]
-
 NAME: Final = "attention_dropout"
 
 

@@ -11,8 +11,6 @@ from ..parts import is_dropout, is_layer_norm, is_linear
 from ..rule import Rule
 from .linear import linear
 
-__all__ = ["RULES", "probability"]
-
 
 def probability(drop: nn.Dropout) -> float:
     """Return the probability with which a dropout layer drops in this call."""

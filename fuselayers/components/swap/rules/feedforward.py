@@ -30,8 +30,6 @@ from ..rule import Rule, Test
 from .dropout import probability
 from .linear import linear, weight_of
 
-__all__ = ["RULES"]
-
 _Activation = Callable[[Tensor], Tensor]
 
 

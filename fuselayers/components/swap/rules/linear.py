@@ -5,8 +5,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["linear", "weight_of"]
-
 
 def weight_of(layer: Any) -> Tensor:
     """[N, K]"""

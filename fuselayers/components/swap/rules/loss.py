@@ -31,8 +31,6 @@ from ..layer import own_forward
 from ..parts import is_linear, original_type
 from ..rule import Rule
 
-__all__ = ["NAME", "RULES"]
-
 NAME: Final = "causal_lm_loss"
 
 

@@ -17,54 +17,46 @@ from ..again import made_again
 from ..parts import is_number, is_parameter
 from ..rule import Rule
 
-__all__ = ["RULES"]
-
 _HALF: Final = (torch.float16, torch.bfloat16)
 
 
-def rms_norm(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def _saving_x(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Decorate a norm: it becomes a module's forward that saves x alone."""
+
+    @functools.wraps(norm)
+    def forward(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        # Below this size the op is its formula on a CPU, and saves more than x.
+        if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
+            return made_again(functools.partial(norm, eps=eps), x, weight)
+        return norm(x, weight, eps)
+
+    return forward
+
+
+@_saving_x
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """weight * (x / rms(x)), in the wider dtype of both: Llama's."""
-    return _saving_x(_llama, x, weight, eps)
-
-
-def rms_norm_as_x(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * (x / rms(x)), in x's dtype: Olmo's."""
-    return _saving_x(_olmo, x, weight, eps)
-
-
-def rms_norm_from_one(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * (1 + weight), in x's dtype: Gemma's."""
-    return _saving_x(_gemma, x, weight, eps)
-
-
-def wide_rms_norm(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * (x / rms(x)), in the weight's dtype if that is of 16 bits, else in float32 at least: T5's."""
-    return _saving_x(_t5, x, weight, eps)
-
-
-def _llama(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _normalised(x, weight, eps).to(torch.promote_types(x.dtype, weight.dtype))
 
 
-def _olmo(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+@_saving_x
+def rms_norm_as_x(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in x's dtype: Olmo's."""
     return _normalised(x, weight, eps).to(x.dtype)
 
 
-def _gemma(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+@_saving_x
+def rms_norm_from_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * (1 + weight), in x's dtype: Gemma's."""
     return _normalised(x, 1.0 + weight.float(), eps).to(x.dtype)
 
 
-def _t5(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+@_saving_x
+def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """weight * (x / rms(x)), in the weight's dtype if that is of 16 bits, else in float32 at least: T5's."""
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = weight.dtype if weight.dtype in _HALF else torch.promote_types(wide, weight.dtype)
     return _normalised(x.to(wide), weight, eps).to(dtype)
-
-
-def _saving_x(norm: Callable[..., Tensor], x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # Below this size the op is its formula on a CPU, and saves more than x.
-    if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
-        return made_again(functools.partial(norm, eps=eps), x, weight)
-    return norm(x, weight, eps)
 
 
 def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
