@@ -137,18 +137,10 @@ def test_a_run_that_is_stopped_says_what_to_import_again(
     assert f"fuselayers train --import one --import my.two train.resume={tmp_path / 'run'}" in output.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("module", "text"),
-    [
-        ("no_such_module", "--import no_such_module: there is no module 'no_such_module', neither in /"),
-        ("./my_layers.py", "--import takes the name of a module, as my_module or package.module, got './my_layers.py'"),
-    ],
-)
-def test_modules_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], module: str, text: str) -> None:
-    assert main(["list", "norm", "--import", module]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith(f"fuselayers: {text}")
-    assert captured.out == ""
+def test_a_module_that_cannot_be_imported_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "norm", "--import", "no_such_module"]) == 2
+    text = "fuselayers: --import no_such_module: there is no module 'no_such_module', neither in /"
+    assert capsys.readouterr().err.startswith(text)
 
 
 def test_a_config_cannot_import(capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,8 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     torch.compiler.reset()
     config = _config(call)
     torch.manual_seed(0)
-    own, unfused = (_built(call, form) for form in (_unfused(config), plain_config(config)))
+    not_fused = replace(config, fusion=replace(config.fusion, scope="none"))
+    own, unfused = (_built(call, form) for form in (not_fused, plain_config(config)))
     unfused.load_state_dict(own.state_dict())
     shape, inputs = _batch(call, config, unfused)
     candidate = partial(_model_candidate, inputs)
@@ -168,10 +169,6 @@ def first_candidate(call: ModelCall, name: str) -> Candidate:
     return _model_candidate(inputs, name, torch.compile(baseline), baseline)
 
 
-def _unfused(config: Config) -> Config:
-    return replace(config, fusion=replace(config.fusion, scope="none"))
-
-
 def _fused(config: Config, backend: str) -> Config:
     scope = "block" if config.fusion.scope == "none" else config.fusion.scope
     return replace(config, fusion=replace(config.fusion, backend=backend, scope=scope))
@@ -191,7 +188,8 @@ def _built(call: ModelCall, config: Config) -> nn.Module:
 
 def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The shape of a batch, and a random batch."""
-    shape = _batch_shape(call.shape, config.model.options.get("context_length"))
+    context = config.model.options.get("context_length")
+    shape = call.shape or ((_SEQUENCES,) if context is None else (_SEQUENCES, context))
     return shape, example_batch(model, config, shape, device=call.device, option="--shape")
 
 
@@ -210,14 +208,3 @@ def _config(call: ModelCall) -> Config:
         return config
     values = {"dropout": call.dropout} if call.dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
     return with_values(config, lambda option, value: values.get(option, value))
-
-
-def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[int, ...]:
-    if shape is None:
-        return (_SEQUENCES,) if context is None else (_SEQUENCES, context)
-    if context is not None and (len(shape) != 2 or shape[1] > context):
-        raise ValueError(
-            f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
-            f"got {'x'.join(map(str, shape))}"
-        )
-    return shape
