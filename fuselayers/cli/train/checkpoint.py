@@ -14,7 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 
+from ...configs import Config, compose
+from ...configs.values import parse_yaml
 from ...names import shown
 from ..files import flush_folder, temporary_name, write_text
 from ..text import complain
@@ -34,7 +36,7 @@ from .engine import Processes
 
 FOLDER_NAME: Final = "checkpoints"
 MANIFEST: Final = "manifest.json"
-_FORMAT: Final = "fuselayers.checkpoint 4"
+_FORMAT: Final = "fuselayers.checkpoint 5"
 _STEP: Final = re.compile(r"step-(\d{6,18})")
 _ALONE: Final = Processes()
 
@@ -52,13 +54,13 @@ class Content:
         step: the number of finished steps.
         config_yaml: the run's resolved config, as `fuselayers.configs.to_yaml` writes it.
         text_fingerprint: of the text, see `Text.fingerprint`.
-        curve: the content of metrics.csv up to the step.
+        curve: the rows of metrics.csv up to the step.
     """
 
     step: int
     config_yaml: str = ""
     text_fingerprint: str = ""
-    curve: str = ""
+    curve: list[list[Any]] = field(default_factory=list)
 
 
 def checkpoints_of(run: Path) -> Path:
@@ -127,6 +129,18 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
     if files != digests:
         raise ValueError(problem.format(min(name for name, _ in files.items() ^ digests.items())))
     return content
+
+
+def config_of(path: Path, content: Content) -> Config:
+    """The config of a checkpoint's model.
+
+    Raises:
+        ValueError: it does not compose.
+    """
+    try:
+        return compose(parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
 
 
 def save(

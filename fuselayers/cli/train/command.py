@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import astuple
 
 from rich.console import Console
 
@@ -19,9 +20,8 @@ from .engine import Processes, joined_processes
 from .finish import finish
 from .interrupt import exit_code
 from .loop import Outcome, reproducible, train_steps
-from .metrics import Metrics
+from .metrics import Metrics, show_progress
 from .plot import FILE_NAME, plot_loss
-from .progress import show_progress
 from .start import Run, start_run
 from .state import state_of
 from .tensorboard import event_files
@@ -65,24 +65,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
     with joined_processes() as group:
         if group.is_main:
-            return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
+            return train(arguments.overrides, console=console, processes=group)
         # The others would say the same.
         logging.getLogger("fuselayers").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
-            return train(arguments.overrides, console=Console(quiet=True), imports=arguments.imports, processes=group)
+            return train(arguments.overrides, console=Console(quiet=True), processes=group)
 
 
-def train(
-    overrides: Sequence[str], *, console: Console, imports: Sequence[str] = (), processes: Processes | None = None
-) -> int:
+def train(overrides: Sequence[str], *, console: Console, processes: Processes | None = None) -> int:
     """Train a model, or continue a run.
 
     A resumed run takes the config of its checkpoint, with the overrides on top, and writes to the same folder.
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
-        imports: modules of `--import`, which the hint for resuming repeats.
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 
     Returns:
@@ -104,9 +101,8 @@ def train(
             except MissingPackageError as error:
                 complain(f"no {FILE_NAME}: {error}")
         if outcome.signal_number is not None:
-            again = "".join(f"--import {module} " for module in imports)
-            command = f"{processes.command} {again}train.resume={run.folder}"
-            say(console, f"stopped after step {outcome.step}; to continue: {command}")
+            command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
+            say(console, f"stopped after step {outcome.step}; to continue: {command} train train.resume={run.folder}")
             return exit_code(outcome.signal_number)
         is_compiled = run.config.fusion.scope != "none"
         compile_seconds = outcome.compile_seconds if is_compiled else None
@@ -120,7 +116,7 @@ def _train(run: Run, console: Console) -> Outcome:
     processes = trainer.engine.processes
 
     def write(step: int) -> None:
-        curve = "" if run.metrics is None else run.metrics.text()  # that of rank 0 counts
+        curve = [] if run.metrics is None else [list(astuple(row)) for row in run.metrics.rows]
         content = Content(step, run.config_yaml, trainer.text.fingerprint, curve)
         tensors = state_of(trainer.model, trainer.optimizer)
         save(checkpoints_of(run.folder), tensors, content, keep=config.keep_checkpoints, processes=processes)

@@ -11,17 +11,15 @@ from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, build, compose, to_yaml
 from ...configs.sources import split_source
-from ...configs.values import parse_yaml
 from ..files import write_text
 from ..machine import describe_machine
 from ..text import say
-from .checkpoint import FOLDER_NAME, Content, checkpoints_of, find_checkpoint, listed, run_of
+from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
 from .data import VOCAB_SIZE, Text, check_length, read_text
 from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
 from .loop import Trainer
-from .metrics import FILE_NAME, HEADER, MetricsFile, parse_metrics
-from .plot import FILE_NAME as PICTURE
+from .metrics import FILE_NAME, Metrics, MetricsFile
 from .state import load_state
 
 
@@ -71,7 +69,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     done, rows = 0, []
     if checkpoint is not None:
         path, content = checkpoint
-        rows = parse_metrics(content.curve, source=f"the curve in the checkpoint {path}")
+        rows = [Metrics(*row) for row in content.curve]
         load_state(trainer.model, trainer.optimizer, path, processes)
         done = content.step
     if folder is None:
@@ -119,12 +117,8 @@ def sequence_length(config: Config, text: Text) -> int:
 
 def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
     """The config of a checkpoint, with the overrides of this session."""
-    try:
-        saved_yaml = parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml")
-        saved = compose(saved_yaml)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
-    config = compose(saved_yaml, overrides)
+    saved = config_of(path, content)
+    config = compose(saved, overrides)
     # Weights of equal shapes are not enough: four heads have the weights of eight.
     changed = [name for name in COMPONENT_SECTIONS if getattr(config, name) != getattr(saved, name)]
     if changed:
@@ -179,16 +173,11 @@ def _new_folder(output: str) -> Path:
 
 def _check_unused(folder: Path) -> None:
     """Raise FileExistsError if the folder holds a run; one that ended before its first checkpoint may be replaced."""
-    curve = folder / FILE_NAME
-    held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
-    if (folder / PICTURE).exists():  # a run that ended, and whose checkpoints somebody deleted
-        held.append(PICTURE)
-    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):
-        held.append(FILE_NAME)
+    held = listed(checkpoints_of(folder))
     if held:
         raise FileExistsError(
-            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
-            "train.output="
+            f"{folder} already holds a run ({FOLDER_NAME}/{held[0][1].name}); continue it with train.resume={folder}, "
+            "or choose another train.output="
         )
 
 
