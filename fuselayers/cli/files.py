@@ -22,12 +22,6 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> write_whole(folder / "a.txt", lambda file: file.write(b"whole"))
-    >>> (folder / "a.txt").read_bytes()
-    b'whole'
     """
     beside = temporary_name(path)
     try:

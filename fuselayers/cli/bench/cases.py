@@ -66,9 +66,6 @@ def op_case(name: str, settings: Settings) -> OpCase:
 
     Raises:
         ValueError: no such op, or a shape that does not fit it.
-
-    >>> sorted(op_case("bias_dropout_residual", Settings((2, 8), torch.float32, torch.device("cpu"))).tensors)
-    ['bias', 'residual', 'x']
     """
     if name not in OPS:
         raise ValueError(no_such("op", name, OPS))
@@ -96,11 +93,7 @@ def double(case: OpCase) -> OpCase:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As a user writes it.
-
-    >>> dtype_name(torch.bfloat16)
-    'bfloat16'
-    """
+    """As a user writes it."""
     return str(dtype).removeprefix("torch.")
 
 

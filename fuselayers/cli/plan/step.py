@@ -157,11 +157,7 @@ class Sent:
 
     @property
     def moved(self) -> float:
-        """Bytes that each GPU sends.
-
-        >>> Sent("all-reduce", 8.0, 4).moved, Sent("all-gather", 8.0, 4).moved
-        (12.0, 6.0)
-        """
+        """Bytes that each GPU sends."""
         return (2 if self.kind == "all-reduce" else 1) * self.size * (self.group - 1) / self.group
 
 

@@ -158,11 +158,6 @@ def save(
 
     Raises:
         OSError: it could not be written; the checkpoints before it are whole.
-
-    >>> import tempfile
-    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2, 3)}, Content(step=7))
-    >>> path.name, read_checkpoint(path).step
-    ('step-000007', 7)
     """
     path = folder / f"step-{content.step:06}"
     written = processes.from_main(temporary_name(path))
@@ -200,13 +195,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes
 
 
 def whole_tensors(path: Path, *, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names.
-
-    >>> import tempfile
-    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2)}, Content(step=1))
-    >>> whole_tensors(path, prefix="model.")
-    {'weight': tensor([1., 1.])}
-    """
+    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names."""
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in saved_tensors(path).items()

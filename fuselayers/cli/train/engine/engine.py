@@ -24,12 +24,6 @@ class Engine:
     Args:
         module: the model, with its parameters under their own names.
         model: what forward calls where it is not the module: a wrapper around it.
-
-    >>> engine = Engine(nn.Linear(2, 1))
-    >>> with engine.micro_batch(last=True):
-    ...     engine.model(torch.ones(3, 2)).sum().backward()
-    >>> bool(engine.clip(1.0) > 1)
-    True
     """
 
     def __init__(

@@ -27,10 +27,6 @@ class Processes:
         world_size: how many there are.
         local_rank: of this process among those on its machine.
         launched: whether torchrun, or something like it, started this process.
-
-    >>> alone = Processes()
-    >>> alone.is_main, alone.mean(3.0), alone.largest(2), alone.from_main("a folder")
-    (True, 3.0, 2, 'a folder')
     """
 
     rank: int = 0
