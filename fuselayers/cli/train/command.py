@@ -4,8 +4,7 @@ import argparse
 import logging
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import astuple
+from contextlib import ExitStack
 
 from rich.console import Console
 
@@ -15,16 +14,12 @@ from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..parser import add_imports, add_overrides
 from ..text import complain, say
-from .checkpoint import Content, checkpoints_of, save
 from .engine import Processes, joined_processes
 from .finish import finish
 from .interrupt import exit_code
-from .loop import Outcome, reproducible, train_steps
-from .metrics import Metrics, show_progress
+from .loop import reproducible, train_steps
 from .plot import FILE_NAME, plot_loss
-from .start import Run, start_run
-from .state import state_of
-from .tensorboard import event_files
+from .start import start_run
 
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.
@@ -93,39 +88,16 @@ def train(overrides: Sequence[str], *, console: Console, processes: Processes | 
     with ExitStack() as stack:
         run = start_run(overrides, console=console, stack=stack, processes=processes)
         stack.enter_context(reproducible(run.trainer.device))
-        outcome = _train(run, console)
+        step, signal_number = train_steps(run, console)
         if run.metrics is not None:
             title = f"{run.config.model.name}, {run.config.feedforward.name}"
             try:
                 plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)
             except MissingPackageError as error:
                 complain(f"no {FILE_NAME}: {error}")
-        if outcome.signal_number is not None:
+        if signal_number is not None:
             command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
-            say(console, f"stopped after step {outcome.step}; to continue: {command} train train.resume={run.folder}")
-            return exit_code(outcome.signal_number)
-        is_compiled = run.config.fusion.scope != "none"
-        compile_seconds = outcome.compile_seconds if is_compiled else None
-        finish(run.trainer, run.config, folder=run.folder, console=console, compile_seconds=compile_seconds)
+            say(console, f"stopped after step {step}; to continue: {command} train train.resume={run.folder}")
+            return exit_code(signal_number)
+        finish(run, console)
     return 0
-
-
-def _train(run: Run, console: Console) -> Outcome:
-    """The steps of a run that are not done."""
-    config, trainer = run.config.train, run.trainer
-    processes = trainer.engine.processes
-
-    def write(step: int) -> None:
-        curve = [] if run.metrics is None else [list(astuple(row)) for row in run.metrics.rows]
-        content = Content(step, run.config_yaml, trainer.text.fingerprint, curve)
-        tensors = state_of(trainer.model, trainer.optimizer)
-        save(checkpoints_of(run.folder), tensors, content, keep=config.keep_checkpoints, processes=processes)
-
-    logs = config.log and processes.is_main
-    with event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log:
-
-        def show(row: Metrics, durations: Sequence[float]) -> None:
-            log(row)
-            show_progress(console, row, steps=config.steps, durations=durations)
-
-        return train_steps(trainer, done=run.done, metrics=run.metrics, save=write, show=show)

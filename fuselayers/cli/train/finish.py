@@ -1,35 +1,29 @@
 """The end of a run: its validation loss, a sample of text, and the fused model beside unfused ones."""
 
 import json
+import statistics
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from rich.console import Console
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from ...configs import Config
 from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
 from .compare import COMPRESSED, compare, compared_models, comparison_notes, eager_model
-from .loop import Trainer
+from .loop import Run
 
 _COMPARED_BATCHES: Final = 8
 _TEMPERATURE: Final = 0.8
 _PROMPT: Final = b"\n"
 
 
-def finish(
-    trainer: Trainer, config: Config, *, folder: Path, console: Console, compile_seconds: float | None = None
-) -> None:
-    """Print the end of a run, and write sample.txt and comparison.json; every process calls it.
-
-    Args:
-        compile_seconds: what compiling took, if known.
-    """
+def finish(run: Run, console: Console) -> None:
+    """Print the end of a run, and write sample.txt and comparison.json; every process calls it."""
+    config, trainer, folder = run.config, run.trainer, run.folder
     device, processes = trainer.device, trainer.engine.processes
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     # Every process sends its parts of the weights, one after another; rank 0 alone keeps them, in the CPU's memory.
@@ -53,8 +47,8 @@ def finish(
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
     models = compared_models(config, trainer.model, eager, weights=weights, device=device)
-    precision = config.train.precision
-    result = compare(models, batches, precision=precision, device=device, compile_seconds=compile_seconds)
+    precision, seconds = config.train.precision, _compile_seconds(run)
+    result = compare(models, batches, precision=precision, device=device, compile_seconds=seconds)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     sequences, length = batches[0][0].shape
     fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
@@ -66,6 +60,15 @@ def finish(
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result))
+
+
+def _compile_seconds(run: Run) -> float | None:
+    """The time of the session's first step beyond the others' median; None if nothing is compiled or there are none."""
+    rows = [] if run.metrics is None else run.metrics.rows[run.done :]
+    seconds = [run.trainer.step_tokens / row.tokens_per_second for row in rows]
+    if run.config.fusion.scope == "none" or len(seconds) < 3:
+        return None
+    return seconds[0] - statistics.median(seconds[1:])
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -18,28 +18,9 @@ from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_ch
 from .data import VOCAB_SIZE, Text, check_length, read_text
 from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
-from .loop import Trainer
+from .loop import Run, Trainer
 from .metrics import FILE_NAME, Metrics, MetricsFile
 from .state import load_state
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to train.
-
-    Attributes:
-        config: of the run, with the overrides of this session.
-        trainer: of its model, at the weights of its checkpoint.
-        metrics: the curve so far; None in the processes that write no files.
-        config_yaml: what its config.yaml says.
-    """
-
-    config: Config
-    trainer: Trainer
-    folder: Path
-    metrics: MetricsFile | None
-    config_yaml: str
-    done: int
 
 
 def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, processes: Processes) -> Run:
