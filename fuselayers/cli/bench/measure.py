@@ -4,7 +4,6 @@ import operator
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
@@ -148,8 +147,7 @@ def time_interleaved(
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
-        steps[f"{number} forward"] = Step(lambda _, call=candidate.call: call())  # type: ignore[misc]
-        steps[f"{number} backward"] = Step(partial(_backward, candidate), partial(_forward_with_weights, candidate))
+        steps[f"{number} forward"], steps[f"{number} backward"] = _steps_of(candidate)
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
     return [
@@ -158,14 +156,16 @@ def time_interleaved(
     ]
 
 
-def _forward_with_weights(candidate: Candidate) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    outputs = candidate.call()
-    return outputs, [torch.ones_like(output) for output in outputs]
+def _steps_of(candidate: Candidate) -> tuple[Step, Step]:
+    def prepare() -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        outputs = candidate.call()
+        return outputs, [torch.ones_like(output) for output in outputs]
 
+    def backward(prepared: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
+        outputs, weights = prepared
+        return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
 
-def _backward(candidate: Candidate, forward: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
-    outputs, weights = forward
-    return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
+    return Step(lambda _: candidate.call()), Step(backward, prepare)
 
 
 def copy_bandwidth(device: torch.device) -> float:
