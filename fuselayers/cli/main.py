@@ -29,6 +29,8 @@ _COMMANDS: Final = {
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
 }
+# Any other error is a bug, and keeps its traceback.
+_OF_THE_USER: Final = (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError)
 _BAD_INPUT: Final = 2
 _LONG: Final = re.compile(r"(\S{300})\S+")
 
@@ -70,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("stopped")
         return 130
     except Exception as error:
-        if show_traceback or not (_is_the_users(error) or _is_for_want_of_memory(error)):
+        if show_traceback or not (isinstance(error, _OF_THE_USER) or _is_for_want_of_memory(error)):
             if is_launched():
                 complain(f"{type(error).__name__}, with the traceback that follows")
             raise
@@ -123,11 +125,6 @@ def _fallbacks_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-def _is_the_users(error: Exception) -> bool:
-    """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:
