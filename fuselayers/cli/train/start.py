@@ -42,8 +42,8 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     checkpoint, folder = None, None
     if session.resume:
         folder = _folder_to_continue(session.resume, session.output)
-        if folder is not None:
-            _lock(folder, stack=stack, processes=processes)
+        if folder is not None and processes.is_main:
+            stack.enter_context(locked(folder))
         checkpoint = find_checkpoint(session.resume, processes)
     config = compose(source or "gpt_nano", overrides) if checkpoint is None else _resumed(*checkpoint, overrides)
     trainer = _trainer(config, processes)
@@ -54,10 +54,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
         load_state(trainer.model, trainer.optimizer, path, processes)
         done = content.step
     if folder is None:
-        folder = processes.from_main(_new_folder(config.train.output) if processes.is_main else Path())
-        _lock(folder, stack=stack, processes=processes)
-        if processes.is_main:
-            _check_unused(folder)
+        folder = processes.from_main(_new_folder(config.train.output, stack) if processes.is_main else Path())
     metrics, config_yaml = None, to_yaml(replace(config, train=replace(config.train, output="", resume="")))
     if processes.is_main:
         metrics = MetricsFile(folder / FILE_NAME, rows=rows)
@@ -140,26 +137,21 @@ def _folder_to_continue(resume: str, output: str) -> Path | None:
     return run if not output or Path(output).expanduser().resolve() == run.resolve() else None
 
 
-def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
-    if processes.is_main:
-        stack.enter_context(locked(folder))
+def _new_folder(output: str, stack: ExitStack) -> Path:
+    """Make and lock the folder of a run; a new one below runs/ where none is named.
 
-
-def _new_folder(output: str) -> Path:
-    """Make the folder of a run; a new one below runs/ where none is named."""
+    Raises:
+        FileExistsError: it holds a run. One that ended before its first checkpoint may be replaced.
+    """
     folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _check_unused(folder: Path) -> None:
-    """Raise FileExistsError if the folder holds a run; one that ended before its first checkpoint may be replaced."""
-    held = listed(checkpoints_of(folder))
-    if held:
+    stack.enter_context(locked(folder))
+    if held := listed(checkpoints_of(folder)):
         raise FileExistsError(
             f"{folder} already holds a run ({FOLDER_NAME}/{held[0][1].name}); continue it with train.resume={folder}, "
             "or choose another train.output="
         )
+    return folder
 
 
 def _describe(run: Run, console: Console, resumed: Content | None) -> None:
