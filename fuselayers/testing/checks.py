@@ -215,9 +215,6 @@ def check_dynamic(
     so the first two calls may compile.
 
     Args:
-        op: as in every check.
-        reference: as in every check.
-        options: as in every check.
         inputs: tensors, which are enlarged with the same values, shuffled; or a function that makes them for
             [rows, columns].
     """
