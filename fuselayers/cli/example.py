@@ -1,4 +1,4 @@
-"""A training batch of a model. Used by `tune`, `explain` and `bench model`."""
+"""A training batch of a model. Used by `tune`, `explain`, `swap` and `bench model`."""
 
 from typing import Any
 
@@ -7,6 +7,19 @@ from torch import Tensor
 
 from ..configs import Config
 from ..configs.costs import check_described
+from ..names import shown
+
+
+def sizes_of(text: str, *, option: str) -> tuple[int, ...]:
+    """Return the sizes that an option names, as 4x128.
+
+    Raises:
+        ValueError: it names none.
+    """
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ValueError(f"{option} must be sizes above 0 with x between them, as 4x128, got {shown(text)}")
+    return tuple(map(int, sizes))
 
 
 def example_batch(
@@ -22,11 +35,10 @@ def example_batch(
     """
     check_described(config, model)
     context = config.model.options.get("context_length")
-    if context is None and len(sizes) > 1:
-        raise ValueError(
-            f"model {config.model.name!r} has no context length; {option} must be a number of examples, as 4, "
-            f"got {'x'.join(map(str, sizes))}"
-        )
+    most = sizes[:1] if context is None else (sizes[0], context)
+    if len(sizes) > len(most) or sizes[1:] > most[1:]:
+        wanted = "a number of examples" if context is None else f"sequences x tokens, with at most {context} tokens"
+        raise ValueError(f"{option} must be {wanted}, got {'x'.join(map(str, sizes))}")
     inputs = model.example_inputs(sizes[0], device=device)
     if len(sizes) > 1:
         inputs = [tensor[:, : sizes[1]].contiguous() for tensor in inputs]

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from ..configs import build, compose
 from ..configs.sources import split_source
-from ..names import shown
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
 from ..partition.inspect.draw import check_suffix
-from .example import example_batch
+from .example import example_batch, sizes_of
 from .files import write_text
 from .parser import add_imports, add_overrides
 from .text import say
@@ -34,14 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL | FILE | OVERRIDE",
         help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",
     )
-    parser.add_argument("--batch", help="sequences x tokens, or images (default 1, of all the model takes)")
+    parser.add_argument(
+        "--batch", default="1", help="examples, or sequences x tokens (default 1, of all the model takes)"
+    )
     parser.add_argument("--backend", help="inductor, triton, nvfuser or eager (default the config's; auto is inductor)")
     parser.add_argument(
         "--partition",
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share), budget:2GB (bytes) or budget:peak:2GB "
         "(default the config's)",
     )
-    parser.add_argument("--rows", type=int, default=20, help="how many values each table names (default 20)")
     parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report there")
     add_imports(parser)
@@ -54,8 +54,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ValueError: an argument that cannot be; the text says what can.
         PartitionError: the budget is too small for the model.
     """
-    if arguments.rows < 1:
-        raise ValueError(f"--rows must be at least 1, got {arguments.rows}")
     if arguments.pareto:
         check_suffix(Path(arguments.pareto), ".svg", ".png")
     source, overrides = split_source(arguments.overrides)
@@ -68,11 +66,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with torch.device(device):
         model = build(config)
         plain = eager_view(model)
-        sizes = _batch(arguments.batch, context=config.model.options.get("context_length"))
+        sizes = sizes_of(arguments.batch, option="--batch")
         inputs = example_batch(plain, config, sizes, device=device)
     with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
         report = explain(plain, *inputs, backend=backend, partition=cut, compress=compress)
-    say(console, report.to_text(rows=arguments.rows, width=console.width))
+    say(console, report.to_text(rows=20, width=console.width))
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")
     written = [arguments.json] if arguments.json else []
@@ -81,15 +79,3 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if written:
         say(console, f"written: {', '.join(written)}")
     return 0
-
-
-def _batch(text: str | None, *, context: int | None) -> tuple[int, ...]:
-    if text is None:
-        return (1,)
-    sizes = tuple(int(size) if size.isdecimal() else 0 for size in text.split("x"))
-    if not all(sizes) or (context is not None and len(sizes) != 2):
-        wanted = "a number of examples, as 4" if context is None else "sequences x tokens, as 4x128"
-        raise ValueError(f"--batch must be {wanted}, got {shown(text)}")
-    if context is not None and sizes[1] > context:
-        raise ValueError(f"--batch has sequences of {sizes[1]} tokens, the model's context is {context}")
-    return sizes

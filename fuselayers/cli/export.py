@@ -9,12 +9,10 @@ from rich.console import Console
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ..configs import compose
 from ..configs.from_pretrained import CONFIG
-from ..configs.values import parse_yaml
 from .files import flush_folder, temporary_name, write_text
 from .text import say
-from .train.checkpoint import find_checkpoint, whole_tensors
+from .train.checkpoint import config_of, find_checkpoint, whole_tensors
 from .train.state import MODEL
 
 DESCRIPTION = """\
@@ -56,10 +54,7 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
     if folder.exists():
         raise FileExistsError(f"{folder} is there already; choose another --out")
     path, content = find_checkpoint(checkpoint)
-    try:
-        compose(parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml"))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
+    config_of(path, content)
     tensors = whole_tensors(path, prefix=MODEL)
     beside = temporary_name(folder)
     try:

@@ -5,6 +5,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,12 +23,6 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> write_whole(folder / "a.txt", lambda file: file.write(b"whole"))
-    >>> (folder / "a.txt").read_bytes()
-    b'whole'
     """
     beside = temporary_name(path)
     try:
@@ -38,7 +33,8 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
         os.replace(beside, path)
         flush_folder(path.parent)
     except BaseException as error:
-        _remove(beside)
+        with suppress(OSError):  # a full disk may also stop the removal; the first error is reported
+            beside.unlink(missing_ok=True)
         if not isinstance(error, OSError):
             raise
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
@@ -65,7 +61,8 @@ def clear_left_overs(folder: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            _remove(path)
+            with suppress(OSError):
+                path.unlink()
 
 
 def flush_folder(folder: Path) -> None:
@@ -75,11 +72,3 @@ def flush_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(path: Path) -> None:
-    # A full disk may also stop the removal; report the first error.
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return

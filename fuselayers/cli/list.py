@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from rich.console import Console
-from rich.syntax import Syntax
 
 from ..components import registry
 from ..configs import GROUPS, build, choices, compose, model_costs, to_yaml
@@ -88,14 +87,10 @@ def _summary(component: type) -> str:
 
 def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:
     kind, _, name = asked.partition(".")
-    if kind not in TABLES:
+    if kind not in TABLES or (name and kind in SECTIONS):
         raise ValueError(no_such("kind", asked, TABLES))
     rows = option_rows(kind)
-    if name and kind in SECTIONS:
-        if name not in [row.option for row in rows]:
-            raise ValueError(no_such(f"{kind} option", name, [row.option for row in rows]))
-        rows = [row for row in rows if row.option == name]
-    elif name:
+    if name:
         registry.get(kind, name)  # raises for a name that there is not
         rows = [row for row in rows if row.name == name]
     size = max((len(row.option) for row in rows), default=0) + 4
@@ -125,11 +120,7 @@ def _print_config(overrides: list[str], console: Console) -> None:
     # A model on the meta device has shapes and no memory.
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
-    text = to_yaml(config).rstrip()
-    if console.is_terminal:
-        console.print(Syntax(text, "yaml", background_color="default", word_wrap=True))
-    else:
-        say(console, text)
+    say(console, to_yaml(config).rstrip())
     figures = {
         "parameters": f"{parameters:,}",
         "parameters without embeddings": f"{parameters - in_tables:,}",

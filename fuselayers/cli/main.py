@@ -1,7 +1,6 @@
 """The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
 
 import importlib
-import io
 import os
 import re
 import sys
@@ -15,7 +14,6 @@ from rich.console import Console
 
 from .._version import __version__
 from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
-from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
 
@@ -31,6 +29,8 @@ _COMMANDS: Final = {
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
 }
+# Any other error is a bug, and keeps its traceback.
+_OF_THE_USER: Final = (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError)
 _BAD_INPUT: Final = 2
 _LONG: Final = re.compile(r"(\S{300})\S+")
 
@@ -53,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     show_traceback = "--traceback" in arguments
     try:
-        name = _command_of(arguments)
-        command = _imported(name)
+        name = next((argument for argument in arguments if not argument.startswith("-")), None)
+        command = importlib.import_module(f".{name}", __package__) if name in _COMMANDS else None
         parser = _parser(name, command)
         parsed = parser.parse_args(arguments)
         if command is None:
@@ -72,23 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("stopped")
         return 130
     except Exception as error:
-        if show_traceback or not (_is_the_users(error) or _is_for_want_of_memory(error)):
+        if show_traceback or not (isinstance(error, _OF_THE_USER) or _is_for_want_of_memory(error)):
             if is_launched():
                 complain(f"{type(error).__name__}, with the traceback that follows")
             raise
         complain(_one_line(error))
         return _BAD_INPUT
-
-
-def _command_of(arguments: Sequence[str]) -> str | None:
-    return next((argument for argument in arguments if not argument.startswith("-")), None)
-
-
-def _imported(name: str | None) -> ModuleType | None:
-    """The module of a command; None if there is no such command."""
-    if name not in _COMMANDS:
-        return None
-    return importlib.import_module(f".{name.replace('-', '_')}", __package__)
 
 
 def _parser(name: str | None, command: ModuleType | None) -> Parser:
@@ -107,26 +96,16 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
-    if sys.stdout is None:  # closed before the start
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
-        # A letter that its encoding lacks must not end a finished run.
-        sys.stdout.reconfigure(errors="backslashreplace")
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 def _import(name: str) -> None:
     """Import a module of `--import`, from the working directory too, as `python -m` does."""
-    if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {shown(name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The module itself may import a missing one.
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
         raise ValueError(
             f"--import {name}: there is no module {error.name!r}, neither in {os.getcwd()} nor installed"
         ) from error
@@ -146,11 +125,6 @@ def _fallbacks_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
-
-
-def _is_the_users(error: Exception) -> bool:
-    """Whether the user can mend it. Any other error is a bug, and keeps its traceback."""
-    return isinstance(error, (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError))
 
 
 def _is_for_want_of_memory(error: Exception) -> bool:

@@ -11,23 +11,9 @@ from ..configs import COMPONENT_SECTIONS, Config
 _PLAIN: Final = {"fused_mlp": "mlp"}
 
 
-def same_layer(name: str) -> str:
-    """The name of the plain layer that computes what this one does; its own when it is plain.
-
-    >>> same_layer("fused_mlp"), same_layer("gated_mlp")
-    ('mlp', 'gated_mlp')
-    """
-    return _PLAIN.get(name, name)
-
-
 def plain_config(config: Config) -> Config:
-    """The same model without fusion, and with plain layers in place of fused ones, wherever they are chosen.
-
-    >>> from fuselayers.configs import compose
-    >>> plain_config(compose("gpt_nano", ["feedforward=fused_mlp"])).feedforward.name
-    'mlp'
-    """
-    plain = with_values(config, lambda _, value: same_layer(value) if isinstance(value, str) else value)
+    """The same model without fusion, and with plain layers in place of fused ones, wherever they are chosen."""
+    plain = with_values(config, lambda _, value: _PLAIN.get(value, value) if isinstance(value, str) else value)
     return replace(plain, fusion=replace(config.fusion, scope="none"))
 
 

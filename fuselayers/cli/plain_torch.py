@@ -100,12 +100,6 @@ class _MLP(nn.Module):
         return y
 
 
-class _Norms(nn.Module):
-    def __init__(self, of: Any) -> None:
-        super().__init__()
-        self.norms = nn.ModuleList(map(_norm, of.norms))
-
-
 class _Block(nn.Module):
     def __init__(self, of: Any) -> None:
         super().__init__()
@@ -114,11 +108,11 @@ class _Block(nn.Module):
         if of.cross_attention is not None or len(of.residual.scales) or of.residual.skipped:
             raise _no_twin(of)
         self.attention, self.feedforward = _Attention(of.attention), _MLP(of.feedforward)
-        self.residual = _Norms(of.residual)
+        self.residual: Any = nn.ModuleDict({"norms": nn.ModuleList(map(_norm, of.residual.norms))})
         self.post_norm, self.drop = isinstance(of.residual, PostResidual), nn.Dropout(of.residual.dropout)
 
     def forward(self, x_BTD: Tensor, cos_TC: Tensor | None, sin_TC: Tensor | None) -> Tensor:
-        norm1, norm2 = self.residual.norms
+        norm1, norm2 = self.residual["norms"]
         if self.post_norm:
             x_BTD = norm1(x_BTD + self.drop(self.attention(x_BTD, cos_TC, sin_TC)))
             y_BTD: Tensor = norm2(x_BTD + self.drop(self.feedforward(x_BTD)))
@@ -126,12 +120,6 @@ class _Block(nn.Module):
         x_BTD = x_BTD + self.drop(self.attention(norm1(x_BTD), cos_TC, sin_TC))
         z_BTD: Tensor = x_BTD + self.drop(self.feedforward(norm2(x_BTD)))
         return z_BTD
-
-
-class _Table(nn.Module):
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.table = _embedding(table)
 
 
 class _Stack(nn.Module):
@@ -143,9 +131,9 @@ class _Stack(nn.Module):
         self.drop = nn.Dropout(getattr(of, "embedding_dropout", of.dropout))
         self.blocks = nn.ModuleList(map(_Block, of.blocks))
         self.norm = None if of.norm is None else _norm(of.norm)
-        self.position = None
+        self.position: Any = None
         if isinstance(of.position, LearnedPosition):
-            self.position = _Table(of.position.table)
+            self.position = nn.ModuleDict({"table": _embedding(of.position.table)})
         else:
             if of.position.interleaved or of.position.fraction != 1 or of.position.scaling != "none":
                 raise _no_twin(of.position)
@@ -160,7 +148,7 @@ class _Stack(nn.Module):
     def placed(self, x_BTD: Tensor) -> Tensor:
         if self.position is None:
             return x_BTD
-        y_BTD: Tensor = x_BTD + self.position.table(torch.arange(x_BTD.shape[1], device=x_BTD.device))
+        y_BTD: Tensor = x_BTD + self.position["table"](torch.arange(x_BTD.shape[1], device=x_BTD.device))
         return y_BTD
 
     def run(self, x_BTD: Tensor) -> Tensor:
@@ -175,9 +163,8 @@ class _Stack(nn.Module):
 class _GPT(_Stack):
     def __init__(self, of: Any) -> None:
         super().__init__(of)
-        if of.logit_soft_cap is not None or of.logit_scale != 1:
-            raise _no_twin(of)
-        if of.bias is not None or of.embedding_norm is not None:
+        special = (of.logit_soft_cap, of.bias, of.embedding_norm)
+        if any(option is not None for option in special) or of.logit_scale != 1:
             raise _no_twin(of)
         self.token = _embedding(of.token)
         self.head = None if of.head is None else _linear(of.head)
@@ -206,23 +193,19 @@ class _BERT(_Stack):
         return F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
 
 
-class _Patches(nn.Module):
-    def __init__(self, of: nn.Conv2d) -> None:
-        super().__init__()
-        side = of.kernel_size[0]
-        self.projection = nn.Conv2d(of.in_channels, of.out_channels, side, stride=side, bias=of.bias is not None)
-
-
 class _ViT(_Stack):
     def __init__(self, of: Any) -> None:
         super().__init__(of)
         if of.class_token is None or of.logit_scale != 1:
             raise _no_twin(of)
         self.class_token = nn.Parameter(torch.empty_like(of.class_token))
-        self.patch, self.head = _Patches(of.patch.projection), _linear(of.head)
+        conv, self.head = of.patch.projection, _linear(of.head)
+        side, bias = conv.kernel_size[0], conv.bias is not None
+        projection = nn.Conv2d(conv.in_channels, conv.out_channels, side, stride=side, bias=bias)
+        self.patch: Any = nn.ModuleDict({"projection": projection})
 
     def forward(self, images: Tensor, targets_B: Tensor) -> Tensor:
-        patches_BTD = self.patch.projection(images).flatten(2).transpose(1, 2)
+        patches_BTD = self.patch["projection"](images).flatten(2).transpose(1, 2)
         x_BTD = torch.cat((self.class_token.expand(images.shape[0], 1, -1), patches_BTD), dim=1)
         return F.cross_entropy(self.head(self.run(self.placed(x_BTD))[:, 0]), targets_B)
 

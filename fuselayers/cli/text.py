@@ -16,9 +16,6 @@ def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]
 
     Raises:
         ValueError: a name is not known.
-
-    >>> chosen_names("op", "relu, gelu,relu", ["gelu", "relu", "silu"])
-    ['relu', 'gelu']
     """
     known = list(known)
     names = known if text is None else list(dict.fromkeys(name.strip() for name in text.split(",")))

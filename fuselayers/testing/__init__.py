@@ -26,4 +26,3 @@ from .matrix import Cell as Cell
 from .matrix import Report as Report
 from .matrix import check as check
 from .matrix import check_module as check_module
-from .recompute import check_recompute as check_recompute

@@ -11,23 +11,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-__all__ = [
-    "DTYPES",
-    "SLACK",
-    "Op",
-    "Overwritten",
-    "as_tuple",
-    "assert_as_good_as",
-    "backward",
-    "cast",
-    "compare",
-    "forward",
-    "incoming_for",
-    "results",
-    "samples",
-    "untouched",
-]
-
 SLACK: Final = 2.0
 DTYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

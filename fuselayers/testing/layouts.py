@@ -8,8 +8,6 @@ from torch import Tensor
 
 from .comparison import Op, backward, cast, compare, forward, incoming_for
 
-__all__ = ["LAYOUTS", "check_layouts"]
-
 LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "contiguous": lambda x: x.contiguous(),
     "transposed": lambda x: x.mT.contiguous().mT if x.dim() > 1 else x,

@@ -16,8 +16,6 @@ from .checks import NotApplicable
 from .comparison import DTYPES, Op, assert_as_good_as, cast, samples
 from .layouts import check_layouts
 
-__all__ = ["CHECKS", "Cell", "Report", "check", "check_module"]
-
 _VALUES: Final = "values and gradients"
 CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     _VALUES: assert_as_good_as,

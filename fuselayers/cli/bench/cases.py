@@ -5,9 +5,10 @@ of a linear layer. For `rotary` x is [B, T, D], split into heads of 64 channels.
 """
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -65,22 +66,20 @@ def op_case(name: str, settings: Settings) -> OpCase:
 
     Raises:
         ValueError: no such op, or a shape that does not fit it.
-
-    >>> sorted(op_case("bias_dropout_residual", Settings((2, 8), torch.float32, torch.device("cpu"))).tensors)
-    ['bias', 'residual', 'x']
     """
     if name not in OPS:
         raise ValueError(no_such("op", name, OPS))
     ops.check_activation(settings.activation)
     ops.check_probability(settings.dropout)
-    form = OPS[name]
-    named = {"p": settings.dropout, "activation": settings.activation, "style": settings.style}
+    op, (plain, floor) = getattr(ops, name), OPS[name]
+    shared = [argument for argument in signature(op).parameters if argument in signature(plain).parameters]
+    options = {"activation": settings.activation, "p": settings.dropout, "style": settings.style}
     return OpCase(
-        op=getattr(ops, name),
-        plain=form.plain,
-        tensors=_rotary_tensors(settings) if name == "rotary" else _tensors(form.shapes, settings),
-        options={option: named[option] for option in form.options},
-        floor=_FLOORS[settings.style] if "style" in form.options else form.floor,
+        op=op,
+        plain=plain,
+        tensors=_rotary_tensors(settings) if name == "rotary" else _tensors(name, shared, settings),
+        options={option: value for option, value in options.items() if option in shared},
+        floor=_FLOORS[settings.style] if "style" in shared else floor,
     )
 
 
@@ -94,22 +93,8 @@ def double(case: OpCase) -> OpCase:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As a user writes it.
-
-    >>> dtype_name(torch.bfloat16)
-    'bfloat16'
-    """
+    """As a user writes it."""
     return str(dtype).removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class _Form:
-    """The plain function of an op, the shapes of its tensors by name, its options, and its floor."""
-
-    plain: Callable[..., Outputs]
-    shapes: Mapping[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    floor: tuple[float, float] | None = None
 
 
 def _activated(x: Tensor, activation: str) -> Tensor:
@@ -170,59 +155,45 @@ def _rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> Outputs:
     return rotate(q), rotate(k)
 
 
-_X: Final = {"x": "TD"}
-_BIASED: Final = {**_X, "bias": "D"}
-_NORM: Final = {**_X, "weight": "D"}
-_RESIDUAL_NORM: Final = {**_X, "residual": "TD", "weight": "D"}
-OPS: Final[Mapping[str, _Form]] = MappingProxyType(
+_residual_layer_norm = partial(_residual_norm, _layer_norm)
+_layer_norm_after_dropout = partial(_bias_dropout_residual_norm, _layer_norm)
+_rms_norm_after_dropout = partial(_bias_dropout_residual_norm, _rms_norm)
+OPS: Final[Mapping[str, tuple[Callable[..., Outputs], tuple[float, float] | None]]] = MappingProxyType(
     {
-        "activate": _Form(lambda z, activation: _activated(z, activation), {"z": "TD"}, ("activation",), (2, 3)),
-        "bias_activation_dropout": _Form(_bias_activation_dropout, _BIASED, ("activation", "p"), (2, 3)),
-        "bias_dropout_residual": _Form(_bias_dropout_residual, {**_BIASED, "residual": "TD"}, ("p",), (3, 2)),
-        "bias_dropout_residual_layer_norm": _Form(
-            partial(_bias_dropout_residual_norm, _layer_norm),
-            {**_RESIDUAL_NORM, "bias": "D", "norm_bias": "D"},
-            ("p", "style"),
-        ),
-        "bias_dropout_residual_rms_norm": _Form(
-            partial(_bias_dropout_residual_norm, _rms_norm), {**_RESIDUAL_NORM, "bias": "D"}, ("p", "style")
-        ),
-        "cross_entropy": _Form(_cross_entropy, {"logits": "TD", "target": "T of D"}, floor=(1, 2)),
-        "dropout": _Form(lambda x, p: F.dropout(x, p), _X, ("p",), (2, 2)),
-        "gated_activation": _Form(
-            lambda gate, up, activation: _activated(gate, activation) * up,
-            {"gate": "TD", "up": "TD"},
-            ("activation",),
-            (3, 5),
-        ),
-        "layer_norm": _Form(_layer_norm, {**_NORM, "bias": "D"}, floor=(2, 3)),
-        "linear_cross_entropy": _Form(
-            lambda x, weight, target: _cross_entropy(F.linear(x, weight), target),
-            {**_X, "weight": "ED", "target": "T of E"},
-        ),
-        "residual_layer_norm": _Form(
-            partial(_residual_norm, _layer_norm), {**_RESIDUAL_NORM, "bias": "D"}, floor=(4, 4)
-        ),
-        "residual_rms_norm": _Form(partial(_residual_norm, _rms_norm), _RESIDUAL_NORM, floor=(4, 4)),
-        "rms_norm": _Form(_rms_norm, _NORM, floor=(2, 3)),
-        "rotary": _Form(_rotary, floor=(4, 4)),
+        "activate": (lambda z, activation: _activated(z, activation), (2, 3)),
+        "bias_activation_dropout": (_bias_activation_dropout, (2, 3)),
+        "bias_dropout_residual": (_bias_dropout_residual, (3, 2)),
+        "bias_dropout_residual_layer_norm": (_layer_norm_after_dropout, None),
+        "bias_dropout_residual_rms_norm": (_rms_norm_after_dropout, None),
+        "cross_entropy": (_cross_entropy, (1, 2)),
+        "dropout": (lambda x, p: F.dropout(x, p), (2, 2)),
+        "gated_activation": (lambda gate, up, activation: _activated(gate, activation) * up, (3, 5)),
+        "layer_norm": (_layer_norm, (2, 3)),
+        "linear_cross_entropy": (lambda x, weight, target: _cross_entropy(F.linear(x, weight), target), None),
+        "residual_layer_norm": (_residual_layer_norm, (4, 4)),
+        "residual_rms_norm": (partial(_residual_norm, _rms_norm), (4, 4)),
+        "rms_norm": (_rms_norm, (2, 3)),
+        "rotary": (_rotary, (4, 4)),
     }
 )
+"""Plain PyTorch and the floor of each op. Its inputs are the arguments that the op and the plain function share."""
 
 
-def _tensors(shapes: Mapping[str, str], settings: Settings) -> dict[str, Tensor]:
+def _tensors(op: str, names: Iterable[str], settings: Settings) -> dict[str, Tensor]:
     *rows, width = settings.shape
-    sizes = {"TD": settings.shape, "D": (width,), "ED": (_EXPANSION * width, width), "E": (_EXPANSION * width,)}
+    has_product = op == "linear_cross_entropy"
+    classes = _EXPANSION * width if has_product else width
+    shapes = dict.fromkeys(("x", "z", "gate", "up", "residual", "logits"), settings.shape)
+    shapes |= {"weight": (classes, width) if has_product else (width,), "bias": (width,), "norm_bias": (width,)}
     tensors = {}
-    for seed, (name, shape) in enumerate(shapes.items()):
-        if shape.startswith("T of"):
-            classes = width if shape.endswith("D") else _EXPANSION * width
+    for seed, name in enumerate(names):
+        if name == "target":
             target = torch.randint(classes, tuple(rows), generator=torch.Generator().manual_seed(9))
             tensors[name] = target.to(settings.device)
-        elif name != "bias" or settings.bias:
+        elif name in shapes and (name != "bias" or settings.bias):
             # A matrix product of unit variance.
-            scale = 1 / math.sqrt(width) if shape == "ED" else 1.0
-            tensors[name] = (_drawn(sizes[shape], settings, seed) * scale).requires_grad_()
+            scale = 1 / math.sqrt(width) if has_product and name == "weight" else 1.0
+            tensors[name] = (_drawn(shapes[name], settings, seed) * scale).requires_grad_()
     return tensors
 
 

@@ -14,18 +14,18 @@ from rich.console import Console
 
 from ..._version import __version__
 from ...errors import in_one_line
-from ...names import shown
 from ...partition import backends
+from ..example import sizes_of
 from ..files import write_text
 from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports, add_overrides
 from ..text import chosen_names, complain, print_table, say
 from .cases import OPS, Settings
 from .first_step import first_steps
-from .measure import COMPILE, Measured, Subject, copy_bandwidth, measure
+from .measure import COMPILE, Measured, copy_bandwidth, measure
 from .report import FIRST_STEP_NOTE, NOTES, Report, table
 from .subjects import EAGER, ModelCall, model_subject, op_subject
-from .suite import MINUTES, run_suite
+from .suite import MINUTES, jobs_of, run_suite
 
 DESCRIPTION = """\
 Checks that the numbers agree with eager PyTorch, then times. All candidates run in one process, in turns, after a
@@ -129,10 +129,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         bandwidth=copy_bandwidth(device),
     )
     if arguments.subject == "suite":
-        return run_suite(arguments, console, report=report, device=device)
+        if not arguments.minutes > 0:
+            raise ValueError(f"--minutes must be above 0, got {arguments.minutes:g}")
+        jobs = jobs_of(arguments.ops, arguments.dtypes, quick=arguments.quick, device=device)
+        folder = Path(arguments.out)
+        return run_suite(jobs, report, folder=folder, minutes=arguments.minutes, device=device, console=console)
     chosen = _backends(arguments.backends, default=_DEFAULT[arguments.subject], device=device)
-    call = _model_call(arguments, device) if arguments.subject == "model" else None
-    subject = _op_subject(arguments, device, chosen) if call is None else model_subject(call, backends=chosen)
+    shape = None if arguments.shape is None else sizes_of(arguments.shape, option="--shape")
+    dtype, call = getattr(torch, arguments.dtype), None
+    if arguments.subject == "model":
+        call = ModelCall(arguments.name, tuple(arguments.overrides), shape, arguments.dropout, dtype, device)
+        subject = model_subject(call, backends=chosen)
+    else:
+        activation = arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu")
+        settings = Settings(shape or _OP_SHAPE, dtype, device, dropout=arguments.dropout, activation=activation)
+        subject = op_subject(arguments.name, settings, backends=chosen)
     report.failed |= subject.wrong
     wrong = [f"{name} is not timed: {reason}" for name, reason in subject.wrong.items()]
     say(console, f"{subject.title}, {subject.dtype}, {'x'.join(map(str, subject.shape))}", report.machine, *wrong)
@@ -148,20 +159,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         write_text(Path(arguments.json), json.dumps(asdict(report), indent=2) + "\n")
     return int(bool(subject.wrong))
-
-
-def _op_subject(arguments: argparse.Namespace, device: torch.device, chosen: Sequence[str]) -> Subject:
-    shape = _OP_SHAPE if arguments.shape is None else _shape(arguments.shape)
-    activation = arguments.activation or ("silu" if arguments.name == "gated_activation" else "gelu")
-    dtype = getattr(torch, arguments.dtype)
-    settings = Settings(shape, dtype, device, dropout=arguments.dropout, activation=activation)
-    return op_subject(arguments.name, settings, backends=chosen)
-
-
-def _model_call(arguments: argparse.Namespace, device: torch.device) -> ModelCall:
-    shape = None if arguments.shape is None else _shape(arguments.shape)
-    overrides, dtype = tuple(arguments.overrides), getattr(torch, arguments.dtype)
-    return ModelCall(arguments.name, overrides, shape, arguments.dropout, dtype, device)
 
 
 def _with_first_step(row: Measured, call: ModelCall, arguments: argparse.Namespace) -> Measured:
@@ -182,13 +179,6 @@ def _backends(text: str | None, default: Sequence[str], *, device: torch.device)
         if not statuses[name].available:
             raise ValueError(f"backend {name!r} is not available: {statuses[name].reason}; {statuses[name].hint}")
     return chosen
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"--shape must be sizes above 0 with x between them, as 8x256x512, got {shown(text)}")
-    return tuple(int(size) for size in sizes)
 
 
 def _versions() -> str:

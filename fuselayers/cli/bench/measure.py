@@ -4,7 +4,6 @@ import operator
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import torch
@@ -107,19 +106,13 @@ def measure(subject: Subject, *, repeats: int, device: torch.device) -> list[Mea
     ]
 
 
-@dataclass(frozen=True)
-class Results:
-    """The outputs of a forward, and the gradients of a fixed weighted sum of them."""
-
-    outputs: tuple[Tensor, ...]
-    gradients: tuple[Tensor, ...]
-
-
-def results(candidate: Candidate) -> Results:
-    """Run forward and backward once, always with the same dropout masks."""
+def results(candidate: Candidate) -> dict[str, Tensor]:
+    """The outputs of a forward, and the gradients of a weighted sum of them; weights and dropout masks are fixed."""
     torch.manual_seed(0)
     outputs = candidate.call()
-    return Results(outputs, torch.autograd.grad(outputs, candidate.leaves, _weights(outputs), allow_unused=False))
+    gradients = torch.autograd.grad(outputs, candidate.leaves, _weights(outputs))
+    named = {f"output {place}": output for place, output in enumerate(outputs)}
+    return named | {f"gradient {place}": gradient for place, gradient in enumerate(gradients)}
 
 
 def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
@@ -129,31 +122,19 @@ def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: C
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
-def disagreement(got: Results, *, eager: Results, truth: Results) -> str | None:
+def disagreement(got: dict[str, Tensor], *, eager: dict[str, Tensor], truth: dict[str, Tensor]) -> str | None:
     """Say where a candidate is wrong, or None when it is right.
 
     It is right when each output and gradient is at most twice as far from the truth in float64 as eager PyTorch is in
     the same dtype, give or take rounding (the rule of FlashAttention's tests).
-
-    Args:
-        got: what the candidate computed.
-        eager: the same in eager mode, in the same dtype.
-        truth: the same in float64.
     """
-    for kind in ("outputs", "gradients"):
-        triples = zip(getattr(got, kind), getattr(eager, kind), getattr(truth, kind), strict=True)
-        for index, (mine, theirs, exact) in enumerate(triples):
-            if not exact.numel():
-                continue
-            error, eager_error = _error(mine, exact), _error(theirs, exact)
-            units = _SLACK if theirs.dtype.itemsize > 2 else _SLACK_OF_16_BITS
-            slack = units * torch.finfo(theirs.dtype).eps * exact.abs().max().item()
-            # Not `error > limit`: a NaN would pass that.
-            if not error <= 2 * eager_error + slack:
-                return (
-                    f"{kind[:-1]} {index} is off by {error:.1e}, eager PyTorch by {eager_error:.1e}, "
-                    f"both against float64"
-                )
+    for name, exact in truth.items():
+        error, eager_error = ((form[name].double() - exact).abs().max().item() for form in (got, eager))
+        dtype = eager[name].dtype
+        units = _SLACK if dtype.itemsize > 2 else _SLACK_OF_16_BITS
+        # Not `error > limit`: a NaN would pass that.
+        if not error <= 2 * eager_error + units * torch.finfo(dtype).eps * exact.abs().max().item():
+            return f"{name} is off by {error:.1e}, eager PyTorch by {eager_error:.1e}, both against float64"
     return None
 
 
@@ -166,8 +147,7 @@ def time_interleaved(
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
-        steps[f"{number} forward"] = Step(partial(_forward, candidate))
-        steps[f"{number} backward"] = Step(partial(_backward, candidate), partial(_forward_with_weights, candidate))
+        steps[f"{number} forward"], steps[f"{number} backward"] = _steps_of(candidate)
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
     return [
@@ -176,18 +156,16 @@ def time_interleaved(
     ]
 
 
-def _forward(candidate: Candidate, _: object) -> tuple[Tensor, ...]:
-    return candidate.call()
+def _steps_of(candidate: Candidate) -> tuple[Step, Step]:
+    def prepare() -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        outputs = candidate.call()
+        return outputs, [torch.ones_like(output) for output in outputs]
 
+    def backward(prepared: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
+        outputs, weights = prepared
+        return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
 
-def _forward_with_weights(candidate: Candidate) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    outputs = candidate.call()
-    return outputs, [torch.ones_like(output) for output in outputs]
-
-
-def _backward(candidate: Candidate, forward: tuple[tuple[Tensor, ...], list[Tensor]]) -> tuple[Tensor, ...]:
-    outputs, weights = forward
-    return torch.autograd.grad(outputs, candidate.leaves, weights, allow_unused=True)
+    return Step(lambda _: candidate.call()), Step(backward, prepare)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -221,7 +199,3 @@ def _weights(outputs: tuple[Tensor, ...]) -> list[Tensor]:
         generator = torch.Generator(output.device).manual_seed(1000 + number)
         weights.append(torch.randn(output.shape, generator=generator, device=output.device).to(output.dtype))
     return weights
-
-
-def _error(got: Tensor, exact: Tensor) -> float:
-    return (got.double() - exact).abs().max().item()

@@ -124,28 +124,29 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
     torch.compiler.reset()
     config = _config(call)
     torch.manual_seed(0)
-    own, unfused = (_built(call, form) for form in (_unfused(config), plain_config(config)))
+    not_fused = replace(config, fusion=replace(config.fusion, scope="none"))
+    own, unfused = (_built(call, form) for form in (not_fused, plain_config(config)))
     unfused.load_state_dict(own.state_dict())
     shape, inputs = _batch(call, config, unfused)
-    candidate = partial(_model_candidate, inputs)
+    candidate = partial(model_candidate, inputs)
     count = sum(parameter.numel() for parameter in own.parameters())
     title = f"{call.name}, {count:,} parameters, {config.feedforward.name}"
     baseline, why_no_twin = _twin(unfused)
-    theirs = [candidate(_LAYERS if why_no_twin else PLAIN, baseline, baseline)]
-    theirs.append(candidate(COMPILE, torch.compile(baseline), baseline))
+    theirs = [candidate(_LAYERS if why_no_twin else PLAIN, baseline)]
+    theirs.append(candidate(COMPILE, torch.compile(baseline)))
     ours = []
     for backend in backends:
         if backend == EAGER:
-            ours.append(candidate(EAGER, own, own))
+            ours.append(candidate(EAGER, own))
             continue
-        theirs.append(candidate(f"{theirs[0].name}, {backend}", fuse(baseline, backend=backend, fallback=()), baseline))
+        theirs.append(candidate(f"{theirs[0].name}, {backend}", fuse(baseline, backend=backend, fallback=())))
         fused = _built(call, _fused(config, backend))
         fused.load_state_dict(own.state_dict())
-        ours.append(candidate(backend, fused, fused))
+        ours.append(candidate(backend, fused))
     exact = copy.deepcopy(unfused).double()
-    truth = candidate("float64", exact, exact)
+    truth = candidate("float64", exact)
     # With dropout only the library's own models have the same masks.
-    wrong = wrong_numbers(ours, eager=candidate(EAGER, unfused, unfused), truth=truth)
+    wrong = wrong_numbers(ours, eager=candidate(EAGER, unfused), truth=truth)
     if call.dropout == 0:
         wrong |= wrong_numbers([form for form in theirs if form.name != COMPILE], eager=theirs[0], truth=truth)
     right = [form for form in (*theirs, *ours) if form.name not in wrong]
@@ -163,13 +164,9 @@ def first_candidate(call: ModelCall, name: str) -> Candidate:
     model = _built(call, config)
     _, inputs = _batch(call, config, model)
     if name != COMPILE:
-        return _model_candidate(inputs, name, model, model)
+        return model_candidate(inputs, name, model)
     baseline, _ = _twin(model)
-    return _model_candidate(inputs, name, torch.compile(baseline), baseline)
-
-
-def _unfused(config: Config) -> Config:
-    return replace(config, fusion=replace(config.fusion, scope="none"))
+    return model_candidate(inputs, name, torch.compile(baseline))
 
 
 def _fused(config: Config, backend: str) -> Config:
@@ -191,17 +188,17 @@ def _built(call: ModelCall, config: Config) -> nn.Module:
 
 def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
     """The shape of a batch, and a random batch."""
-    shape = _batch_shape(call.shape, config.model.options.get("context_length"))
+    context = config.model.options.get("context_length")
+    shape = call.shape or ((_SEQUENCES,) if context is None else (_SEQUENCES, context))
     return shape, example_batch(model, config, shape, device=call.device, option="--shape")
 
 
-def _model_candidate(
-    inputs: Sequence[Tensor], label: str, model: Callable[..., Tensor], weights: nn.Module
-) -> Candidate:
+def model_candidate(inputs: Sequence[Tensor], name: str, model: Any) -> Candidate:
+    """A training loss of a model, with the gradients of its parameters. Used by `tune` too."""
     # By name: the twin has its parameters in another order.
-    parameters = tuple(parameter for _, parameter in sorted(weights.named_parameters()))
+    parameters = tuple(parameter for _, parameter in sorted(model.named_parameters()))
     cast = [tensor.to(parameters[0].dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
-    return Candidate(label, lambda: (model(*cast),), parameters)
+    return Candidate(name, lambda: (model(*cast),), parameters)
 
 
 def _config(call: ModelCall) -> Config:
@@ -210,14 +207,3 @@ def _config(call: ModelCall) -> Config:
         return config
     values = {"dropout": call.dropout} if call.dropout else {"dropout": 0.0, "stochastic_depth": 0.0}
     return with_values(config, lambda option, value: values.get(option, value))
-
-
-def _batch_shape(shape: tuple[int, ...] | None, context: int | None) -> tuple[int, ...]:
-    if shape is None:
-        return (_SEQUENCES,) if context is None else (_SEQUENCES, context)
-    if context is not None and (len(shape) != 2 or shape[1] > context):
-        raise ValueError(
-            f"a model's --shape must be sequences x tokens, with at most {context} tokens, as {_SEQUENCES}x{context}; "
-            f"got {'x'.join(map(str, shape))}"
-        )
-    return shape

@@ -1,10 +1,8 @@
 """`fuselayers bench suite`: measures all ops and whole models on one machine, and writes a folder."""
 
-import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -53,38 +51,24 @@ MODELS_ON_A_GPU: Final[Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]] = 
 """The same models in a size that fills a GPU: the layers of GPT-2 small, but four of them, which compile sooner."""
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One op with options of `Settings`, and a label for them."""
-
-    op: str
-    label: str = ""
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def variants() -> list[Variant]:
-    """Return every op of the suite with its options, the most important first."""
-    return [
-        *(
-            Variant(
-                "bias_activation_dropout",
-                f"{activation}, {'bias' if bias else 'no bias'}",
-                {"activation": activation, "bias": bias},
-            )
-            for bias in (True, False)
-            for activation in ("relu", "gelu", "squared_relu")
-        ),
-        *(Variant("bias_dropout_residual", "bias" if bias else "no bias", {"bias": bias}) for bias in (True, False)),
-        *(
-            Variant(f"bias_dropout_residual_{norm}", style, {"style": style})
-            for norm in ("layer_norm", "rms_norm")
-            for style in ("post", "pre", "prenorm")
-        ),
-        Variant("dropout"),
-        *(Variant("gated_activation", activation, {"activation": activation}) for activation in ("silu", "gelu_tanh")),
-        *(Variant(op) for op in ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm", "rotary")),
-        *(Variant(op) for op in ("cross_entropy", "linear_cross_entropy")),
-    ]
+_NORMS: Final = ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm")
+_VARIANTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
+    *(
+        ("bias_activation_dropout", {"activation": activation, "bias": bias})
+        for bias in (True, False)
+        for activation in ("relu", "gelu", "squared_relu")
+    ),
+    *(("bias_dropout_residual", {"bias": bias}) for bias in (True, False)),
+    *(
+        (f"bias_dropout_residual_{norm}", {"style": style})
+        for norm in ("layer_norm", "rms_norm")
+        for style in ("post", "pre", "prenorm")
+    ),
+    ("dropout", {}),
+    *(("gated_activation", {"activation": activation}) for activation in ("silu", "gelu_tanh")),
+    *((op, {}) for op in (*_NORMS, "rotary", "cross_entropy", "linear_cross_entropy")),
+)
+"""Every op of the suite with options of `Settings`, the most important first."""
 
 
 @dataclass(frozen=True)
@@ -100,34 +84,38 @@ class Job:
     is_model: bool = False
 
 
-def run_suite(arguments: argparse.Namespace, console: Console, *, report: Report, device: torch.device) -> int:
+def run_suite(
+    jobs: Sequence[Job], report: Report, *, folder: Path, minutes: float, device: torch.device, console: Console
+) -> int:
     """Measure, and write the folder after each measurement, so that a stopped run keeps what it has.
+
+    Args:
+        minutes: no measurement begins later; the report names those that are left out.
 
     Returns:
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
-
-    Raises:
-        ValueError: a wrong argument; the text lists the possible ones.
     """
-    if not arguments.minutes > 0:
-        raise ValueError(f"--minutes must be above 0, got {arguments.minutes:g}")
-    jobs = jobs_of(arguments.ops, arguments.dtypes, quick=arguments.quick, device=device)
-    folder = Path(arguments.out)
     # Before the work: a folder that cannot be written is an error at once.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
     say(console, report.machine)
-    run_jobs(
-        jobs,
-        report,
-        folder=folder,
-        deadline=time.monotonic() + 60 * arguments.minutes,
-        device=device,
-        say=partial(say, console),
-    )
+    deadline = time.monotonic() + 60 * minutes
+    for job in jobs:
+        if time.monotonic() > deadline:
+            report.left_out.append(job.title)
+            continue
+        say(console, job.title)
+        try:
+            subject = job.make()
+            report.failed |= {f"{candidate}: {job.title}": reason for candidate, reason in subject.wrong.items()}
+            rows = report.models if job.is_model else report.rows
+            rows += measure(subject, repeats=report.repeats, device=device)
+        except Exception as error:  # as lack of memory; the others are measured
+            report.failed[job.title] = in_one_line(error)
+        write_folder(folder, report, pictures=False)
     lines = [f"not timed: {name}: {reason}" for name, reason in report.failed.items()]
     if report.left_out:
-        lines.append(f"left out after {arguments.minutes:g} minutes: {len(report.left_out)}; see results.md")
+        lines.append(f"left out after {minutes:g} minutes: {len(report.left_out)}; see results.md")
     say(console, *lines, *map(str, write_folder(folder, report, pictures=True)))
     return int(any(not name.startswith(COMPILE) for name in report.failed))
 
@@ -140,8 +128,7 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
         dtypes: comma-separated; None for all, and float32 on a CPU.
         quick: one small shape, no models.
     """
-    names = chosen_names("op of bench suite", ops, dict.fromkeys(variant.op for variant in variants()))
-    chosen = [variant for variant in variants() if variant.op in names]
+    names = chosen_names("op of bench suite", ops, dict.fromkeys(op for op, _ in _VARIANTS))
     on_cpu = device.type == "cpu"
     first, *others = (
         getattr(torch, name)
@@ -151,9 +138,9 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
 
     def of_ops(shape: tuple[int, ...], dtype: torch.dtype) -> list[Job]:
         return [
-            _op_job(variant, Settings(shape, dtype, device, **variant.options))
-            for variant in chosen
-            if not (on_cpu and "linear" in variant.op and torch.Size(shape).numel() > _CPU_MATMUL)
+            _op_job(op, options, Settings(shape, dtype, device, **options))
+            for op, options in _VARIANTS
+            if op in names and not (on_cpu and "linear" in op and torch.Size(shape).numel() > _CPU_MATMUL)
         ]
 
     models = [] if quick or ops is not None else _model_jobs(first, device)
@@ -161,10 +148,11 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
     return [*of_ops(shape, first), *models, *later, *(job for other in more for job in of_ops(other, first))]
 
 
-def _op_job(variant: Variant, settings: Settings) -> Job:
-    name = f"{variant.op}, {variant.label}" if variant.label else variant.op
+def _op_job(op: str, options: dict[str, Any], settings: Settings) -> Job:
+    labels = {True: "bias", False: "no bias"}
+    name = ", ".join([op, *(labels.get(value, value) for value in options.values())])
     title = f"{name}, {dtype_name(settings.dtype)}, {'x'.join(map(str, settings.shape))}"
-    return Job(title, lambda: replace(op_subject(variant.op, settings, backends=()), title=name))
+    return Job(title, lambda: replace(op_subject(op, settings, backends=()), title=name))
 
 
 def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:
@@ -179,33 +167,3 @@ def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:
         return Job(title, lambda: replace(model_subject(call, backends=backends), title=title), is_model=True)
 
     return [job(name, dropout) for dropout in _DROPOUTS for name in MODELS]
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    report: Report,
-    *,
-    folder: Path,
-    deadline: float,
-    device: torch.device,
-    say: Callable[[str], None],
-) -> None:
-    """Add the measurements to a report, and write it after each; name those that would begin after the deadline.
-
-    Args:
-        deadline: of `time.monotonic`.
-        say: gets the title of each job.
-    """
-    for job in jobs:
-        if time.monotonic() > deadline:
-            report.left_out.append(job.title)
-            continue
-        say(job.title)
-        try:
-            subject = job.make()
-            report.failed |= {f"{candidate}: {job.title}": reason for candidate, reason in subject.wrong.items()}
-            rows = report.models if job.is_model else report.rows
-            rows += measure(subject, repeats=report.repeats, device=device)
-        except Exception as error:  # as lack of memory; the others are measured
-            report.failed[job.title] = in_one_line(error)
-        write_folder(folder, report, pictures=False)

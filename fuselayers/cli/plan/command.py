@@ -1,9 +1,8 @@
 """`fuselayers plan`: its arguments and its output."""
 
 import argparse
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Final
 
 from rich.console import Console
@@ -23,12 +22,12 @@ Says what a training step will cost on GPUs that need not be here: its memory, F
 Nothing runs.
 
   fuselayers plan model=llama3_8b gpus=8
-  fuselayers plan model=llama3_8b gpus=512 gpu=h200 budget=0.3
+  fuselayers plan model=llama3_8b gpus=512 gpu=h200 parallel.checkpointing=budget:0.3
   fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.checkpointing=block batch=4
 
 gpus= is their number, gpu= their kind, batch= the examples of each data-parallel group in a step (else the largest
-power of two that fits, up to 32), budget= a share of what `default` saves, efficiency= the share of the GPU's rates
-that a step keeps. Groups without parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
+power of two that fits, up to 32), efficiency= the share of the GPU's rates that a step keeps. Groups without
+parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
 
 # Chosen so that published runs are on both sides (tests/cli/plan/test_published.py). All other GPUs have the H100's.
 _EFFICIENCY: Final = {"A100": 0.7}
@@ -61,9 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         nargs="+",
         metavar="MODEL | FILE | OVERRIDE",
-        help="model=llama3_8b, gpus=8, gpu=h100, budget=0.5, parallel.tp=2, and overrides of the config",
+        help="model=llama3_8b, gpus=8, gpu=h100, parallel.tp=2, and overrides of the config",
     )
-    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
     add_imports(parser)
 
 
@@ -82,11 +80,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with console.status("counting the model"):
         model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)
     plan = plan_of(model, gpu, layout, batch=asked.batch, efficiency=asked.efficiency or efficiency_of(asked.gpu))
-    if arguments.json:
-        figures = asdict(plan) | {"seconds": plan.seconds}
-        figures["memory"]["total"] = plan.memory.total
-        say(console, json.dumps({"model": asdict(model), "gpu": asdict(gpu), "plan": figures}, indent=2))
-        return 0
     say(console, *page(model, gpu, plan, gpus=asked.gpus))
     return 0
 
@@ -123,10 +116,6 @@ def read_arguments(words: Sequence[str]) -> Asked:
 
     Raises:
         ValueError: a value that cannot be.
-
-    >>> asked = read_arguments(["model=gpt_nano", "gpus=4", "budget=0.5"])
-    >>> asked.gpus, asked.overrides
-    (4, ['model=gpt_nano', 'parallel.checkpointing=budget:0.5'])
     """
     asked = Asked()
     gpus = {name.lower().replace(" ", "_"): name for name in GPUS}
@@ -141,9 +130,7 @@ def read_arguments(words: Sequence[str]) -> Asked:
                 raise ValueError(no_such("gpu", value, gpus))
             asked.gpu = gpus[value]
         elif key == "efficiency":
-            asked.efficiency = _share(key, value)
-        elif key == "budget":
-            asked.overrides.append(f"parallel.checkpointing=budget:{_share(key, value.removeprefix('budget:'))}")
+            asked.efficiency = _share(value)
         elif key == "train.batch_size":
             raise ValueError("train.batch_size is of all data-parallel groups; a plan takes batch=, that of each")
         else:
@@ -159,11 +146,11 @@ def _whole(key: str, value: str) -> int:
     return int(value)
 
 
-def _share(key: str, value: str) -> float:
+def _share(value: str) -> float:
     try:
         share = float(value)
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"{key} must be a share, above 0 and at most 1, as 0.5, got {shown(value)}")
+        raise ValueError(f"efficiency must be a share, above 0 and at most 1, as 0.5, got {shown(value)}")
     return share

@@ -4,9 +4,6 @@ FLOPs are those of torch's flop counter, through `model_costs`. A block keeps th
 itself; blocks of the same kind are explained once.
 """
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,7 +90,9 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
             raise ValueError(f"data.sequence_length is {length} tokens, and the model's context {context}; lower it")
         config = replace(config, model=replace(config.model, options={**options, "context_length": length}))
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    model = _meta_model(config, dtype)
+    with torch.device("meta"):
+        model: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(dtype)
+    check_described(config, model)
     calls = _calls_of_blocks(model, dtype)
     fused = config.fusion.scope != "none"
     compress = config.fusion.compress if fused else None
@@ -132,13 +131,6 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _meta_model(config: Config, dtype: torch.dtype) -> Any:
-    with torch.device("meta"):
-        model: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(dtype)
-    check_described(config, model)
-    return model
-
-
 def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
     """Return the arguments of each block for one example; a model without blocks is one."""
     calls: dict[nn.Module, _Call] = {}
@@ -166,23 +158,11 @@ def _activations(calls: dict[nn.Module, _Call], partition: Partitioner, *, fused
     for block, (args, kwargs) in calls.items():
         kind = f"{block} {[tensor.shape for tensor in args if isinstance(tensor, Tensor)]}"
         if kind not in reports:
-            with _torch_is_quiet():
-                backend = "inductor" if fused else "eager"
-                reports[kind] = explain(block, *args, backend=backend, partition=partition, **kwargs)
+            backend = "inductor" if fused else "eager"
+            reports[kind] = explain(block, *args, backend=backend, partition=partition, **kwargs)
         report, width = reports[kind], args[0].shape[-1:]
         saved.append(report.totals["this"].saved_bytes)
         inside += sum(value.num_bytes for value in report.saved if value.shape[-1:] != width)
         repeated_flops += report.totals["this"].recomputed_flops
         forward_flops += report.forward_flops
     return Activations(float(sum(saved)), float(inside), float(max(saved)), repeated_flops), forward_flops
-
-
-@contextmanager
-def _torch_is_quiet() -> Iterator[None]:
-    """Without torch's warning about every checkpoint that it traces."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)

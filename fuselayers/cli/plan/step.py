@@ -1,28 +1,7 @@
 """step -- what a training step costs one GPU of a layout: its memory, what it sends, and its time.
 
-    weights, gradients    float32, as `fuselayers train` keeps them          4 + 4 bytes a parameter
-    optimizer             AdamW's two moments in float32                      8 bytes a parameter
-    copies                weights in bfloat16 for the products: all of them under ddp; under fsdp two blocks' and the
-                          float32 gradients of one, or those of all that is in no block
-    activations           what blocks save, and the block that is recomputed
-    logits                plain loss: in the run's precision, in float32, and the float32 gradients; fused loss: those
-                          of a chunk and their gradients, and the head's gradient in float32
-
-    seconds     (FLOPs / peak + bytes / bandwidth) / efficiency, and the collectives that no computation hides
-
-The bytes are saved values, written once and read once, and the ten passes of clipping and AdamW over the weights.
-
-A ring moves, of n GPUs and a message of S bytes, S (n - 1) / n for an all-gather or a reduce-scatter and twice that for
-an all-reduce (Thakur et al., "Optimization of collective communication operations in MPICH", 2005, section 4).
-
-ddp     an all-reduce of float32 gradients (Li et al., "PyTorch Distributed", 2020, section 3.2)
-fsdp    all-gathers of the weights for forward and for backward, a reduce-scatter of float32 gradients (Zhao et al.,
-        "PyTorch FSDP", 2023, section 3; ZeRO, 2020, section 7)
-tp      two all-reduces of the stream for each block in forward, and two in backward (Shoeybi et al., "Megatron-LM",
-        2019, section 3); with sequence parallelism an all-gather and a reduce-scatter in the place of each, and two
-        more all-gathers in backward (Korthikanti et al., "Reducing activation recomputation", 2022, section 4.2.2)
-
-Those of ddp and fsdp run beside the computation; those of tp do not.
+docs/scale.md states the model: the bytes of each part, the collectives of each layout, and their sources. Collectives
+of ddp and fsdp run beside the computation; those of tensor parallelism do not.
 """
 
 from dataclasses import dataclass
@@ -100,7 +79,7 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes on one GPU; the module explains each."""
+    """Bytes on one GPU; docs/scale.md explains each."""
 
     weights: float
     gradients: float
@@ -157,11 +136,7 @@ class Sent:
 
     @property
     def moved(self) -> float:
-        """Bytes that each GPU sends.
-
-        >>> Sent("all-reduce", 8.0, 4).moved, Sent("all-gather", 8.0, 4).moved
-        (12.0, 6.0)
-        """
+        """Bytes that each GPU sends."""
         return (2 if self.kind == "all-reduce" else 1) * self.size * (self.group - 1) / self.group
 
 

@@ -14,7 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +27,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 from torch.distributed.tensor import DTensor
 
+from ...configs import Config, compose
+from ...configs.values import parse_yaml
 from ...names import shown
 from ..files import flush_folder, temporary_name, write_text
 from ..text import complain
@@ -34,7 +36,7 @@ from .engine import Processes
 
 FOLDER_NAME: Final = "checkpoints"
 MANIFEST: Final = "manifest.json"
-_FORMAT: Final = "fuselayers.checkpoint 4"
+_FORMAT: Final = "fuselayers.checkpoint 5"
 _STEP: Final = re.compile(r"step-(\d{6,18})")
 _ALONE: Final = Processes()
 
@@ -52,13 +54,13 @@ class Content:
         step: the number of finished steps.
         config_yaml: the run's resolved config, as `fuselayers.configs.to_yaml` writes it.
         text_fingerprint: of the text, see `Text.fingerprint`.
-        curve: the content of metrics.csv up to the step.
+        curve: the rows of metrics.csv up to the step.
     """
 
     step: int
     config_yaml: str = ""
     text_fingerprint: str = ""
-    curve: str = ""
+    curve: list[list[Any]] = field(default_factory=list)
 
 
 def checkpoints_of(run: Path) -> Path:
@@ -129,6 +131,18 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
     return content
 
 
+def config_of(path: Path, content: Content) -> Config:
+    """The config of a checkpoint's model.
+
+    Raises:
+        ValueError: it does not compose.
+    """
+    try:
+        return compose(parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml"))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
+
+
 def save(
     folder: Path, tensors: Mapping[str, Tensor], content: Content, *, keep: int = 2, processes: Processes = _ALONE
 ) -> Path:
@@ -144,11 +158,6 @@ def save(
 
     Raises:
         OSError: it could not be written; the checkpoints before it are whole.
-
-    >>> import tempfile
-    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2, 3)}, Content(step=7))
-    >>> path.name, read_checkpoint(path).step
-    ('step-000007', 7)
     """
     path = folder / f"step-{content.step:06}"
     written = processes.from_main(temporary_name(path))
@@ -186,13 +195,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes
 
 
 def whole_tensors(path: Path, *, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names.
-
-    >>> import tempfile
-    >>> path = save(Path(tempfile.mkdtemp()), {"model.weight": torch.ones(2)}, Content(step=1))
-    >>> whole_tensors(path, prefix="model.")
-    {'weight': tensor([1., 1.])}
-    """
+    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names."""
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in saved_tensors(path).items()

@@ -4,7 +4,7 @@ import argparse
 import logging
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 from rich.console import Console
 
@@ -14,17 +14,12 @@ from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..parser import add_imports, add_overrides
 from ..text import complain, say
-from .checkpoint import Content, checkpoints_of, save
 from .engine import Processes, joined_processes
 from .finish import finish
 from .interrupt import exit_code
-from .loop import Outcome, reproducible, train_steps
-from .metrics import Metrics
+from .loop import reproducible, train_steps
 from .plot import FILE_NAME, plot_loss
-from .progress import show_progress
-from .start import Run, start_run
-from .state import state_of
-from .tensorboard import event_files
+from .start import start_run
 
 DESCRIPTION = """\
 Trains a byte-level language model; by default a small one on the source of Python's standard library.
@@ -65,24 +60,21 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
     with joined_processes() as group:
         if group.is_main:
-            return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
+            return train(arguments.overrides, console=console, processes=group)
         # The others would say the same.
         logging.getLogger("fuselayers").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
-            return train(arguments.overrides, console=Console(quiet=True), imports=arguments.imports, processes=group)
+            return train(arguments.overrides, console=Console(quiet=True), processes=group)
 
 
-def train(
-    overrides: Sequence[str], *, console: Console, imports: Sequence[str] = (), processes: Processes | None = None
-) -> int:
+def train(overrides: Sequence[str], *, console: Console, processes: Processes | None = None) -> int:
     """Train a model, or continue a run.
 
     A resumed run takes the config of its checkpoint, with the overrides on top, and writes to the same folder.
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
-        imports: modules of `--import`, which the hint for resuming repeats.
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 
     Returns:
@@ -96,40 +88,16 @@ def train(
     with ExitStack() as stack:
         run = start_run(overrides, console=console, stack=stack, processes=processes)
         stack.enter_context(reproducible(run.trainer.device))
-        outcome = _train(run, console)
+        step, signal_number = train_steps(run, console)
         if run.metrics is not None:
             title = f"{run.config.model.name}, {run.config.feedforward.name}"
             try:
                 plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)
             except MissingPackageError as error:
                 complain(f"no {FILE_NAME}: {error}")
-        if outcome.signal_number is not None:
-            again = "".join(f"--import {module} " for module in imports)
-            command = f"{processes.command} {again}train.resume={run.folder}"
-            say(console, f"stopped after step {outcome.step}; to continue: {command}")
-            return exit_code(outcome.signal_number)
-        is_compiled = run.config.fusion.scope != "none"
-        compile_seconds = outcome.compile_seconds if is_compiled else None
-        finish(run.trainer, run.config, folder=run.folder, console=console, compile_seconds=compile_seconds)
+        if signal_number is not None:
+            command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
+            say(console, f"stopped after step {step}; to continue: {command} train train.resume={run.folder}")
+            return exit_code(signal_number)
+        finish(run, console)
     return 0
-
-
-def _train(run: Run, console: Console) -> Outcome:
-    """The steps of a run that are not done."""
-    config, trainer = run.config.train, run.trainer
-    processes = trainer.engine.processes
-
-    def write(step: int) -> None:
-        curve = "" if run.metrics is None else run.metrics.text()  # that of rank 0 counts
-        content = Content(step, run.config_yaml, trainer.text.fingerprint, curve)
-        tensors = state_of(trainer.model, trainer.optimizer)
-        save(checkpoints_of(run.folder), tensors, content, keep=config.keep_checkpoints, processes=processes)
-
-    logs = config.log and processes.is_main
-    with event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log:
-
-        def show(row: Metrics, durations: Sequence[float]) -> None:
-            log(row)
-            show_progress(console, row, steps=config.steps, durations=durations)
-
-        return train_steps(trainer, done=run.done, metrics=run.metrics, save=write, show=show)

@@ -5,8 +5,8 @@
 Legend of the shapes: B sequences, T tokens.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -28,56 +28,41 @@ COMPRESSED: Final = "fused, int8"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The measured models, the baseline first: PLAIN where the model has a twin in plain PyTorch, EAGER, FUSED, and
-    COMPRESSED if the fusion core fuses it.
+    """The measured models, the baseline first.
 
     Attributes:
         rows: of the models.
-        loss_difference: the largest difference between the losses of EAGER and FUSED, in training, nats per byte.
-        plain_difference: the same of PLAIN and EAGER without dropout, since torch's draws other masks; None without
-            PLAIN.
+        loss_difference: the largest difference between the losses of EAGER and FUSED, nats per byte.
         conditions: machine, threads and versions.
+        compile_seconds: what compiling took, if known.
     """
 
     rows: list[Measured]
     loss_difference: float
-    plain_difference: float | None
     num_batches: int
     conditions: str
+    compile_seconds: float | None
 
 
-def unfused_models(
-    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
-) -> dict[str, nn.Module]:
-    """EAGER, and PLAIN before it if there is a twin, with the trained weights; torch's generators do not change.
-
-    Args:
-        trained: the model, in the mode that these get.
-        weights: its state_dict, with whole tensors where the model is split.
-    """
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        eager = build(plain_config(config))
-    eager.load_state_dict(weights)
-    eager.to(device).train(trained.training)
-    try:
-        return {PLAIN: plain_twin(eager), EAGER: eager}
-    except ValueError:
-        return {EAGER: eager}
-
-
-def compressed_models(
-    config: Config, trained: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
-) -> dict[str, nn.Module]:
-    """COMPRESSED, the fused model with its saved values in int8, for a run in which they are exact; else nothing.
-
-    The arguments are those of `unfused_models`.
-    """
-    if config.fusion.scope == "none" or config.fusion.compress is not None:
-        return {}
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        model = build(replace(config, fusion=replace(config.fusion, compress="int8")))
+def eager_model(config: Config, *, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """The model of a config in this library's eager layers, with the trained weights."""
+    model = build(plain_config(config))
     model.load_state_dict(weights)
-    return {COMPRESSED: model.to(device).train(trained.training)}
+    return model.to(device)
+
+
+def compared_models(
+    config: Config, trained: nn.Module, eager: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
+) -> dict[str, nn.Module]:
+    """PLAIN if the model has a twin, EAGER, FUSED, and COMPRESSED if the run is fused with exact saved values."""
+    models = {EAGER: eager, FUSED: trained}
+    with suppress(ValueError):
+        models = {PLAIN: plain_twin(eager), **models}
+    if config.fusion.scope != "none" and config.fusion.compress is None:
+        compressed = build(replace(config, fusion=replace(config.fusion, compress="int8")))
+        compressed.load_state_dict(weights)
+        models[COMPRESSED] = compressed.to(device)
+    return models
 
 
 def compare(
@@ -87,73 +72,47 @@ def compare(
     repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
+    compile_seconds: float | None = None,
 ) -> Comparison:
-    """Measure the models in training mode; weights, gradients, modes and torch's generators do not change.
+    """Measure the models in training mode, in which they stay; weights and gradients do not change.
 
     Args:
-        models: of `unfused_models`, FUSED, the model that was trained, and of `compressed_models`.
+        models: of `compared_models`.
         batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
+        compile_seconds: what compiling took, if known.
     """
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor]:
         with autocast(device, precision=precision):
             return (model(*batch),)
 
-    def difference(first: str, second: str) -> float:
-        """The largest difference of two models' losses, with the same random numbers."""
-        differences = []
-        for seed, batch in enumerate(batches):
-            losses = []
-            for name in (first, second):
-                torch.manual_seed(seed)
-                losses.append(loss(models[name], batch)[0].item())
-            differences.append(abs(losses[0] - losses[1]))
-        return max(differences)
-
-    candidates = []
+    candidates, losses = [], {}
     for name, model in models.items():
+        model.train()
         leaves = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
         candidates.append(Candidate(name, partial(loss, model, batches[0]), leaves))
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        with _mode(models, training=False):
-            plain_difference = difference(PLAIN, EAGER) if PLAIN in models else None
-        with _mode(models, training=True):
-            loss_difference = difference(EAGER, FUSED)
-            subject = Subject("the trained model", tuple(batches[0][0].shape), precision, candidates, {})
-            rows = measure(subject, repeats=repeats, device=device)
-    return Comparison(rows, loss_difference, plain_difference, len(batches), describe_machine(device))
+    for name in (EAGER, FUSED):
+        torch.manual_seed(0)
+        losses[name] = [loss(models[name], batch)[0].item() for batch in batches]
+    differences = [abs(eager - fused) for eager, fused in zip(losses[EAGER], losses[FUSED], strict=True)]
+    subject = Subject("the trained model", tuple(batches[0][0].shape), precision, candidates, {})
+    rows = measure(subject, repeats=repeats, device=device)
+    return Comparison(rows, max(differences), len(batches), describe_machine(device), compile_seconds)
 
 
-@contextmanager
-def _mode(models: Mapping[str, nn.Module], *, training: bool) -> Iterator[None]:
-    before = {name: model.training for name, model in models.items()}
-    for model in models.values():
-        model.train(training)
-    try:
-        yield
-    finally:
-        for name, model in models.items():
-            model.train(before[name])
-
-
-def comparison_notes(comparison: Comparison, *, compile_seconds: float | None = None) -> list[str]:
-    """Return notes below the table: the differences of the losses, the cost of compiling, and the conditions."""
+def comparison_notes(comparison: Comparison) -> list[str]:
+    """Return notes below the table: the difference of the losses, the cost of compiling, and the conditions."""
     notes = [
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"
     ]
-    if comparison.plain_difference is not None:
-        notes.append(
-            f"{PLAIN} PyTorch draws other masks; without dropout its losses differ by at most "
-            f"{comparison.plain_difference:.1e}"
-        )
-    if compile_seconds is not None:
+    if comparison.compile_seconds is not None:
         seconds = {row.candidate: row.median("forward_backward") for row in comparison.rows}
         gain = next(iter(seconds.values())) - seconds[FUSED]
-        earned = f"earned back after {compile_seconds / gain:,.0f} steps" if gain > 0 else "never earned back"
-        notes.append(f"compiling took {compile_seconds:.1f} s, {earned}")
+        steps = f"after {comparison.compile_seconds / gain:,.0f} steps" if gain > 0 else "never"
+        notes.append(f"compiling took {comparison.compile_seconds:.1f} s, earned back {steps}")
     readings = len(comparison.rows[0].seconds["forward"])
     return [
         *notes,

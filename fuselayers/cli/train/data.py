@@ -47,11 +47,7 @@ class Text:
 
 
 def standard_library() -> Path:
-    """The folder of the running Python's standard library.
-
-    >>> (standard_library() / "os.py").is_file()
-    True
-    """
+    """The folder of the running Python's standard library."""
     return Path(sysconfig.get_paths()["stdlib"])
 
 
@@ -70,9 +66,6 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
     Raises:
         ValueError: no text.
         OSError: a path that does not exist or cannot be read.
-
-    >>> read_text().train_N.dtype
-    torch.uint8
     """
     root = Path(path).expanduser() if path else standard_library()
     if not root.exists():
@@ -96,11 +89,6 @@ def training_batch(
 
     Returns:
         tokens and targets, int64 of shape [batch_size, sequence_length].
-
-    >>> train_N = torch.arange(100, dtype=torch.uint8)
-    >>> tokens_BT, targets_BT = training_batch(train_N, seed=0, step=1, batch_size=2, sequence_length=8)
-    >>> bool((targets_BT == tokens_BT + 1).all())
-    True
     """
     # Consecutive seeds of a Mersenne twister are correlated, and it takes 32 bits: hash the three numbers together.
     digest = hashlib.blake2b(f"{seed}/{step}/{micro_batch}".encode(), digest_size=4).digest()
@@ -115,11 +103,6 @@ def evaluation_batches(
     """Sequences at even distances over the whole held-out text, the same at every evaluation.
 
     Every batch has the same shape, so a model is compiled once. In a short text the sequences overlap.
-
-    >>> held_out_N = torch.zeros(1000, dtype=torch.uint8)
-    >>> batches = evaluation_batches(held_out_N, num_batches=3, batch_size=2, sequence_length=8)
-    >>> len(batches), batches[0][0].shape
-    (3, torch.Size([2, 8]))
     """
     last_start = held_out_N.numel() - sequence_length - 1
     starts = torch.linspace(0, last_start, num_batches * batch_size, dtype=torch.float64).long()
@@ -133,12 +116,6 @@ def seed_generators(seed: int, *, step: int, micro_batch: int = 0, dp_rank: int 
     The random numbers of a step follow from the seed and the step, so a checkpoint holds no generator's state, and what
     drew numbers before, as a validation, changes nothing. All ranks of a tensor-parallel group have one `dp_rank` and
     draw the same numbers.
-
-    >>> seed_generators(1234, step=7)
-    >>> first = torch.rand(3)
-    >>> seed_generators(1234, step=7)
-    >>> torch.equal(torch.rand(3), first)
-    True
     """
     digest = hashlib.blake2b(f"generators/{seed}/{step}/{micro_batch}/{dp_rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little"))

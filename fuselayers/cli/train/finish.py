@@ -1,35 +1,29 @@
 """The end of a run: its validation loss, a sample of text, and the fused model beside unfused ones."""
 
 import json
+import statistics
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 from rich.console import Console
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from ...configs import Config
 from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
-from .compare import EAGER, FUSED, compare, comparison_notes, compressed_models, unfused_models
-from .loop import Trainer
+from .compare import COMPRESSED, compare, compared_models, comparison_notes, eager_model
+from .loop import Run
 
 _COMPARED_BATCHES: Final = 8
 _TEMPERATURE: Final = 0.8
 _PROMPT: Final = b"\n"
 
 
-def finish(
-    trainer: Trainer, config: Config, *, folder: Path, console: Console, compile_seconds: float | None = None
-) -> None:
-    """Print the end of a run, and write sample.txt and comparison.json; every process calls it.
-
-    Args:
-        compile_seconds: what compiling took, if known.
-    """
+def finish(run: Run, console: Console) -> None:
+    """Print the end of a run, and write sample.txt and comparison.json; every process calls it."""
+    config, trainer, folder = run.config, run.trainer, run.folder
     device, processes = trainer.device, trainer.engine.processes
     say(console, f"validation loss {trainer.validation_loss():.4f} nats per byte; files in {folder}")
     # Every process sends its parts of the weights, one after another; rank 0 alone keeps them, in the CPU's memory.
@@ -39,9 +33,9 @@ def finish(
         weights = get_model_state_dict(trainer.model, options=options)
     if not processes.is_main:
         return
-    unfused = unfused_models(config, trainer.model, weights=weights, device=device) if weights else {}
+    eager = eager_model(config, weights=weights, device=device) if weights else trainer.model
     if config.train.sample_bytes:
-        text = sample_text(unfused[EAGER], config.train.sample_bytes, seed=config.train.seed, device=device)
+        text = sample_text(eager, config.train.sample_bytes, seed=config.train.seed, device=device)
         write_text(folder / "sample.txt", text)
         say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
     if not config.train.compare:
@@ -52,22 +46,29 @@ def finish(
         say(console, f"no comparison of eager with fused: {reason}")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    compressed = compressed_models(config, trainer.model, weights=weights, device=device)
-    models = {**unfused, FUSED: trainer.model, **compressed}
-    result = compare(models, batches, precision=config.train.precision, device=device)
-    content = asdict(result) | {"compile_seconds": compile_seconds}
-    write_text(folder / "comparison.json", json.dumps(content, indent=2))
+    models = compared_models(config, trainer.model, eager, weights=weights, device=device)
+    precision, seconds = config.train.precision, _compile_seconds(run)
+    result = compare(models, batches, precision=precision, device=device, compile_seconds=seconds)
+    write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     sequences, length = batches[0][0].shape
     fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
     say(
         console,
-        f"the trained model, {sequences} x {length} bytes, {config.train.precision}, dropout "
-        f"{config.model.options['dropout']}: as one writes it in PyTorch, of this library's eager layers "
-        f"({plain_config(config).feedforward.name}), and fused ({config.feedforward.name}, {fusion})"
-        f"{', also with its saved values in int8' if compressed else ''}",
+        f"the trained model, {sequences} x {length} bytes, {precision}, dropout {config.model.options['dropout']}: as "
+        f"one writes it in PyTorch, of this library's eager layers ({plain_config(config).feedforward.name}), and "
+        f"fused ({config.feedforward.name}, {fusion}){', also in int8' if COMPRESSED in models else ''}",
     )
     print_table(console, table(result.rows))
-    say(console, *comparison_notes(result, compile_seconds=compile_seconds))
+    say(console, *comparison_notes(result))
+
+
+def _compile_seconds(run: Run) -> float | None:
+    """The time of the session's first step beyond the others' median; None if nothing is compiled or there are none."""
+    rows = [] if run.metrics is None else run.metrics.rows[run.done :]
+    seconds = [run.trainer.step_tokens / row.tokens_per_second for row in rows]
+    if run.config.fusion.scope == "none" or len(seconds) < 3:
+        return None
+    return seconds[0] - statistics.median(seconds[1:])
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:

@@ -24,11 +24,6 @@ def noted_signals(*, second_stops: bool = True) -> Iterator[Interrupt]:
     Args:
         second_stops: False where every signal comes twice, as to the processes of torchrun: from the terminal, and from
             torchrun, which kills those that do not end in time.
-
-    >>> with noted_signals() as interrupt:
-    ...     signal.raise_signal(signal.SIGINT)
-    >>> interrupt.signal_number == signal.SIGINT
-    True
     """
     interrupt, asked = Interrupt(), False
 
@@ -56,8 +51,5 @@ def exit_code(number: int) -> int:
 
     SIGTERM is how a scheduler takes a machine back: the run did what it was asked to, and a supervisor need not restart
     it as failed. Ctrl-C and a lost terminal end it as they end any program, with 128 + the signal.
-
-    >>> exit_code(signal.SIGTERM), exit_code(signal.SIGINT)
-    (0, 130)
     """
     return 0 if number == signal.SIGTERM else 128 + number

@@ -7,38 +7,34 @@ Legend of the shapes: B sequences of a micro-batch, T tokens of a sequence.
 """
 
 import math
-import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from ..._torch.dispatch import deterministic_algorithms
-from ...configs import TrainConfig
+from ...configs import Config, TrainConfig
+from .checkpoint import Content, checkpoints_of, save
 from .data import Text, evaluation_batches, seed_generators, training_batch
 from .engine import Engine
 from .interrupt import noted_signals
-from .metrics import Metrics, MetricsFile, peak_memory
+from .metrics import Metrics, MetricsFile, peak_memory, show_progress
 from .optimizer import build_optimizer, learning_rate
-from .state import not_finite
+from .state import not_finite, state_of
+from .tensorboard import event_files
 
 
 @dataclass(frozen=True)
 class Update:
-    """The result of a step.
-
-    Attributes:
-        step: 1 for the first.
-        tokens: of the step, of all processes.
-    """
+    """The result of a step."""
 
     step: int
     learning_rate: float
-    tokens: int
     _numbers: Tensor
     _copied: torch.cuda.Event | None
 
@@ -51,15 +47,6 @@ class Update:
             self._copied.synchronize()
         loss, norm = self._numbers.tolist()
         return loss, norm
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The last finished step, the signal that stopped the run, if any, and the seconds of compiling, if known."""
-
-    step: int
-    signal_number: int | None
-    compile_seconds: float | None
 
 
 class Trainer:
@@ -85,6 +72,7 @@ class Trainer:
         self.config = config
         self.sequence_length = sequence_length
         self.device = device
+        self.step_tokens = config.accumulate * config.batch_size * sequence_length
         self.optimizer = build_optimizer(
             model,
             learning_rate=config.learning_rate,
@@ -117,8 +105,7 @@ class Trainer:
             copied.record()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        tokens = config.accumulate * config.batch_size * self.sequence_length
-        return Update(step, rate, tokens, numbers, copied)
+        return Update(step, rate, numbers, copied)
 
     def _gradients(self, step: int) -> Tensor:
         """Forward and backward of a step's micro-batches; the mean loss of this process."""
@@ -167,20 +154,32 @@ class Trainer:
         return self.engine.processes.mean(torch.stack(losses).float().mean().item())
 
 
-@dataclass
-class _Curve:
-    """Reads updates, in their order, and writes each as a row.
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to train.
 
     Attributes:
-        durations: the seconds of this session's steps.
+        config: of the run, with the overrides of this session.
+        trainer: of its model, at the weights of its checkpoint.
+        metrics: the curve so far; None in the processes that write no files.
+        config_yaml: what its config.yaml says.
+        done: the steps of earlier sessions.
     """
 
+    config: Config
     trainer: Trainer
+    folder: Path
     metrics: MetricsFile | None
-    seconds_before: float
-    durations: list[float] = field(default_factory=list)
+    config_yaml: str
+    done: int
 
-    def __post_init__(self) -> None:
+
+class _Curve:
+    """Reads updates, in their order, and writes each as a row."""
+
+    def __init__(self, run: Run) -> None:
+        self.trainer, self.metrics = run.trainer, run.metrics
+        self.seconds_before = self.metrics.rows[-1].seconds if self.metrics is not None and self.metrics.rows else 0.0
         self.started = self.last_end = time.perf_counter()
 
     def add(self, update: Update, *, validates: bool) -> Metrics:
@@ -192,7 +191,7 @@ class _Curve:
         own_loss, norm = update.read()
         loss = self.trainer.engine.processes.mean(own_loss)
         check_finite(update.step, {"the loss": loss, "the norm of its gradient": norm})
-        self.durations.append(time.perf_counter() - self.last_end)
+        seconds = time.perf_counter() - self.last_end
         validation_loss = self.trainer.validation_loss() if validates else None
         check_finite(update.step, {"the validation loss": validation_loss or 0.0})
         row = Metrics(
@@ -201,7 +200,7 @@ class _Curve:
             validation_loss=validation_loss,
             learning_rate=update.learning_rate,
             gradient_norm=norm,
-            tokens_per_second=update.tokens / self.durations[-1],
+            tokens_per_second=self.trainer.step_tokens / seconds,
             seconds=self.seconds_before + time.perf_counter() - self.started,
             peak_memory_bytes=peak_memory(self.trainer.device),
         )
@@ -210,40 +209,27 @@ class _Curve:
         self.last_end = time.perf_counter()
         return row
 
-    @property
-    def compile_seconds(self) -> float | None:
-        """The time of the session's first step beyond the others' median; None without some others."""
-        return self.durations[0] - statistics.median(self.durations[1:]) if len(self.durations) > 2 else None
 
-
-def train_steps(
-    trainer: Trainer,
-    *,
-    done: int,
-    metrics: MetricsFile | None,
-    save: Callable[[int], object],
-    show: Callable[[Metrics, Sequence[float]], object],
-) -> Outcome:
-    """Run the steps after `done`; write the curve and the checkpoints, one of them after the last step or a signal.
+def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
+    """Run the steps that are not done; write the curve, and checkpoints, one after the last step or a signal.
 
     The numbers of a step on a GPU are read when the next one is on its way, so that the GPU never waits for the host.
 
-    Args:
-        done: the step of the checkpoint; 0 for a new run.
-        metrics: of the run; None in the processes that write no files.
-        save: writes the checkpoint of a step; every process calls it.
-        show: gets every row, and the seconds of this session's steps so far.
+    Returns:
+        The last step, and the signal that stopped the run, if any.
 
     Raises:
         KeyboardInterrupt: a second signal came during a step.
         ValueError: the run diverged; the checkpoints are from before.
     """
-    config, processes = trainer.config, trainer.engine.processes
-    seconds_before = metrics.rows[-1].seconds if metrics is not None and metrics.rows else 0.0
-    curve = _Curve(trainer, metrics, seconds_before)
-    unread: deque[Update] = deque()
-    with noted_signals(second_stops=not processes.launched) as interrupt:
-        for step in range(done + 1, config.steps + 1):
+    trainer, config, processes = run.trainer, run.config.train, run.trainer.engine.processes
+    curve, unread = _Curve(run), deque[Update]()
+    logs = config.log and processes.is_main
+    with (
+        event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log,
+        noted_signals(second_stops=not processes.launched) as interrupt,
+    ):
+        for step in range(run.done + 1, config.steps + 1):
             unread.append(trainer.step(step))
             # A signal reaches one process only, or each at another time; all stop after the same step.
             signal_number = processes.largest(interrupt.signal_number or 0) or None
@@ -257,16 +243,26 @@ def train_steps(
                 rows.append(curve.add(update, validates=validates and update.step == step))
             if saves:
                 _check_weights(trainer, step)
-                if metrics is not None:
-                    metrics.sync()
-                save(step)
+                _save(run, step)
                 curve.last_end = time.perf_counter()
             # Shown last: a closed terminal must not stop the writing.
             for row in rows:
-                show(row, curve.durations)
+                log(row)
+                show_progress(console, row, curve.metrics, steps=config.steps, step_tokens=trainer.step_tokens)
             if last:
-                return Outcome(step, signal_number, curve.compile_seconds)
-    return Outcome(done, None, None)
+                return step, signal_number
+    return run.done, None
+
+
+def _save(run: Run, step: int) -> None:
+    rows = []
+    if run.metrics is not None:
+        run.metrics.sync()
+        rows = [list(astuple(row)) for row in run.metrics.rows]  # those of rank 0 count
+    trainer = run.trainer
+    content = Content(step, run.config_yaml, trainer.text.fingerprint, rows)
+    tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
+    save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
 
 
 def _check_weights(trainer: Trainer, step: int) -> None:

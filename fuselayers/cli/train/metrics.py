@@ -1,18 +1,23 @@
-"""The run's curve as a CSV file: one row per step."""
+"""The run's curve: a CSV file with a row per step, and some twenty lines on the screen."""
 
 import os
 import resource
+import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
+from rich.console import Console
 
 from ..files import write_text
+from ..text import say
 
 FILE_NAME = "metrics.csv"
+_LINES: Final = 20
+_SPEED_WINDOW: Final = 50
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Metrics:
     peak_memory_bytes: int
 
 
-HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
+_HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
 
 
 class MetricsFile:
@@ -57,11 +62,7 @@ class MetricsFile:
     def __init__(self, path: Path, *, rows: Sequence[Metrics] = ()) -> None:
         self.path = path
         self.rows = list(rows)
-        write_text(path, self.text())
-
-    def text(self) -> str:
-        """The content of the file, for the checkpoint."""
-        return HEADER + "".join(map(_line, self.rows))
+        write_text(path, _HEADER + "".join(map(_line, self.rows)))
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""
@@ -78,58 +79,34 @@ class MetricsFile:
             os.fsync(file.fileno())
 
 
-def read_metrics(path: Path) -> list[Metrics]:
-    """The complete rows of a metrics.csv; see `parse_metrics`."""
-    return parse_metrics(path.read_text(encoding="utf-8"), source=str(path))
-
-
-def parse_metrics(curve: str, *, source: str) -> list[Metrics]:
-    """The complete rows of a curve.
-
-    Args:
-        curve: the content of a metrics.csv.
-        source: where it is from, for the errors.
-
-    Raises:
-        ValueError: the first line is not a curve's, or a row cannot be read.
-
-    >>> parse_metrics(HEADER + "1,5.5,,0.001,1.0,1000.0,0.5,9000\\n", source="a test")[0].loss
-    5.5
-    """
-    header, *lines = curve.splitlines(keepends=True) or [""]
-    if header != HEADER:
-        raise ValueError(f"{source} is not the curve of a run: its first line must be {HEADER.strip()}")
-    rows = []
-    for line in lines:
-        try:
-            if line.endswith("\n"):
-                cells = zip(_READERS, line.strip().split(","), strict=True)
-                rows.append(Metrics(*(read(cell) for read, cell in cells)))
-        except ValueError as error:
-            raise ValueError(f"{source} is not the curve of a run: cannot read the row {line.strip():.80}") from error
-    return rows
-
-
-# How to read each column, in their order.
-_READERS: Final[tuple[Callable[[str], Any], ...]] = (
-    int,
-    float,
-    lambda cell: float(cell) if cell else None,
-    *([float] * 4),
-    int,
-)
-
-
 def _line(row: Metrics) -> str:
     return ",".join("" if value is None else repr(value) for value in astuple(row)) + "\n"
 
 
-def peak_memory(device: torch.device) -> int:
-    """The most bytes that this process has had so far: tensors on a GPU, resident memory on a CPU, Python's too.
+def show_progress(console: Console, row: Metrics, metrics: MetricsFile | None, *, steps: int, step_tokens: int) -> None:
+    """Print a finished step, if it is its turn, and after every validation.
 
-    >>> peak_memory(torch.device("cpu")) > 10_000_000
-    True
+    Args:
+        metrics: of the run; None in the processes that print nothing.
+        steps: of the whole run.
+        step_tokens: the tokens of a step.
     """
+    if metrics is None or (row.validation_loss is None and row.step % max(1, steps // _LINES)):
+        return
+    validation = "" if row.validation_loss is None else f"  validation {row.validation_loss:.3f}"
+    # The first step compiles; the median of the last ones ignores it.
+    speed = statistics.median(row.tokens_per_second for row in metrics.rows[-_SPEED_WINDOW:])
+    seconds_left = (steps - row.step) * step_tokens / speed
+    minutes, seconds = divmod(round(seconds_left), 60)
+    say(
+        console,
+        f"step {row.step}/{steps}  loss {row.loss:.3f}{validation}  {row.tokens_per_second:,.0f} tokens/s  "
+        f"{row.peak_memory_bytes / 1e9:.2f} GB  {minutes}:{seconds:02d} left",
+    )
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that this process has had so far: tensors on a GPU, resident memory on a CPU, Python's too."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

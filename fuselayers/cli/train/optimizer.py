@@ -16,9 +16,6 @@ def learning_rate(step: int, *, steps: int, warmup_steps: int, peak: float, mini
         step: 1 for the first, `steps` for the last.
         steps: of the whole run.
         warmup_steps: the last of them is the first with the full rate.
-
-    >>> [learning_rate(step, steps=4, warmup_steps=2, peak=1.0, minimum=0.0) for step in (1, 2, 4)]
-    [0.5, 1.0, 0.0]
     """
     if step <= warmup_steps:
         return peak * step / warmup_steps
@@ -29,12 +26,7 @@ def learning_rate(step: int, *, steps: int, warmup_steps: int, peak: float, mini
 def build_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
-    """AdamW whose weight decay is for matrices only: biases and the weights of norms are not pulled to zero.
-
-    >>> optimizer = build_optimizer(nn.Linear(2, 3), learning_rate=0.1, weight_decay=0.01, betas=(0.9, 0.99))
-    >>> [(group["weight_decay"], len(group["params"])) for group in optimizer.param_groups]
-    [(0.01, 1), (0.0, 1)]
-    """
+    """AdamW whose weight decay is for matrices only: biases and the weights of norms are not pulled to zero."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay},

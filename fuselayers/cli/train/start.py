@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -11,37 +11,16 @@ from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, build, compose, to_yaml
 from ...configs.sources import split_source
-from ...configs.values import parse_yaml
 from ..files import write_text
 from ..machine import describe_machine
 from ..text import say
-from .checkpoint import FOLDER_NAME, Content, checkpoints_of, find_checkpoint, listed, run_of
+from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
 from .data import VOCAB_SIZE, Text, check_length, read_text
 from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
-from .loop import Trainer
-from .metrics import FILE_NAME, HEADER, MetricsFile, parse_metrics
-from .plot import FILE_NAME as PICTURE
+from .loop import Run, Trainer
+from .metrics import FILE_NAME, Metrics, MetricsFile
 from .state import load_state
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to train.
-
-    Attributes:
-        config: of the run, with the overrides of this session.
-        trainer: of its model, at the weights of its checkpoint.
-        metrics: the curve so far; None in the processes that write no files.
-        config_yaml: what its config.yaml says.
-    """
-
-    config: Config
-    trainer: Trainer
-    folder: Path
-    metrics: MetricsFile | None
-    config_yaml: str
-    done: int
 
 
 def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, processes: Processes) -> Run:
@@ -63,22 +42,19 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     checkpoint, folder = None, None
     if session.resume:
         folder = _folder_to_continue(session.resume, session.output)
-        if folder is not None:
-            _lock(folder, stack=stack, processes=processes)
+        if folder is not None and processes.is_main:
+            stack.enter_context(locked(folder))
         checkpoint = find_checkpoint(session.resume, processes)
     config = compose(source or "gpt_nano", overrides) if checkpoint is None else _resumed(*checkpoint, overrides)
     trainer = _trainer(config, processes)
     done, rows = 0, []
     if checkpoint is not None:
         path, content = checkpoint
-        rows = parse_metrics(content.curve, source=f"the curve in the checkpoint {path}")
+        rows = [Metrics(*row) for row in content.curve]
         load_state(trainer.model, trainer.optimizer, path, processes)
         done = content.step
     if folder is None:
-        folder = processes.from_main(_new_folder(config.train.output) if processes.is_main else Path())
-        _lock(folder, stack=stack, processes=processes)
-        if processes.is_main:
-            _check_unused(folder)
+        folder = processes.from_main(_new_folder(config.train.output, stack) if processes.is_main else Path())
     metrics, config_yaml = None, to_yaml(replace(config, train=replace(config.train, output="", resume="")))
     if processes.is_main:
         metrics = MetricsFile(folder / FILE_NAME, rows=rows)
@@ -119,12 +95,8 @@ def sequence_length(config: Config, text: Text) -> int:
 
 def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
     """The config of a checkpoint, with the overrides of this session."""
-    try:
-        saved_yaml = parse_yaml(content.config_yaml.encode(errors="replace"), "config_yaml")
-        saved = compose(saved_yaml)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"the config in the checkpoint {path} does not compose: {error}") from error
-    config = compose(saved_yaml, overrides)
+    saved = config_of(path, content)
+    config = compose(saved, overrides)
     # Weights of equal shapes are not enough: four heads have the weights of eight.
     changed = [name for name in COMPONENT_SECTIONS if getattr(config, name) != getattr(saved, name)]
     if changed:
@@ -165,31 +137,21 @@ def _folder_to_continue(resume: str, output: str) -> Path | None:
     return run if not output or Path(output).expanduser().resolve() == run.resolve() else None
 
 
-def _lock(folder: Path, *, stack: ExitStack, processes: Processes) -> None:
-    if processes.is_main:
-        stack.enter_context(locked(folder))
+def _new_folder(output: str, stack: ExitStack) -> Path:
+    """Make and lock the folder of a run; a new one below runs/ where none is named.
 
-
-def _new_folder(output: str) -> Path:
-    """Make the folder of a run; a new one below runs/ where none is named."""
+    Raises:
+        FileExistsError: it holds a run. One that ended before its first checkpoint may be replaced.
+    """
     folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def _check_unused(folder: Path) -> None:
-    """Raise FileExistsError if the folder holds a run; one that ended before its first checkpoint may be replaced."""
-    curve = folder / FILE_NAME
-    held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
-    if (folder / PICTURE).exists():  # a run that ended, and whose checkpoints somebody deleted
-        held.append(PICTURE)
-    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):
-        held.append(FILE_NAME)
-    if held:
+    stack.enter_context(locked(folder))
+    if held := listed(checkpoints_of(folder)):
         raise FileExistsError(
-            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
-            "train.output="
+            f"{folder} already holds a run ({FOLDER_NAME}/{held[0][1].name}); continue it with train.resume={folder}, "
+            "or choose another train.output="
         )
+    return folder
 
 
 def _describe(run: Run, console: Console, resumed: Content | None) -> None:

@@ -27,10 +27,6 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
     A model may be sharded by FSDP2 or tensor parallelism, or wrapped in DDP or `torch.compile`: the names are those of
     the plain model. The options of the optimizer belong to the config.
-
-    >>> model = nn.Linear(2, 3)
-    >>> sorted(state_of(model, torch.optim.AdamW(model.parameters())))
-    ['model.bias', 'model.weight']
     """
     # Asked for the state of a new optimizer, torch makes one, as after a step.
     return _model_state(model) | (_flat(get_optimizer_state_dict(model, optimizer)) if optimizer.state else {})

@@ -19,7 +19,7 @@ With a model, measures a training step of it on each backend that works here, an
 the override that pins the fastest in a config. The backend `auto` never measures: it takes Inductor where that works.
 
   fuselayers tune
-  fuselayers tune --device cuda --dry-run
+  fuselayers tune --device cuda
   fuselayers tune gpt_nano feedforward=fused_mlp --batch 8"""
 
 
@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser, nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value")
     add_device(parser)
     parser.add_argument("--batch", type=int, help="with a model: examples at once (default: train.batch_size)")
-    parser.add_argument("--dry-run", action="store_true", help="without a model: measure and print, store nothing")
     add_imports(parser)
 
 
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         raise ValueError(f"--batch is a number of examples from 1 on, for a model, got {arguments.batch}")
 
     if not overrides:
-        tune_prices(device, keep=not arguments.dry_run, console=console)
+        tune_prices(device, console=console)
         return 0
     say(console, measured_machine(device))
     seconds = step_seconds(overrides, batch_size=arguments.batch, device=device)

@@ -22,7 +22,7 @@ _SIZES_ON_A_GPU: Final = (1 << 28, 8192)
 _EXP_FLOPS: Final = 16
 
 
-def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
+def tune_prices(device: torch.device, *, console: Console) -> None:
     """Measure, print beside the figures until now, and store."""
     before, machine = machine_of(device.type), measure(device)
     say(console, describe_machine(device))
@@ -41,10 +41,7 @@ def tune_prices(device: torch.device, *, keep: bool, console: Console) -> None:
         )
     ]
     print_table(console, rows)
-    if keep:
-        say(console, f"stored in {write_tuned(device.type, machine)}")
-    else:
-        say(console, "nothing stored (--dry-run)")
+    say(console, f"stored in {write_tuned(device.type, machine)}")
 
 
 def measure(device: torch.device) -> Machine:

@@ -3,15 +3,14 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
-from torch import Tensor
 
 from ...configs import build, compose
 from ...partition import backends
-from ..bench.measure import Candidate, time_interleaved
+from ..bench.measure import time_interleaved
+from ..bench.subjects import model_candidate
 from ..example import example_batch
 
 _ROUNDS: Final = 31
@@ -42,14 +41,8 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
     candidates = []
     for override, fusion in fusions.items():
         model = build(replace(config, fusion=fusion)).to(device).train()
-        candidates.append(Candidate(override, partial(_outputs, model, inputs), tuple(model.parameters())))
+        candidates.append(model_candidate(inputs, override, model))
     # The warm-up compiles.
     times = time_interleaved(candidates, repeats=_ROUNDS, device=device)
     medians = [statistics.median(seconds["forward_backward"]) for seconds in times]
     return dict(zip(fusions, medians, strict=True))
-
-
-def _outputs(model: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    outputs = model(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    return tuple(tensor for tensor in outputs if isinstance(tensor, Tensor) and tensor.requires_grad)

@@ -111,19 +111,22 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropuot"], "no op 'dropuot'; did you mean 'dropout'?"),
         (
             ["op", "dropout", "--shape", "8xx2"],
-            "--shape must be sizes above 0 with x between them, as 8x256x512, got '8xx2'",
+            "--shape must be sizes above 0 with x between them, as 4x128, got '8xx2'",
         ),
         (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),
         (
             ["op", "dropout", "model.dropout=1"],
-            "unrecognized arguments: model.dropout=1; see fuselayers bench op",
+            "unrecognized arguments: model.dropout=1; see fuselayers --help",
         ),
         (
             ["model", "gpt_nano", "--activation", "relu"],
-            "no option of fuselayers bench model '--activation'; there are: ",
+            "unrecognized arguments: --activation relu; see fuselayers --help",
         ),
-        (["model", "gpt_nano", "--shape", "4x9999"], "a model's --shape must be sequences x tokens, with at most"),
+        (
+            ["model", "gpt_nano", "--shape", "4x9999"],
+            "--shape must be sequences x tokens, with at most 128 tokens, got 4x9999",
+        ),
     ],
 )
 def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

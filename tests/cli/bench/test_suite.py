@@ -1,15 +1,16 @@
+import io
 import json
-import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from fuselayers.cli.bench.cases import Settings
 from fuselayers.cli.bench.report import Report
 from fuselayers.cli.bench.subjects import op_subject
-from fuselayers.cli.bench.suite import MODELS, Job, run_jobs
+from fuselayers.cli.bench.suite import MODELS, Job, run_suite
 from fuselayers.cli.main import main
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.configs import build
@@ -31,11 +32,10 @@ def test_a_report_names_what_is_wrong_and_what_had_no_time(
     report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
-    said: list[str] = []
+    console = Console(file=io.StringIO())
     jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
-    run_jobs(jobs, report, folder=tmp_path, deadline=math.inf, device=CPU, say=said.append)
-    run_jobs([Job("late", fails)], report, folder=tmp_path, deadline=-math.inf, device=CPU, say=said.append)
-    assert said == ["fails", "rms_norm"]
+    assert run_suite(jobs, report, folder=tmp_path, minutes=9.0, device=CPU, console=console) == 1
+    run_suite([Job("late", fails)], report, folder=tmp_path, minutes=-1.0, device=CPU, console=console)
     assert (report.failed, report.left_out) == ({"fails": "RuntimeError: out of memory"}, ["late"])
     assert [row.candidate for row in report.rows] == ["plain", "torch.compile", "fuselayers"]
     # A stopped run keeps what it has.

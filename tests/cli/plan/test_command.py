@@ -1,4 +1,3 @@
-import json
 import re
 
 import pytest
@@ -13,7 +12,7 @@ def test_words_of_the_plan_are_no_overrides() -> None:
         "model=gpt2_small",
         "gpus=16",
         "gpu=h100_pcie",
-        "budget=0.25",
+        "parallel.checkpointing=budget:0.25",
         "parallel.tp=2",
         "batch=4",
         "efficiency=0.4",
@@ -32,25 +31,13 @@ def test_prints_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at 46% of the GPU's rates" in out
 
 
-def test_prints_all_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["gpus=8", "gpu=a100", "parallel.tp=2", "batch=4", "train.precision=float32", "efficiency=0.5"]
-    assert main(["plan", "model=gpt_nano", *TINY_MODEL, *words, "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    plan = content["plan"]
-    layout = {"dp": 4, "tp": 2, "sequence": False, "shard": "fsdp", "checkpointing": "none"}
-    assert (plan["layout"], plan["batch"], plan["efficiency"]) == (layout, 4, 0.5)
-    assert plan["memory"]["total"] == sum(size for part, size in plan["memory"].items() if part != "total")
-    assert content["model"]["itemsize"] == 4
-
-
 @pytest.mark.parametrize(
     ("words", "error"),
     [
         (["gpu=h1000"], "no gpu 'h1000'; did you mean 'h100'"),
         (["gpu=cpu"], "no gpu 'cpu'; there are: a100"),
         (["gpus=none"], "gpus must be a number from 1 on, got 'none'"),
-        (["budget=2"], "budget must be a share, above 0 and at most 1, as 0.5, got '2'"),
-        (["budget=9000x"], "budget must be a share"),
+        (["efficiency=2"], "efficiency must be a share, above 0 and at most 1, as 0.5, got '2'"),
         (
             ["parallel.checkpointing=budget:9000"],
             "parallel.checkpointing is a number of bytes, 'budget:9000'; a plan takes a share, as budget:0.5",
@@ -60,7 +47,6 @@ def test_prints_all_figures_as_json(capsys: pytest.CaptureFixture[str]) -> None:
             "parallel.checkpointing is a number of bytes, 'budget:peak:2GB'; a plan takes a share, as budget:0.5",
         ),
         (["parallel.shard=zero"], "parallel.shard"),
-        (["--check"], "no option of fuselayers plan '--check'"),
         (["train.batch_size=8"], "train.batch_size is of all data-parallel groups; a plan takes batch=, that of each"),
     ],
 )

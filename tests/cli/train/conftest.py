@@ -1,5 +1,6 @@
 """One finished run, one that was killed and resumed, made once: tests only read them, or change a copy."""
 
+import csv
 import io
 import shutil
 import signal
@@ -13,7 +14,7 @@ from rich.console import Console
 from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import checkpoints_of, listed, read_checkpoint, whole_tensors
 from fuselayers.cli.train.loop import Trainer, Update
-from fuselayers.cli.train.metrics import read_metrics
+from fuselayers.cli.train.metrics import Metrics
 from tests.cli.conftest import tiny_on, write_text_file
 
 
@@ -22,6 +23,13 @@ def run_train(overrides: list[str], *, code: int = 0) -> str:
     output = io.StringIO()
     assert train(overrides, console=Console(file=output, width=200)) == code
     return output.getvalue()
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """The rows of a metrics.csv."""
+    with open(path, newline="") as file:
+        rows = [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(file)]
+    return [Metrics(**row) for row in rows]  # type: ignore[arg-type]
 
 
 def curve(folder: Path) -> list[tuple[object, ...]]:

@@ -42,7 +42,7 @@ def test_accumulated_micro_batches_make_the_step_of_one_batch(tiny: list[str], t
         group["lr"] = update.learning_rate
     whole.optimizer.step()
 
-    assert update.tokens == 2 * 4 * 16
+    assert accumulated.step_tokens == 2 * 4 * 16
     assert update.read()[0] == pytest.approx(loss.item(), abs=1e-6)
     assert update.read()[1] == pytest.approx(norm.norm().item(), rel=1e-5)
     # Adam's first step is the sign of the gradient: where that is all rounding error, the sign may differ.

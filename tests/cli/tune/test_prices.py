@@ -24,12 +24,6 @@ def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.Capt
     assert str(tmp_path / "machines.json") in capsys.readouterr().out.replace("\n", "")
 
 
-def test_a_dry_run_stores_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--device", "cpu", "--dry-run"]) == 0
-    assert "nothing stored" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_broken_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "machines.json").write_text("{")
     with pytest.warns(UserWarning, match=r"machines\.json is no file as fuselayers writes it"):

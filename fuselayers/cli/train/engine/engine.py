@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +19,24 @@ from .processes import Processes
 from .sharding import prepared
 
 
+@dataclass(frozen=True)
 class Engine:
     """A model, whole in this process or split over the processes of torchrun; see `start_engine`.
 
     Args:
         module: the model, with its parameters under their own names.
-        model: what forward calls where it is not the module: a wrapper around it.
-
-    >>> engine = Engine(nn.Linear(2, 1))
-    >>> with engine.micro_batch(last=True):
-    ...     engine.model(torch.ones(3, 2)).sum().backward()
-    >>> bool(engine.clip(1.0) > 1)
-    True
+        wrapper: what forward calls instead of the module, as DDP.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        *,
-        model: nn.Module | None = None,
-        processes: Processes | None = None,
-        grid: Grid | None = None,
-    ) -> None:
-        self.module = module
-        self.model = module if model is None else model
-        self.processes = processes or Processes()
-        self.grid = grid or Grid()
+    module: nn.Module
+    wrapper: nn.Module | None = None
+    processes: Processes = field(default_factory=Processes)
+    grid: Grid = field(default_factory=Grid)
+
+    @property
+    def model(self) -> nn.Module:
+        """What forward calls."""
+        return self.module if self.wrapper is None else self.wrapper
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
@@ -124,7 +117,7 @@ def start_engine(
         # FSDP2 alone takes the weights to the device in parts.
         module.to(device)
     mesh = grid.mesh(device)
-    model = module = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"])
+    module, wrapper = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"]), None
     if config.parallel.shard == "ddp":
-        model = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
-    return Engine(module, model=model, processes=processes, grid=grid)
+        wrapper = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+    return Engine(module, wrapper, processes, grid)

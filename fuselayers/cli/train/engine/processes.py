@@ -26,33 +26,18 @@ class Processes:
         rank: of this process among all, from 0.
         world_size: how many there are.
         local_rank: of this process among those on its machine.
-        local_size: how many are on its machine.
         launched: whether torchrun, or something like it, started this process.
-
-    >>> alone = Processes()
-    >>> alone.is_main, alone.mean(3.0), alone.largest(2), alone.from_main("a folder")
-    (True, 3.0, 2, 'a folder')
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_size: int = 1
     launched: bool = False
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints, and writes the files: rank 0."""
         return self.rank == 0
-
-    @property
-    def command(self) -> str:
-        """The command that starts as many processes; the address of other machines is not known here."""
-        if not self.launched:
-            return "fuselayers train"
-        nodes = self.world_size // self.local_size
-        machines = f"--nnodes {nodes} " if nodes > 1 else ""
-        return f"torchrun {machines}--nproc-per-node {self.local_size} -m fuselayers train"
 
     def mean(self, value: float) -> float:
         """The mean of the processes' values, the same on each."""
@@ -96,9 +81,8 @@ def joined_processes() -> Iterator[Processes]:
         yield Processes()
         return
     rank, world_size, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
-    group = Processes(rank, world_size, local_rank, local_size, launched=True)
+    group = Processes(rank, world_size, local_rank, launched=True)
     try:
         yield group
         # gloo may abort a process that still holds tensors of a group.

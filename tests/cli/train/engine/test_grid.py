@@ -50,8 +50,3 @@ def test_one_process_without_torchrun_says_so() -> None:
     text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
     with pytest.raises(ValueError, match=text):
         grid_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())
-
-
-def test_the_command_of_several_machines() -> None:
-    command = Processes(world_size=4, local_size=2, launched=True).command
-    assert command == "torchrun --nnodes 2 --nproc-per-node 2 -m fuselayers train"

@@ -83,7 +83,7 @@ def test_rank_0_prints_samples_and_writes_alone(ended: Ended, root: Path) -> Non
 
 def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(ended: Ended, root: Path) -> None:
     assert ended["stopped"]["code"] == 0
-    again = f"to continue: torchrun --nproc-per-node 2 -m fuselayers train train.resume={root / 'stopped'}"
+    again = f"to continue: torchrun ... -m fuselayers train train.resume={root / 'stopped'}"
     assert f"stopped after step 3; {again}" in ended["stopped"]["output"]
     assert "continuing after step 3" in ended["continued"]["output"]
     _assert_same_curve(root / "stopped", root / "alone")

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuselayers.cli.train.metrics import Metrics, read_metrics
+from fuselayers.cli.train.metrics import Metrics
+from tests.cli.train.conftest import read_metrics
 
 _RUNS = Path(__file__).with_name("runs.py")
 _ROOT = Path(__file__).parents[4]
