@@ -19,7 +19,8 @@ from .data import VOCAB_SIZE, Text, check_length, read_text
 from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
 from .loop import Run, Trainer
-from .metrics import FILE_NAME, Metrics, MetricsFile
+from .metrics import FILE_NAME, HEADER, Metrics, MetricsFile
+from .plot import FILE_NAME as PICTURE
 from .state import load_state
 
 
@@ -146,10 +147,16 @@ def _new_folder(output: str, stack: ExitStack) -> Path:
     folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(locked(folder))
-    if held := listed(checkpoints_of(folder)):
+    held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
+    curve = folder / FILE_NAME
+    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):  # a table of the user's own
+        held.append(FILE_NAME)
+    if (folder / PICTURE).exists():  # of a run that ended, and whose checkpoints somebody deleted
+        held.append(PICTURE)
+    if held:
         raise FileExistsError(
-            f"{folder} already holds a run ({FOLDER_NAME}/{held[0][1].name}); continue it with train.resume={folder}, "
-            "or choose another train.output="
+            f"{folder} already holds a run ({held[0]}); continue it with train.resume={folder}, or choose another "
+            "train.output="
         )
     return folder
 

@@ -122,9 +122,15 @@ def test_a_checkpoint_of_something_else_is_refused(finished: Path, override: str
     assert files(finished) == before
 
 
-def test_a_run_is_not_overwritten(tiny: list[str], own: Path) -> None:
+@pytest.mark.parametrize("held", ["checkpoints/step-000012", "loss.png", "metrics.csv"])
+def test_a_run_or_a_table_of_ones_own_is_not_overwritten(held: str, tiny: list[str], own: Path) -> None:
+    if held != "checkpoints/step-000012":
+        shutil.rmtree(own / "checkpoints")
+    if held == "metrics.csv":
+        (own / "loss.png").unlink()
+        (own / held).write_text("my,own,table\n")
     before = files(own)
-    text = rf"already holds a run \(checkpoints/step-000008\); continue it with train\.resume={own}, or"
+    text = rf"already holds a run \((checkpoints/step-000008|{held})\); continue it with train\.resume={own}, or"
     with pytest.raises(FileExistsError, match=text):
         run_train([*tiny, f"train.output={own}"])
     assert files(own) == before
