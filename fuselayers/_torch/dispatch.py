@@ -1,7 +1,7 @@
 """dispatch -- ops, and what acts on calls: modes, transforms, hooks of all modules, fake tensors."""
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -52,6 +52,15 @@ def storage_key(tensor: torch.Tensor) -> Hashable:
         NotImplementedError, RuntimeError: the tensor has no storage, as a sparse one.
     """
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def forked_rng() -> AbstractContextManager[None]:
+    """Return a context that restores the generators of the CPU and of every GPU in use.
+
+    torch's own default initialises CUDA, and warns on a machine with several GPUs.
+    """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng(devices)
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:

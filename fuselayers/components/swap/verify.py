@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import SeeOps, tree_map
+from ..._torch.dispatch import SeeOps, forked_rng, tree_map
 from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
@@ -76,7 +76,7 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
     # Forward may assign others. A scripted module has no dictionary.
     named = [(own, dict(own)) for module in model.modules() if isinstance(own := module._buffers, dict)]
     try:
-        with torch.random.fork_rng():
+        with forked_rng():
             yield
     finally:
         for module, mode in modes.items():
@@ -197,7 +197,7 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """The results of a call, and the gradients."""
     leaves = _copies(call)
     inputs = [tensor for tensor in tensors_of(leaves) if tensor.requires_grad]
-    with torch.enable_grad(), torch.random.fork_rng():
+    with torch.enable_grad(), forked_rng():
         args, kwargs = _from_leaves(leaves)
         result = module(*args, **kwargs)
         if isinstance(result, Mapping) and result.get("loss") is not None:
@@ -256,5 +256,5 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
 def _saved(module: nn.Module, call: Call) -> int:
     """Return the bytes that autograd's hooks see. A search for other living storages takes a second: per model only."""
     args, kwargs = _from_leaves(_copies(call))
-    with torch.enable_grad(), torch.random.fork_rng():
+    with torch.enable_grad(), forked_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 from torch import Tensor, nn
 
-from ..._torch.dispatch import tree_leaves, tree_map
+from ..._torch.dispatch import forked_rng, tree_leaves, tree_map
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..choose.partitioners import Partitioner, SavePolicy, default
 from ..fused_function import FusedFunction
@@ -50,7 +50,7 @@ def compression_errors(
     function, its arguments and the random state do not change.
     """
     errors: list[dict[str, float]] = []
-    with torch.random.fork_rng():
+    with forked_rng():
         right = _gradients(fn, args, kwargs, _recorder(default, backend, []), backend)
         rounded = _gradients(fn, args, kwargs, _recorder(cut, backend, errors), backend)
     norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ..._torch.dispatch import FakeCopyMode, FakeTensor, FakeTensorMode, disable_current_modes
+from ..._torch.dispatch import FakeCopyMode, FakeTensor, FakeTensorMode, disable_current_modes, forked_rng
 from ..fused_function import FusedFunction
 from ..fused_module import FusedModule, eager_view
 
@@ -35,13 +35,12 @@ def fake_copies(
     Raises:
         ValueError: the device is not present.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     # AOTAutograd makes fake tensors in a mode of its own; `allow_non_fake_inputs` is for tensors that were not copied.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
         stack.enter_context(disable_current_modes())
-        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(forked_rng())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(fake_mode)
         copier = _Copier(fake_mode, torch.device(device))
