@@ -89,8 +89,8 @@ def rebuild(
     empty = [name for name, tensor in before.items() if tensor.is_meta]
     if 0 < len(empty) < len(before):
         raise ValueError(
-            f"rebuild takes a model with values, or one on the meta device; here {empty[0]} is there, and others are "
-            "not: give it values, or move the whole model to one device"
+            f"{empty[0]} is on the meta device, where there are no values, and other weights are not; load its values "
+            'first, or rebuild model.to("meta")'
         )
     with torch.device("meta"):
         rebuilt = build(wanted)
