@@ -253,6 +253,10 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
         ),
         ({"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": "x"}, "must be a number, got 'x'"),
         (
+            {"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": -1},
+            "router_aux_loss_coef of config.",
+        ),
+        (
             {"model_type": "gemma2", "layer_types": ["full_attention"]},
             "layer_types of config.json must be full_attentio",
         ),
