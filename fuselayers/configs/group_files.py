@@ -178,8 +178,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: of `hydra.searchpath`: folders, relative ones below the working directory.
 
     Raises:
-        ValueError: no list of texts, a URL, a folder without groups, or a file that is refused, by its name or its
-            content.
+        ValueError: no list of texts, a URL, a folder without groups, or a file with a refused name or content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -232,7 +231,13 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
         raise ValueError(f"defaults must be a list, got {shown(defaults)}")
     for entry in defaults:
         _check_default(entry, folders, group)
-    is_global = _is_global(path.read_text(encoding="utf-8"), group)
+    text = path.read_text(encoding="utf-8")
+    is_global = _PACKAGE.search(text)
+    if is_global and (group != "model" or is_global[1] != "_global_" or text[: is_global.start()].strip()):
+        raise ValueError(
+            f"the package {shown(is_global[1])} is refused: a file sets options of its own group, and only a file of "
+            "model those of its components too, with # @package _global_ as its first line"
+        )
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
         # Hydra merges the files of other groups later: they would win without a word.
@@ -244,20 +249,6 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             )
         for option in settings.keys() - {"name", *_options_in(section)}:
             raise ValueError(no_such(f"{section} option", option, _options_in(section)))
-
-
-def _is_global(text: str, group: str) -> bool:
-    header = _PACKAGE.search(text)
-    if header is None:
-        return False
-    if header[1] != "_global_" or group != "model":
-        raise ValueError(
-            f"the package {shown(header[1])} is refused: a file sets options of its own group, and only a file of "
-            "model those of its components too, with # @package _global_"
-        )
-    if text[: header.start()].strip():
-        raise ValueError("# @package _global_ must be the first line, as Hydra reads it")
-    return True
 
 
 def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:

@@ -97,7 +97,9 @@ def rebuild(
     carried = compare_weights(model, rebuilt)
     if strict and not carried.complete:
         raise RebuildError(carried)
-    if not empty and not _is_covered(rebuilt, carried):
+    # A tensor that is neither parameter nor buffer can only come from the constructor.
+    loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
+    if not empty and (loose or _tensors(rebuilt).keys() != set(carried.carried)):
         with torch.device("cpu"), torch.random.fork_rng(devices=()):
             rebuilt = build(wanted)
     after = _tensors(rebuilt)
@@ -122,13 +124,6 @@ def rebuild(
     if not carried.complete:
         warnings.warn(RebuildWarning(carried), stacklevel=2)
     return rebuilt
-
-
-def _is_covered(rebuilt: nn.Module, carried: Carried) -> bool:
-    """Return whether every tensor of a model is a carried weight, so that none has to be computed."""
-    # A tensor that is neither parameter nor buffer can only come from the constructor.
-    loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
-    return not loose and _tensors(rebuilt).keys() == set(carried.carried)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

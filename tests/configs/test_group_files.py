@@ -206,13 +206,13 @@ REFUSED = [
         {"norm/x.yaml": "# @package model\nname: rms_norm"},
         "norm=x",
         "norm/x.yaml: the package 'model' is refused: a file sets options of its own group, and only a file of model "
-        "those of its components too, with # @package _global_",
+        "those of its components too, with # @package _global_ as its first line",
     ),
     ({"model/x.yaml": "# @package norm\ndefaults: [gpt_nano]"}, "model=x", "the package 'norm' is refused"),
     (
         {"model/x.yaml": "# mine\n# @package _global_\ndefaults: [gpt_nano]"},
         "model=x",
-        "# @package _global_ must be the first line, as Hydra reads it",
+        "with # @package _global_ as its first line",
     ),
     (
         {"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"},

@@ -42,17 +42,9 @@ class Fields:
         """Return the first of several names of a field that config.json has, or the last name."""
         return next((name for name in names if self._content.get(name) is not None), names[-1])
 
-    def checked(
-        self,
-        name: str,
-        kind: type,
-        *,
-        default: Any = _REQUIRED,
-        minimum: int | None = None,
-        above: int | None = None,
-    ) -> Any:
-        """Return a field of a type, and of a size where it is a number."""
-        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(minimum=minimum, above=above))
+    def checked(self, name: str, kind: type, *, default: Any = _REQUIRED, **bounds: float) -> Any:
+        """Return a field of a type, and within the bounds of a `Range` where it is a number."""
+        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(**bounds))
         return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:

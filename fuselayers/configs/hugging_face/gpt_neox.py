@@ -28,10 +28,8 @@ FAMILY: Final = Family(
 def read(fields: Fields) -> dict[str, Any]:
     config = shared(fields, tied=False, context_length=2048)
     config["model"]["dropout"] = fields.get("hidden_dropout", 0.0)
-    config["attention"] |= {
-        "dropout": fields.get("attention_dropout", 0.0),
-        "bias": fields.get("attention_bias", True),
-    }
+    config["attention"]["dropout"] = fields.get("attention_dropout", 0.0)
+    config["attention"]["bias"] = fields.get("attention_bias", True)
     parallel = {"name": "parallel", "separate_norms": True}
     return {
         **config,
