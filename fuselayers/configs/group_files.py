@@ -45,7 +45,8 @@ COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
 GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
-_GLOBAL: Final = re.compile(r"\s*#\s*@package\s+_global_")
+_PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
+_OVERRIDE: Final = re.compile(r"override +/(\w+)")
 _LOCK: Final = threading.RLock()
 
 
@@ -177,7 +178,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: of `hydra.searchpath`: folders, relative ones below the working directory.
 
     Raises:
-        ValueError: no list of texts, a URL, or a file that is refused, by its name or its content.
+        ValueError: no list of texts, a URL, a folder without groups, or a file with a refused name or content.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -200,7 +201,13 @@ def _opened(entry: str) -> Path:
     folder = Path(os.path.expanduser(entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
-    return folder.resolve()
+    folder = folder.resolve()
+    if not any((folder / group).is_dir() for group in GROUPS):
+        raise ValueError(
+            f"hydra.searchpath: {folder} holds no folder of a group; a file is found as model/mine.yaml, and the "
+            f"groups are: {', '.join(GROUPS)}"
+        )
+    return folder
 
 
 def _files(folder: Path, group: str) -> dict[str, Path]:
@@ -223,13 +230,14 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
     if not isinstance(defaults, list):
         raise ValueError(f"defaults must be a list, got {shown(defaults)}")
     for entry in defaults:
-        for key, choice in (entry if isinstance(entry, dict) else {group: entry}).items():
-            chosen_in = re.sub(r"^(override +)?/?", "", key)
-            check_group(chosen_in)
-            # A path would lead to a file that is not checked.
-            if choice != "_self_":
-                _check_name(folders, chosen_in, choice)
-    is_global = group == "model" and _GLOBAL.match(path.read_text(encoding="utf-8"))
+        _check_default(entry, folders, group)
+    text = path.read_text(encoding="utf-8")
+    is_global = _PACKAGE.search(text)
+    if is_global and (group != "model" or is_global[1] != "_global_" or text[: is_global.start()].strip()):
+        raise ValueError(
+            f"the package {shown(is_global[1])} is refused: a file sets options of its own group, and only a file of "
+            "model those of its components too, with # @package _global_ as its first line"
+        )
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
         # Hydra merges the files of other groups later: they would win without a word.
@@ -241,3 +249,22 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
             )
         for option in settings.keys() - {"name", *_options_in(section)}:
             raise ValueError(no_such(f"{section} option", option, _options_in(section)))
+
+
+def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
+    if entry == "_self_":
+        return
+    # A name out of a list: a path would lead to a file that is not checked.
+    if isinstance(entry, str):
+        _check_name(folders, group, entry)
+        return
+    if isinstance(entry, dict) and len(entry) == 1 and group == "model":
+        ((key, choice),) = entry.items()
+        override = _OVERRIDE.fullmatch(key)
+        if override and override[1] in COMPONENT_GROUPS and isinstance(choice, str):
+            _check_name(folders, override[1], choice)
+            return
+    raise ValueError(
+        "an entry of defaults must be the name of a file of the same group or, in a file of model, "
+        f"override /component: choice, got {shown(entry)}"
+    )

@@ -50,15 +50,15 @@ def rebuild(
     `components.compare_weights` of the two models gives the same report.
 
     The old model does not change. A weight has the device and dtype of the old one of its name, or else of the old
-    model's first weight. A copied weight keeps its requires_grad, and the model its train or eval mode. Hooks,
+    model's first weight. A copied weight keeps its requires_grad. Modules keep train or eval mode by name. Hooks,
     gradients, adapters, wrappers and ties of the caller's own are not copied. Make a new optimizer: the old one holds
     the old parameters.
 
     A config holds values, not references: gpt_nano's feedforward.dropout comes from model.dropout, but an override of
     model.dropout does not change it.
 
-    The new model is first built on the CPU, or on the meta device if the old one is there. The state of torch's default
-    generator is restored afterwards.
+    If some tensors are not copied, the new model is first built on the CPU. The state of torch's default generator is
+    restored afterwards.
 
     Args:
         model: one that `build` or `rebuild` returned; it is not changed.
@@ -67,7 +67,8 @@ def rebuild(
         strict: whether a weight that is not copied raises a RebuildError instead of a warning.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose` and `build`; or the model does not know its config.
+        TypeError, OSError, ValueError: as `compose` and `build`; or the model does not know its config, or only a part
+            of it is on the meta device.
         RebuildError: with `strict`, the report.
 
     >>> model = build("gpt_nano", ["feedforward=mlp", "fusion=off", "model.num_layers=1"])
@@ -84,26 +85,45 @@ def rebuild(
             "pass the model that build returned, not a wrapper or a submodule of it, or its config with config="
         )
     wanted = compose(known, overrides)
-    if strict:
-        with torch.device("meta"):
-            carried = compare_weights(model, build(wanted))
-        if not carried.complete:
-            raise RebuildError(carried)
     before = _tensors(model)
-    first = next((tensor for tensor in before.values() if tensor.is_floating_point()), torch.empty(0))
-    with torch.device("meta" if first.is_meta else "cpu"), torch.random.fork_rng(devices=()):
+    empty = [name for name, tensor in before.items() if tensor.is_meta]
+    if 0 < len(empty) < len(before):
+        raise ValueError(
+            f"{empty[0]} is on the meta device, where there are no values, and other weights are not; load its values "
+            'first, or rebuild model.to("meta")'
+        )
+    with torch.device("meta"):
         rebuilt = build(wanted)
+    carried = compare_weights(model, rebuilt)
+    if strict and not carried.complete:
+        raise RebuildError(carried)
+    # A tensor that is neither parameter nor buffer can only come from the constructor.
+    loose = any(isinstance(value, Tensor) for module in rebuilt.modules() for value in vars(module).values())
+    if not empty and (loose or _tensors(rebuilt).keys() != set(carried.carried)):
+        with torch.device("cpu"), torch.random.fork_rng(devices=()):
+            rebuilt = build(wanted)
     after = _tensors(rebuilt)
+    first = next((tensor for tensor in before.values() if tensor.is_floating_point()), torch.empty(0))
     for name, tensor in after.items():
         like = before.get(name, first)
         dtype = like.dtype if tensor.is_floating_point() and like.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(device=like.device, dtype=dtype)
-    carried = carry_weights(model, rebuilt)
+        if tensor.is_meta:
+            placed = torch.empty_like(tensor, device=like.device, dtype=dtype)
+        else:
+            placed = tensor.detach().to(device=like.device, dtype=dtype)
+        if isinstance(tensor, nn.Parameter):
+            placed = nn.Parameter(placed, requires_grad=tensor.requires_grad)
+        # `tensor.data = placed` cannot leave the meta device. Swapped tensors keep their ties.
+        torch.utils.swap_tensors(tensor, placed)  # type: ignore[no-untyped-call]
+    carry_weights(model, rebuilt)
     for name in carried.carried:
         after[name].requires_grad_(before[name].requires_grad)
+    modes = {name: module.training for name, module in model.named_modules()}
+    for name, module in rebuilt.named_modules():
+        module.train(modes.get(name, module.training))  # a new module has the mode of the one around it
     if not carried.complete:
         warnings.warn(RebuildWarning(carried), stacklevel=2)
-    return rebuilt.train(model.training)
+    return rebuilt
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -143,9 +143,9 @@ def read_source(source: Source) -> Request:
     `{"defaults": [{"model": "llama_tiny"}], "model": {"hidden_dim": 64}}`.
 
     A mapping with every component section, each with its name, is complete: the shipped files add nothing to them. So
-    is a saved config, and the `DictConfig` of the caller's own Hydra application that chose `fuselayers`. The
-    `DictConfig`'s component sections and `fusion` are taken; `train`, `data` and `parallel` only if it has all three.
-    The rest is the application's.
+    is a saved config, and the `DictConfig` of the caller's own Hydra application whose defaults list has `fuselayers`.
+    The `DictConfig`'s component sections and `fusion` are taken; `train`, `data` and `parallel` only if it has all
+    three. The rest is the application's.
 
     Raises:
         TypeError: it is none of the four.

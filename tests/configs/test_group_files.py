@@ -182,6 +182,7 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(group: str, name: 
     ("value", "error", "text"),
     [
         ("[pkg://os]", ValueError, "'pkg://os' is refused: write a folder, as /my/configs"),
+        ("[/usr]", ValueError, "hydra.searchpath: /usr holds no folder of a group; a file is found as model/mine.yaml"),
         ("[/nowhere/at/all]", NotADirectoryError, "hydra.searchpath: there is no folder /nowhere/at/all (from /"),
         ("/my/configs", ValueError, "hydra.searchpath must be a list of folders, as [/my/configs], got '/my/configs'"),
         ("['${oc.env:HOME}']", ValueError, "resolvers such as ${oc.env:...} are not run"),
@@ -200,7 +201,19 @@ REFUSED = [
     ({"model/x.yaml": "hydra: {searchpath: [/tmp]}"}, "model=x", "no model option 'hydra'"),
     ({"model/x.yaml": "defaults: [../../../etc/passwd]"}, "model=x", "no model '../../../etc/passwd'"),
     ({"model/x.yaml": "defaults: ['${oc.env:HOME}']"}, "model=x", "resolvers such as ${oc.env:...} are not run"),
-    ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "no config group 'steps'; did you mean 'train.s"),
+    ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", "the package '_global_' is refused"),
+    (
+        {"norm/x.yaml": "# @package model\nname: rms_norm"},
+        "norm=x",
+        "norm/x.yaml: the package 'model' is refused: a file sets options of its own group, and only a file of model "
+        "those of its components too, with # @package _global_ as its first line",
+    ),
+    ({"model/x.yaml": "# @package norm\ndefaults: [gpt_nano]"}, "model=x", "the package 'norm' is refused"),
+    (
+        {"model/x.yaml": "# mine\n# @package _global_\ndefaults: [gpt_nano]"},
+        "model=x",
+        "with # @package _global_ as its first line",
+    ),
     (
         {"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"},
         "model=x",
@@ -234,6 +247,36 @@ def test_files_that_are_refused(
     assert "the secret" not in str(caught.value)
 
 
+# Each kind of entry that Hydra would ignore, or refuse in its own words.
+@pytest.mark.parametrize(
+    ("group", "entry"),
+    [
+        ("model", "override /model: llama_tiny"),
+        ("model", "override /fusion: 'off'"),
+        ("model", "override /feedforward: [mlp, gated_mlp]"),
+        ("model", "override /norm: {rms_norm: 1}"),
+        ("model", "override /norm: _self_"),
+        ("model", "/norm: _self_"),
+        ("model", "feedforward: gated_mlp"),
+        ("model", "[gpt_nano]"),
+        ("model", "null"),
+        ("norm", "override /norm: rms_norm"),
+    ],
+)
+def test_entries_of_defaults_that_are_refused(group: str, entry: str, write: Write) -> None:
+    folder = write({f"{group}/x.yaml": f"defaults:\n  - {entry}\n"})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
+        compose(overrides=[searchpath(folder), f"{group}=x"])
+    text = str(caught.value)
+    if entry == "override /norm: _self_":
+        assert "no norm '_self_'; there are: " in text
+    else:
+        assert text.startswith(
+            f"{folder}/{group}/x.yaml: an entry of defaults must be the name of a file of the same group or, in a file "
+            "of model, override /component: choice, got "
+        )
+
+
 def test_a_file_builds_on_files_of_groups_alone(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Such a file is not checked, and Hydra runs the resolvers of its defaults.
     monkeypatch.setenv("HOME", "the secret")
@@ -241,7 +284,7 @@ def test_a_file_builds_on_files_of_groups_alone(write: Write, tmp_path: Path, mo
     for entry, text in (
         ("../../outside", "no train '../../outside'"),
         ("/../outside", "no train '/../outside'"),
-        ("/train/../..: outside", "no config group 'train/../..'"),
+        ("/train/../..: outside", "an entry of defaults must be the name of a file"),
     ):
         folder = write({"train/x.yaml": f"defaults: [default, {entry}]\n"})
         with pytest.raises(ValueError, match=re.escape(text)) as caught:

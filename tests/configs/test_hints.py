@@ -1,7 +1,6 @@
 """What an error says to somebody who writes the names of another library, or puts an option into another section."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -166,13 +165,3 @@ def test_arguments_of_hugging_face(scope: str) -> None:
     text = r"^no argument of Decoder.generate 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
     with pytest.raises(TypeError, match=text):
         model.generate(tokens, max_new_tokens=3)
-
-
-def test_a_list_of_blocks_as_a_config(tmp_path: Path) -> None:
-    end = r"got a list; the list of blocks of xFormers is one mapping here, {\"model\": {\"name\": \"decoder\", "
-    blocks = [{"block_type": "encoder", "num_layers": 2, "dim_model": 64}]
-    with pytest.raises(TypeError, match=f"^a config is the name of a shipped model, the path of .*, {end}"):
-        build(blocks)
-    (tmp_path / "blocks.yaml").write_text("- block_type: encoder\n  num_layers: 2\n")
-    with pytest.raises(ValueError, match=f"^a config must be a mapping of groups, {end}"):
-        build(tmp_path / "blocks.yaml")

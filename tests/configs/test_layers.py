@@ -57,6 +57,14 @@ def test_references_and_ranges_reach_into_layers() -> None:
     ("text", "said"),
     [
         ("[3]", "model.layers[0] must say at which layers and what changes: {at: 1::2, feedforward: ...}, got 3"),
+        # One case for each type that YAML may give.
+        *(
+            (
+                f"[{{at: {at}, norm: rms_norm}}]",
+                f"model.layers[0].at must be an index or a slice, as 0 or 1::2, got {shown}",
+            )
+            for at, shown in (("1.5", "1.5"), ("true", "True"), ("null", "None"), ("[1]", "[1]"))
+        ),
         ("[{at: 0, feedforwrd: mlp}]", "no component in model.layers[0] 'feedforwrd'; did you mean 'feedforward'?"),
         ("[{at: 0, feedforward: mpl}]", "model.layers[0].feedforward: no feedforward 'mpl'; did you mean 'mlp'?"),
         (

@@ -216,8 +216,41 @@ def test_a_weight_keeps_its_dtype_and_what_is_new_has_that_of_the_first_weight()
     assert all(value.is_meta for value in report_of(built, ["norm=layer_norm"])[0].parameters())
 
 
-def test_a_model_in_eval_mode_stays_in_it() -> None:
-    assert not rebuild(tiny().eval(), ["fusion=eager"]).training
+def test_modes_are_those_of_the_modules_of_the_same_name() -> None:
+    built = tiny("feedforward=mlp")
+    built.blocks[1].eval()
+    rebuilt, _ = report_of(built, ["feedforward=gated_mlp", "model.num_layers=4"])
+    modes = {name: module.training for name, module in rebuilt.named_modules()}
+    assert {name for name, training in modes.items() if not training} == {
+        name for name in modes if name == "blocks.1" or name.startswith("blocks.1.")
+    }
+    assert not rebuild(built.eval(), ["fusion=eager"]).training
+
+
+@pytest.mark.usefixtures("own_components")
+def test_values_are_computed_only_for_new_weights() -> None:
+    devices: list[str] = []
+
+    @register("feedforward", "recorded")
+    class Recorded(MLP):
+        def __init__(self, hidden_dim: int) -> None:
+            super().__init__(hidden_dim)
+            self.again = self.up.weight  # a tie
+            devices.append(self.up.weight.device.type)
+
+        def reset_parameters(self) -> None:
+            nn.init.normal_(self.again)
+
+    built = tiny("feedforward=recorded").bfloat16()
+    devices.clear()
+    same = rebuild(built, ["attention.dropout=0.2"], strict=True)
+    assert set(devices) == {"meta"}
+    for name, value in built.state_dict().items():
+        assert torch.equal(same.state_dict()[name], value), name
+    for block in same.blocks:  # type: ignore[union-attr]
+        assert block.feedforward.again is block.feedforward.up.weight
+    report_of(built, ["norm=rms_norm", "norm.eps=1", "model.num_layers=4"])
+    assert "cpu" in devices
 
 
 # The state of the model beside its weights.
@@ -263,6 +296,16 @@ def test_buffers_that_a_constructor_computes_are_computed() -> None:
 
 
 # Models that cannot be rebuilt.
+
+
+def test_a_model_partly_on_the_meta_device_is_refused() -> None:
+    built = tiny()
+    built.blocks[1].to("meta")
+    text = (
+        r"^blocks\.1\.\S+ is on the meta device, where there are no values, and other weights are not; load its values"
+    )
+    with pytest.raises(ValueError, match=text):
+        rebuild(built, ["feedforward=mlp"])
 
 
 def test_a_model_that_does_not_know_its_config_can_be_told() -> None:

@@ -29,14 +29,14 @@ def read(fields: Fields) -> dict[str, Any]:
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("n_embed", fields.optional("hidden_size")),
-            "num_layers": fields.get("num_hidden_layers", fields.optional("n_layer")),
+            "hidden_dim": fields.checked(fields.name_of("n_embed", "hidden_size"), int, minimum=1),
+            "num_layers": fields.get(fields.name_of("num_hidden_layers", "n_layer")),
             "context_length": fields.get("seq_length", 2048),
             "dropout": fields.get("hidden_dropout", 0.0),
             "tie_embeddings": fields.get("tie_word_embeddings", True),
         },
         "attention": {
-            "num_heads": fields.get("num_attention_heads", fields.optional("n_head")),
+            "num_heads": fields.get(fields.name_of("num_attention_heads", "n_head")),
             "dropout": fields.get("attention_dropout", 0.0),
         },
         "norm": {"eps": fields.get("layer_norm_epsilon", 1e-5)},

@@ -38,9 +38,13 @@ class Fields:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
-    def checked(self, name: str, kind: type, default: Any = _REQUIRED, *, minimum: int | None = None) -> Any:
-        """Return a field of a type, and of a size where it is a number."""
-        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(minimum=minimum))
+    def name_of(self, *names: str) -> str:
+        """Return the first of several names of a field that config.json has, or the last name."""
+        return next((name for name in names if self._content.get(name) is not None), names[-1])
+
+    def checked(self, name: str, kind: type, *, default: Any = _REQUIRED, **bounds: float) -> Any:
+        """Return a field of a type, and within the bounds of a `Range` where it is a number."""
+        option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(**bounds))
         return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
@@ -67,8 +71,7 @@ def shared(
     width: str = "intermediate_size",
     activation: tuple[str, str] = ("hidden_act", "gelu"),
 ) -> dict[str, Any]:
-    """Return the config that the fields give which most families have in common."""
-    num_heads = fields.get("num_attention_heads")
+    """Return the options that most families share."""
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
@@ -77,16 +80,20 @@ def shared(
             "context_length": fields.get("max_position_embeddings", context_length),
             "tie_embeddings": fields.get("tie_word_embeddings", tied),
         },
-        "attention": {
-            "num_heads": num_heads,
-            "num_kv_heads": fields.get("num_key_value_heads", num_heads),
-            "head_dim": fields.optional("head_dim"),
-            "dropout": fields.get("attention_dropout", 0.0),
-        },
+        "attention": {"num_heads": fields.get("num_attention_heads")},
         "feedforward": {
             "width": fields.get(width),
             "activation": fields.activation(*activation),
         },
+    }
+
+
+def grouped_heads(fields: Fields) -> dict[str, Any]:
+    """Return the options of attention that Llama, its descendants and Phi share."""
+    return {
+        "num_kv_heads": fields.optional("num_key_value_heads"),
+        "head_dim": fields.optional("head_dim"),
+        "dropout": fields.get("attention_dropout", 0.0),
     }
 
 

@@ -43,7 +43,7 @@ def read(fields: Fields) -> dict[str, Any]:
     config["attention"] |= {
         "head_dim": fields.get("head_dim", 256),
         "soft_cap": fields.optional("attn_logit_softcapping", 50.0),
-        "scale": fields.checked("query_pre_attn_scalar", float, 256, minimum=1) ** -0.5,
+        "scale": fields.checked("query_pre_attn_scalar", float, default=256, above=0) ** -0.5,
     }
     config["feedforward"]["activation"] = fields.activation("hidden_activation", "gelu_pytorch_tanh")
     return config

@@ -32,7 +32,7 @@ def read(fields: Fields) -> dict[str, Any]:
     return {
         "model": {
             "vocab_size": fields.get("vocab_size"),
-            "hidden_dim": fields.get("n_embd"),
+            "hidden_dim": fields.checked("n_embd", int, minimum=1),
             "num_layers": fields.get("n_layer"),
             "context_length": fields.get("n_positions", 1024),
             "dropout": fields.get("resid_pdrop", 0.1),

@@ -28,12 +28,13 @@ FAMILY: Final = Family(
 def read(fields: Fields) -> dict[str, Any]:
     config = shared(fields, tied=False, context_length=2048)
     config["model"]["dropout"] = fields.get("hidden_dropout", 0.0)
+    config["attention"]["dropout"] = fields.get("attention_dropout", 0.0)
     config["attention"]["bias"] = fields.get("attention_bias", True)
     parallel = {"name": "parallel", "separate_norms": True}
     return {
         **config,
         "norm": {"eps": fields.get("layer_norm_eps", 1e-5)},
-        "residual": parallel if fields.checked("use_parallel_residual", bool, True) else {"name": "pre"},
+        "residual": parallel if fields.checked("use_parallel_residual", bool, default=True) else {"name": "pre"},
         "position": rotary(
             fields,
             base=fields.get("rotary_emb_base", 10000.0),

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key
-from .fields import Fields, shared
+from .fields import Fields, grouped_heads, shared
 from .rotary import rotary
 
 LAYER: Final = (
@@ -68,6 +68,7 @@ def read_qwen3(fields: Fields) -> dict[str, Any]:
 def llama_like(fields: Fields, *, base: float = 10000.0, eps: float = 1e-6, tied: bool = False) -> dict[str, Any]:
     """Return the config that Llama and its descendants share."""
     config = shared(fields, tied=tied, activation=("hidden_act", "silu"))
+    config["attention"] |= grouped_heads(fields)
     context_length = config["model"]["context_length"]
     position = rotary(fields, base=fields.get("rope_theta", base), context_length=context_length)
     return {**config, "norm": {"eps": fields.get("rms_norm_eps", eps)}, "position": position}

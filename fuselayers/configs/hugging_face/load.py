@@ -30,9 +30,9 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
         family: a name in `FAMILIES`.
 
     Raises:
-        ValueError: there is no such family; a weight of the model is missing in the state_dict, or has another shape
-            there; a tensor of the state_dict belongs to no weight of the model; or two of its tensors differ that are
-            one weight here. Nothing is copied then.
+        ValueError: there is no such family; a tensor of either is on the meta device; a weight of the model is missing
+            in the state_dict, or has another shape there; a tensor of the state_dict belongs to no weight of the model;
+            or two of its tensors differ that are one weight here. Nothing is copied then.
 
     >>> from fuselayers.configs import build
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
@@ -42,6 +42,12 @@ def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, fam
     """
     if family not in FAMILIES:
         raise ValueError(no_such("family", family, FAMILIES))
+    for whose, tensors, advice in (
+        ("model", model.state_dict(), "call its to_empty"),
+        ("state_dict", state_dict, "load its weights"),
+    ):
+        if name := next((name for name, tensor in tensors.items() if tensor.is_meta), None):
+            raise ValueError(f"{name} of the {whose} is on the meta device, where there are no values; {advice} first")
     model.load_state_dict(matched(model, state_dict, family=family))
 
 

@@ -30,6 +30,7 @@ def read(fields: Fields) -> dict[str, Any]:
     fields.require("layerdrop", 0.0)
     config = shared(fields, tied=True, context_length=2048, width="ffn_dim", activation=("activation_function", "relu"))
     config["model"]["dropout"] = fields.get("dropout", 0.1)
+    config["attention"]["dropout"] = fields.get("attention_dropout", 0.0)
     config["attention"]["bias"] = config["feedforward"]["bias"] = fields.get("enable_bias", True)
-    before = fields.checked("do_layer_norm_before", bool, True)
+    before = fields.checked("do_layer_norm_before", bool, default=True)
     return {**config, "residual": {"name": "pre" if before else "post"}}

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from .family import Family, Key, both, qkv
-from .fields import Fields, shared
+from .fields import Fields, grouped_heads, shared
 from .rotary import rotary
 
 FAMILY: Final = Family(
@@ -29,12 +29,13 @@ FAMILY: Final = Family(
 
 def read(fields: Fields) -> dict[str, Any]:
     config = shared(fields, tied=False, activation=("hidden_act", "gelu_new"), context_length=2048)
+    config["attention"] |= grouped_heads(fields)
     eps = fields.get("layer_norm_eps", 1e-5)
     config["model"] |= {
         "dropout": fields.get("resid_pdrop", 0.0),
         "embedding_dropout": fields.get("embd_pdrop", 0.0),
     }
-    if fields.checked("qk_layernorm", bool, False):
+    if fields.checked("qk_layernorm", bool, default=False):
         config["attention"] |= {"qk_norm": "layer_norm", "qk_norm_eps": eps}
     position = rotary(
         fields,

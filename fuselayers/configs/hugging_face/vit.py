@@ -40,8 +40,8 @@ def read(fields: Fields) -> dict[str, Any]:
         raise ValueError(f"id2label of config.json must name the classes, got {shown(classes)}")
     return {
         "model": {
-            "image_size": fields.get("image_size", 224),
-            "patch_size": fields.get("patch_size", 16),
+            "image_size": _side(fields, "image_size", 224),
+            "patch_size": _side(fields, "patch_size", 16),
             "channels": fields.get("num_channels", 3),
             "num_classes": len(classes),
             "hidden_dim": fields.get("hidden_size"),
@@ -60,3 +60,12 @@ def read(fields: Fields) -> dict[str, Any]:
         },
         "norm": {"eps": fields.get("layer_norm_eps", 1e-12)},
     }
+
+
+def _side(fields: Fields, name: str, default: int) -> Any:
+    side = fields.get(name, default)
+    if not isinstance(side, list):
+        return side
+    if len(side) != 2 or side[0] != side[1]:
+        raise ValueError(f"{name} of config.json must be square, got {shown(side)}")
+    return side[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuselayers.configs import build
+from fuselayers.configs import build, rebuild
 from fuselayers.configs.hugging_face import READERS, config_of
 from tests.configs.hugging_face.twins import TWINS
 
@@ -253,6 +253,10 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
         ),
         ({"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": "x"}, "must be a number, got 'x'"),
         (
+            {"model_type": "mixtral", "num_local_experts": 4, "router_aux_loss_coef": -1},
+            "router_aux_loss_coef of config.",
+        ),
+        (
             {"model_type": "gemma2", "layer_types": ["full_attention"]},
             "layer_types of config.json must be full_attentio",
         ),
@@ -267,6 +271,11 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
             {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
             "apply_residual_connection_post_layernorm = True; this library has only False",
         ),
+        ({"model_type": "bloom", "hidden_size": None}, "config.json has no hidden_size, which its model_type needs"),
+        ({"model_type": "bloom", "num_hidden_layers": None}, "config.json has no n_layer, which its model_type needs"),
+        ({"model_type": "gpt2", "n_embd": "32"}, "n_embd of config.json must be a whole number, got '32'"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": 0}, "query_pre_attn_scalar of config.json must be above 0"),
+        ({"model_type": "vit", "image_size": [4, 8]}, "image_size of config.json must be square, got [4, 8]"),
         ({"model_type": "vit", "id2label": 3}, "id2label of config.json must name the classes, got 3"),
         ({"model_type": "t5", "d_model": 8, "feed_forward_proj": "a-relu"}, "must be relu or gated-gelu, got a-relu"),
     ],
@@ -274,6 +283,23 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
 def test_a_field_that_asks_for_something_else(content: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
         config_of({**LLAMA_JSON, **content})
+
+
+def test_square_images_and_small_scalars_are_read() -> None:
+    _, vit = config_of({**LLAMA_JSON, "model_type": "vit", "image_size": [12, 12], "patch_size": [4, 4]})
+    assert (vit["model"]["image_size"], vit["model"]["patch_size"]) == (12, 4)
+    _, gemma = config_of({**LLAMA_JSON, "model_type": "gemma2", "query_pre_attn_scalar": 0.25})
+    assert gemma["attention"]["scale"] == 2.0
+
+
+@pytest.mark.parametrize("model_type", ["bert", "opt", "gpt_neox"])
+def test_a_family_without_grouped_heads_does_not_read_them(model_type: str) -> None:
+    content = {**BASE, "model_type": model_type, "vocab_size": 8, "ffn_dim": 8}
+    _, config = config_of({**content, "num_key_value_heads": 4, "head_dim": 32})
+    assert config == config_of(content)[1]
+    with torch.device("meta"):
+        model = build(config, ["fusion=off", "model.num_layers=1"])
+    rebuild(model, ["attention.num_heads=6"], strict=True)
 
 
 def test_sizes_of_bloom_have_two_names() -> None:

@@ -122,6 +122,24 @@ def test_what_they_repeat_has_to_be_equal(name: str) -> None:
         load_hugging_face(model, {key: tensor for key, tensor in state.items() if key != repeated}, family=family)
 
 
+@pytest.mark.parametrize(
+    ("empty", "name", "advice"),
+    [
+        ("model", "blocks.0.attention.qkv.weight", "call its to_empty first"),
+        ("state_dict", "transformer.h.0.attn.c_attn.weight", "load its weights first"),
+    ],
+)
+def test_nothing_is_loaded_where_there_are_no_values(gpt2: nn.Module, empty: str, name: str, advice: str) -> None:
+    state = small_state(gpt2)
+    if empty == "model":
+        gpt2.to("meta")
+    else:
+        state = {key: tensor.to("meta") for key, tensor in state.items()}
+    text = f"{name} of the {empty} is on the meta device, where there are no values; {advice}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        load_hugging_face(gpt2, state, family="gpt2")
+
+
 def without(state: dict[str, Tensor]) -> None:
     del state["transformer.ln_f.bias"]
 
