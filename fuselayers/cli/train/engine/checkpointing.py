@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ...._torch.dispatch import OpOverload
 from ....configs.build import blocks_of
 
 _PRODUCTS = frozenset(
@@ -54,7 +55,7 @@ def selective_policy() -> Callable[..., CheckpointPolicy]:
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         # All random results or none: a replay that skips one draw gives the next ones other numbers. Attention is
         # tagged as random too.
-        kept = isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+        kept = isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
         if op in _PRODUCTS:
             counts[context.is_recompute] += 1
             kept = counts[context.is_recompute] % 2 == 1
