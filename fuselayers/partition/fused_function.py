@@ -21,6 +21,7 @@ from ..errors import BackendUnavailableError
 from ..names import no_such
 from .backends import compile_chain, graph_name
 from .choose.partitioners import Partitioner, partitioner
+from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
 from .fusion_report import FusionReport, GraphReport
 from .joint_graph import PartitionError
@@ -125,8 +126,7 @@ class FusedFunction:
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        # Not a `types.MethodType`: Dynamo can neither make nor inspect one of an object.
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else FusedMethod(self, instance)
 
     def _specialised(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

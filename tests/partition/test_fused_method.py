@@ -44,6 +44,7 @@ class Breaks(Layer):
         method = self.scale
         y = x * 2
         torch._dynamo.graph_break()
+        assert method.report() is not None
         return method(y, power=2)  # type: ignore[no-any-return]
 
 
@@ -86,13 +87,22 @@ class TestWhatAMethodCan:
     def test_it_is_of_the_function_and_the_instance(self) -> None:
         layer = Layer(2.0)
         assert isinstance(Layer.scale, FusedFunction)
-        assert (layer.scale.func, layer.scale.args) == (Layer.scale, (layer,))
-        assert str(inspect.signature(layer.scale)) == "(x: torch.Tensor, *, power: int) -> torch.Tensor"
+        assert layer.scale.__func__ is Layer.scale
+        assert layer.scale.__self__ is layer
+        assert layer.scale.options is Layer.scale.options
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = layer.scale.nothing
+
+    def test_its_name_text_and_signature(self) -> None:
+        method = Layer(2.0).scale
+        assert (method.__name__, method.__doc__) == ("scale", "x to a power, scaled.")
+        assert str(inspect.signature(method)) == "(x: torch.Tensor, *, power: int) -> torch.Tensor"
+        assert repr(method) == "<fused method Layer.scale of Layer()>"
 
     @pytest.mark.parametrize("clone", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
     def test_a_copy_is_of_a_copied_instance(self, clone: Callable[[Any], Any]) -> None:
         layer = Layer(2.0)
         twin = clone(layer.scale)
-        assert twin.args[0] is not layer
+        assert twin.__self__ is not layer
         x = torch.rand(4)
         torch.testing.assert_close(twin(x, power=2), x**2 * 2)
