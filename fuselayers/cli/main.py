@@ -1,6 +1,7 @@
 """The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from .._version import __version__
 from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
+from ..names import shown
 from .parser import Parser
 from .text import complain, is_launched
 
@@ -96,16 +98,26 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
 
 def _console() -> Console:
     """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
+    if sys.stdout is None:  # closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A letter that its encoding lacks must not end a finished run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 def _import(name: str) -> None:
     """Import a module of `--import`, from the working directory too, as `python -m` does."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {shown(name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # The module itself may import a missing one.
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
         raise ValueError(
             f"--import {name}: there is no module {error.name!r}, neither in {os.getcwd()} nor installed"
         ) from error

@@ -15,6 +15,16 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's, but a command refuses an unknown argument itself, so that the error names the command."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        for argument in unknown:
+            if argument.startswith("-"):
+                options = [name for name in self._option_string_actions if name.startswith("--")]
+                raise ValueError(no_such(f"option of {self.prog}", argument.partition("=")[0], options))
+            self.error(f"unrecognized arguments: {argument}")
+        return parsed, unknown
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return

@@ -1,12 +1,17 @@
 """`--import`: a class of the user's own, on the command line."""
 
+import io
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fuselayers.cli.main import main
+from fuselayers.cli.train import train
+from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.components import names
 from fuselayers.components.registry import unregister
 from tests.processes import run
@@ -117,10 +122,34 @@ def test_list_shows_it_and_train_trains_and_continues(
     assert "continuing after step 10" in capsys.readouterr().out
 
 
-def test_a_module_that_cannot_be_imported_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "norm", "--import", "no_such_module"]) == 2
-    text = "fuselayers: --import no_such_module: there is no module 'no_such_module', neither in /"
-    assert capsys.readouterr().err.startswith(text)
+def test_a_run_that_is_stopped_says_what_to_import_again(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Trainer.step
+
+    def interrupted(trainer: Trainer, number: int) -> Update:
+        signal.raise_signal(signal.SIGINT)
+        return step(trainer, number)
+
+    monkeypatch.setattr(Trainer, "step", interrupted)
+    output = io.StringIO()
+    asked = [*tiny, f"train.output={tmp_path / 'run'}"]
+    assert train(asked, console=Console(file=output, width=200), imports=["one", "my.two"]) == 128 + signal.SIGINT
+    assert f"fuselayers train --import one --import my.two train.resume={tmp_path / 'run'}" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("no_such_module", "--import no_such_module: there is no module 'no_such_module', neither in /"),
+        ("./my_layers.py", "--import takes the name of a module, as my_module or package.module, got './my_layers.py'"),
+    ],
+)
+def test_modules_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], module: str, text: str) -> None:
+    assert main(["list", "norm", "--import", module]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"fuselayers: {text}")
+    assert captured.out == ""
 
 
 def test_a_config_cannot_import(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,21 +60,24 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
     with joined_processes() as group:
         if group.is_main:
-            return train(arguments.overrides, console=console, processes=group)
+            return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
         # The others would say the same.
         logging.getLogger("fuselayers").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
-            return train(arguments.overrides, console=Console(quiet=True), processes=group)
+            return train(arguments.overrides, console=Console(quiet=True), imports=arguments.imports, processes=group)
 
 
-def train(overrides: Sequence[str], *, console: Console, processes: Processes | None = None) -> int:
+def train(
+    overrides: Sequence[str], *, console: Console, imports: Sequence[str] = (), processes: Processes | None = None
+) -> int:
     """Train a model, or continue a run.
 
     A resumed run takes the config of its checkpoint, with the overrides on top, and writes to the same folder.
 
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
+        imports: modules of `--import`, which the hint for resuming repeats.
         processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
 
     Returns:
@@ -97,7 +100,8 @@ def train(overrides: Sequence[str], *, console: Console, processes: Processes | 
                 complain(f"no {FILE_NAME}: {error}")
         if signal_number is not None:
             command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
-            say(console, f"stopped after step {step}; to continue: {command} train train.resume={run.folder}")
+            again = "".join(f"--import {module} " for module in imports)
+            say(console, f"stopped after step {step}; to continue: {command} train {again}train.resume={run.folder}")
             return exit_code(signal_number)
         finish(run, console)
     return 0
