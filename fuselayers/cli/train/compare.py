@@ -33,12 +33,14 @@ class Comparison:
     Attributes:
         rows: of the models.
         loss_difference: the largest difference between the losses of EAGER and FUSED, nats per byte.
+        plain_difference: the same of PLAIN and EAGER without dropout; None without PLAIN.
         conditions: machine, threads and versions.
         compile_seconds: what compiling took, if known.
     """
 
     rows: list[Measured]
     loss_difference: float
+    plain_difference: float | None
     num_batches: int
     conditions: str
     compile_seconds: float | None
@@ -88,18 +90,29 @@ def compare(
         with autocast(device, precision=precision):
             return (model(*batch),)
 
-    candidates, losses = [], {}
+    def difference(first: str, second: str) -> float:
+        losses: list[list[float]] = []
+        for name in (first, second):
+            torch.manual_seed(0)
+            losses.append([loss(models[name], batch)[0].item() for batch in batches])
+        return max(abs(loss - twin) for loss, twin in zip(*losses, strict=True))
+
+    plain_difference = None
+    if PLAIN in models:
+        for name in (PLAIN, EAGER):
+            models[name].eval()
+        with torch.no_grad():
+            plain_difference = difference(PLAIN, EAGER)
+    candidates = []
     for name, model in models.items():
         model.train()
         leaves = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
         candidates.append(Candidate(name, partial(loss, model, batches[0]), leaves))
-    for name in (EAGER, FUSED):
-        torch.manual_seed(0)
-        losses[name] = [loss(models[name], batch)[0].item() for batch in batches]
-    differences = [abs(eager - fused) for eager, fused in zip(losses[EAGER], losses[FUSED], strict=True)]
+    loss_difference = difference(EAGER, FUSED)
     subject = Subject("the trained model", tuple(batches[0][0].shape), precision, candidates, {})
     rows = measure(subject, repeats=repeats, device=device)
-    return Comparison(rows, max(differences), len(batches), describe_machine(device), compile_seconds)
+    conditions = describe_machine(device)
+    return Comparison(rows, loss_difference, plain_difference, len(batches), conditions, compile_seconds)
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
@@ -108,6 +121,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"
     ]
+    if comparison.plain_difference is not None:
+        notes.append(
+            f"{PLAIN} PyTorch draws other masks; without dropout its losses differ by at most "
+            f"{comparison.plain_difference:.1e}"
+        )
     if comparison.compile_seconds is not None:
         seconds = {row.candidate: row.median("forward_backward") for row in comparison.rows}
         gain = next(iter(seconds.values())) - seconds[FUSED]

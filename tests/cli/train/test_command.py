@@ -274,6 +274,7 @@ def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path)
     kept = {row["candidate"]: row["kept"] for row in result["rows"]}
     assert list(kept) == ["plain", "eager layers", "fused", "fused, int8"]
     assert result["loss_difference"] < 1e-5
+    assert result["plain_difference"] < 1e-5
     assert kept["fused, int8"] < kept["fused"] <= kept["eager layers"]
     assert result["compile_seconds"] > 0
     for text in ("kept MB", "compiling took", f"torch {torch.__version__}"):
