@@ -91,11 +91,11 @@ def compare(
             return (model(*batch),)
 
     def difference(first: str, second: str) -> float:
-        losses: list[list[float]] = []
+        losses: dict[str, list[float]] = {}
         for name in (first, second):
             torch.manual_seed(0)
-            losses.append([loss(models[name], batch)[0].item() for batch in batches])
-        return max(abs(loss - twin) for loss, twin in zip(*losses, strict=True))
+            losses[name] = [loss(models[name], batch)[0].item() for batch in batches]
+        return max(abs(left - right) for left, right in zip(losses[first], losses[second], strict=True))
 
     plain_difference = None
     if PLAIN in models:
