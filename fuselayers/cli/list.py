@@ -87,10 +87,14 @@ def _summary(component: type) -> str:
 
 def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Console) -> None:
     kind, _, name = asked.partition(".")
-    if kind not in TABLES or (name and kind in SECTIONS):
+    if kind not in TABLES:
         raise ValueError(no_such("kind", asked, TABLES))
     rows = option_rows(kind)
-    if name:
+    if name and kind in SECTIONS:
+        if name not in [row.option for row in rows]:
+            raise ValueError(no_such(f"{kind} option", name, [row.option for row in rows]))
+        rows = [row for row in rows if row.option == name]
+    elif name:
         registry.get(kind, name)  # raises for a name that there is not
         rows = [row for row in rows if row.name == name]
     size = max((len(row.option) for row in rows), default=0) + 4

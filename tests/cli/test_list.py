@@ -56,6 +56,7 @@ def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.C
     [
         (["feedforwrd"], "no kind 'feedforwrd'; did you mean 'feedforward'? there are: activation, attention"),
         (["feedforward.mpl"], "no feedforward 'mpl'; did you mean 'mlp'? there are: conv_mlp, "),
+        (["train.stepz"], "no train option 'stepz'; did you mean 'steps'?"),
         (["norm", "block"], "list takes one kind or overrides key=value, got norm block"),
         (["feedforward=mpl"], "no feedforward 'mpl'; did you mean 'mlp'?"),
     ],
