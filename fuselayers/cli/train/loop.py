@@ -248,7 +248,8 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
             # Shown last: a closed terminal must not stop the writing.
             for row in rows:
                 log(row)
-                show_progress(console, row, curve.metrics, steps=config.steps, step_tokens=trainer.step_tokens)
+                rows_of_session = [] if curve.metrics is None else curve.metrics.rows[run.done :]
+                show_progress(console, row, rows_of_session, steps=config.steps, step_tokens=trainer.step_tokens)
             if last:
                 return step, signal_number
     return run.done, None

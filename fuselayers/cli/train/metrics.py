@@ -83,19 +83,19 @@ def _line(row: Metrics) -> str:
     return ",".join("" if value is None else repr(value) for value in astuple(row)) + "\n"
 
 
-def show_progress(console: Console, row: Metrics, metrics: MetricsFile | None, *, steps: int, step_tokens: int) -> None:
+def show_progress(console: Console, row: Metrics, rows: Sequence[Metrics], *, steps: int, step_tokens: int) -> None:
     """Print a finished step, if it is its turn, and after every validation.
 
     Args:
-        metrics: of the run; None in the processes that print nothing.
+        rows: of this session, since a resumed run may be on another machine; none in the processes that print nothing.
         steps: of the whole run.
         step_tokens: the tokens of a step.
     """
-    if metrics is None or (row.validation_loss is None and row.step % max(1, steps // _LINES)):
+    if not rows or (row.validation_loss is None and row.step % max(1, steps // _LINES)):
         return
     validation = "" if row.validation_loss is None else f"  validation {row.validation_loss:.3f}"
     # The first step compiles; the median of the last ones ignores it.
-    speed = statistics.median(row.tokens_per_second for row in metrics.rows[-_SPEED_WINDOW:])
+    speed = statistics.median(row.tokens_per_second for row in rows[-_SPEED_WINDOW:])
     seconds_left = (steps - row.step) * step_tokens / speed
     minutes, seconds = divmod(round(seconds_left), 60)
     say(
