@@ -117,11 +117,11 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),
         (
             ["op", "dropout", "model.dropout=1"],
-            "unrecognized arguments: model.dropout=1; see fuselayers --help",
+            "unrecognized arguments: model.dropout=1; see fuselayers bench op --help",
         ),
         (
             ["model", "gpt_nano", "--activation", "relu"],
-            "unrecognized arguments: --activation relu; see fuselayers --help",
+            "no option of fuselayers bench model '--activation'; there are: ",
         ),
         (
             ["model", "gpt_nano", "--shape", "4x9999"],
