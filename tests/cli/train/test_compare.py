@@ -67,6 +67,18 @@ def test_a_difference_is_found() -> None:
     assert result.loss_difference > 1e-4
 
 
+def test_a_plain_model_that_computes_something_else_is_found() -> None:
+    config = compose(overrides=_OVERRIDES)
+    models = _models(config, build(config))
+    equal = compare(models, _batches(1), repeats=1, device=_CPU).plain_difference
+    with torch.no_grad():
+        next(models[PLAIN].parameters()).mul_(2)
+    other = compare(models, _batches(1), repeats=1, device=_CPU).plain_difference
+    assert equal is not None
+    assert other is not None
+    assert equal < 1e-5 < 1e-4 < other
+
+
 def test_a_model_without_a_twin_is_compared_with_its_eager_layers() -> None:
     config = compose(overrides=[*_OVERRIDES, "attention=linear"])
     fused = build(config)
