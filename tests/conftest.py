@@ -1,4 +1,4 @@
-"""What every test starts from: the same random numbers, and no compiled code of another test file."""
+"""Fixtures of every test: the same random numbers, and no compiled code of another test file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from tests.reliability.tally import summary
 
-# pytest listens to each logger that does not propagate, and where somebody listens to this one, torch writes down
-# everything that it traces: a sixth of the time that it takes to compile.
+# pytest attaches a handler to each logger that does not propagate. With a handler here, torch logs all that it traces,
+# which takes a sixth of the time of a compilation.
 logging.getLogger("torch.__trace").propagate = True
 
 
@@ -25,10 +25,10 @@ def _fixed_seed() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _nothing_measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No measurement of the machine decides what a test runs, and none of a test is kept for its user."""
+    """Keep the user's measurements of the machine out of the tests, and those of the tests out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FUSELAYERS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # After each compilation Dynamo empties the processor's cache and times the guards, for its log: 30 ms each.
+        # After each compilation Dynamo empties the processor's cache and times the guards for its log. It takes 30 ms.
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
 
@@ -44,14 +44,14 @@ def _no_compiled_code_of_others() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_garbage_of_others() -> None:
-    # What is alive by now is left out of every later collection, which takes half the time of the tests otherwise.
+    # Later collections skip the objects that are alive now. Otherwise they take half the time of the tests.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def own_components() -> Iterator[None]:
-    """Free the names that a test registers."""
+    """Unregister the components that a test registers."""
     from fuselayers.components import KINDS, names
     from fuselayers.components.registry import unregister
 
@@ -72,7 +72,7 @@ def one_process_mesh() -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # The fake group sends nothing: of a mesh of one, each local part is the whole.
+    # The fake group sends nothing. In a mesh of one process each local part is the whole.
     dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (1,))
@@ -91,9 +91,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    # Here, since xdist's controlling process loads no conftest.py of a folder below this one.
+    # This hook is here because xdist's controlling process loads no conftest.py of a folder below this one.
     reports = [
-        report for every in terminalreporter.stats.values() for report in every if isinstance(report, pytest.TestReport)
+        report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)
     ]
     lines = summary(report for report in reports if report.when == "teardown")
     if lines:

@@ -39,7 +39,7 @@ def _check_cuda_graph(op: Op, reference: Op, inputs: Sequence[Tensor], **options
             captured = step()
     except BaseException:
         # After a failed capture torch keeps its stream current, and in some versions its generator waits for the end
-        # of a capture; another capture ends that.
+        # of a capture. A second capture ends that.
         torch.cuda.set_stream(stream)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             static[0].clone()

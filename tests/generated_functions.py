@@ -13,8 +13,8 @@ __all__ = ["SIZES", "generated", "inputs_of"]
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-# Steps of a and b, both [R, C], and v, [C]; the result is [R, C] and of magnitude about one. All of them are
-# continuous, so that a rounding error stays small.
+# Each step takes a and b, both [R, C], and v, [C], and returns [R, C] of magnitude about 1. All steps are continuous,
+# so that a rounding error stays small.
 POINTWISE: tuple[Step, ...] = (
     lambda a, b, v: a.tanh(),
     lambda a, b, v: a.sin() * b.cos(),

@@ -1,8 +1,8 @@
-"""What Inductor generates for a GPU, run without one: Triton's interpreter runs its kernels on CPU tensors.
+"""Inductor's code for a GPU, run without a GPU: Triton's interpreter runs its kernels on CPU tensors.
 
 Functions are traced on meta tensors, since autograd refuses fake CUDA tensors in torch's CPU build. Inductor then gets
-the graphs with fake CUDA tensors and the properties of an H200: all that follows, up to the kernels and the Python that
-launches them, is its own. Needs TRITON_INTERPRET=1.
+the graphs with fake CUDA tensors and the properties of an H200. The rest is Inductor's own work, up to the kernels and
+the Python that launches them. Needs TRITON_INTERPRET=1.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _H200: Final = types.SimpleNamespace(
 
 
 class Gpu:
-    """A GPU that is not there.
+    """A simulated GPU.
 
     Attributes:
         kernels: the source of each kernel that Inductor generated for it.
@@ -56,7 +56,7 @@ class Gpu:
         self._real: dict[int, Tensor] = {}
 
     def run(self, compiled: Callable[..., Any], *tensors: Tensor) -> Any:
-        """Call a function that Inductor compiles, of `fuse` or `torch.compile`, with CPU tensors. It has a backward."""
+        """Call a function of `fuse` or `torch.compile` on Inductor with CPU tensors. Its backward works too."""
         on_meta = [tensor.detach().to("meta").requires_grad_(tensor.requires_grad) for tensor in tensors]
         self._real = dict(zip(map(id, on_meta), tensors, strict=True))
         return compiled(*on_meta)
@@ -78,7 +78,7 @@ class Gpu:
 
 @contextlib.contextmanager
 def fake_gpu() -> Iterator[Gpu]:
-    """Let Inductor compile for a GPU, and run what it generates, forward and backward."""
+    """Let Inductor compile for a GPU, and run the generated code, forward and backward."""
     from torch._dynamo import device_interface
     from torch._inductor import compile_fx, config
     from torch._inductor.async_compile import AsyncCompile
@@ -86,7 +86,7 @@ def fake_gpu() -> Iterator[Gpu]:
     from torch.utils import _triton
 
     patch_interpreter()
-    # Dynamo compiles a function for eight kinds of call in a process, and all tests share the ops' code.
+    # Dynamo compiles a function for at most eight kinds of call in a process, and all tests share the ops' code.
     torch.compiler.reset()
     gpu = Gpu()
     load = AsyncCompile.triton
@@ -116,7 +116,7 @@ def fake_gpu() -> Iterator[Gpu]:
             patch.setattr(owner, "current_device", staticmethod(lambda: 0))
         for owner in (cuda, interface):
             patch.setattr(owner, "device_count", staticmethod(lambda: 1))
-        for name in ("erf", "exp", "floor", "rsqrt", "sqrt"):  # the interpreter has none of libdevice
+        for name in ("erf", "exp", "floor", "rsqrt", "sqrt"):  # the interpreter lacks libdevice
             patch.setattr(triton_helpers.libdevice, name, lambda x, name=name: getattr(tl, name)(x))
         for function in cached:
             function.cache_clear()
@@ -132,7 +132,7 @@ def _bool_masks() -> Iterator[None]:
     """Let the op that makes masks return bools on the CPU too, as on a GPU."""
     library = torch.library.Library("fuselayers", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it replaces an implementation
+        warnings.simplefilter("ignore")  # about the replaced implementation
         library.impl(
             "keep_factors", lambda *call, again=False: philox._keep_on_cpu(*call).bool(), "CPU", allow_override=True
         )

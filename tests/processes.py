@@ -1,6 +1,6 @@
-"""Programs that run in a process of their own, forked from one that has imported the library and done nothing else.
+"""Run programs in new processes, forked from a process that has only imported the library.
 
-Importing it takes as long as most of what a test does then, so it is imported once for all of them.
+The import takes as long as the rest of most tests, so all programs share one import.
 """
 
 import multiprocessing
@@ -15,7 +15,7 @@ __all__ = ["PROCESSES", "Ended", "Program", "run"]
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["fuselayers.configs", "torch._dynamo", "matplotlib.figure"])
-# Given to `exec`, which a new process finds without importing this file.
+# A new process passes this text to `exec`, so that it need not import this file.
 _AS_A_SCRIPT = """
 import os, sys, types
 os.dup2(os.open(printed, os.O_WRONLY), 1)
@@ -32,12 +32,12 @@ exec(compile(program, name, "exec"), vars(sys.modules["__main__"]))
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a program.
+    """The end of a program.
 
     Attributes:
-        code: its exit status; below 0 it is the number of the signal that killed it.
-        printed: what it wrote to stdout.
-        errors: what it wrote to stderr.
+        code: its exit status, or minus the number of the signal that killed it.
+        printed: its stdout.
+        errors: its stderr.
     """
 
     code: int | None
@@ -46,13 +46,13 @@ class Ended:
 
 
 class Program:
-    """A Python program that begins to run at once, with the environment of this process.
+    """A Python program in a new process. It starts at once, with the environment of this process.
 
     Args:
         program: its text.
         arguments: its `sys.argv[1:]`.
-        name: of the file that its errors name.
-        folder: its working directory, from which it can import; that of this process when None.
+        name: the file name in its tracebacks.
+        folder: its working directory, from which it can import; by default that of this process.
     """
 
     def __init__(self, program: str, *arguments: str, name: str = "program", folder: Path | str | None = None) -> None:
@@ -74,25 +74,25 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """The number of its process."""
+        """The process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     def runs(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the program is still running."""
         return self._process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal, if the program still runs."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C, if it still runs."""
+        """Send the signal of Ctrl-C, if the program still runs."""
         self.send(signal.SIGINT)
 
     def wait(self) -> Ended:
-        """Return what became of it when it has ended; it is killed where the waiting is cut short."""
+        """Wait for the end. If the wait is interrupted, the program is killed."""
         try:
             self._process.join()
         finally:

@@ -1,4 +1,4 @@
-"""Which combinations of parameters run every day."""
+"""Choose the combinations of parameters that run every day."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ __all__ = ["every_value"]
 
 
 def every_value(*parameters: Sequence[Any]) -> list[Any]:
-    """All combinations; slow but for as many as the longest parameter has values, in which each value occurs.
+    """Return all combinations, and mark all but the daily ones as slow.
 
-    Those have as many pairs of values as one finds by taking the best one after the other. For tests that compile or
-    interpret, where a fault of one combination alone is unlikely.
+    There are as many daily combinations as the longest parameter has values. Every value occurs in them. They are
+    chosen greedily, each for the most pairs of values that are not covered yet. For tests that compile or interpret,
+    where a fault of a single combination is unlikely.
 
-    >>> daily = [one.values for one in every_value("abc", (1, 2), (3, 4)) if not one.marks]
+    >>> daily = [param.values for param in every_value("abc", (1, 2), (3, 4)) if not param.marks]
     >>> daily
     [('a', 1, 3), ('b', 2, 4), ('c', 1, 4)]
     """

@@ -1,6 +1,6 @@
-"""What the pages show is true: python blocks run, and the commands in shell blocks exist.
+"""The pages are true: python blocks run, and the commands in shell blocks exist.
 
-The python blocks of a page are one program, in order, run in a process and an empty folder of its own, as by a reader.
+The python blocks of a page form one program, in order. It runs in a new process and an empty folder, as for a reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.processes import run
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Commands of a shell block that belong to the reader's machine.
+# Commands of shell blocks that the reader's machine provides.
 FOREIGN = {"apt", "cd", "eval", "git", "pip", "pre-commit", "source"}
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)")
@@ -64,7 +64,7 @@ def _blocks(text: str) -> list[Block]:
 
 
 def _program(blocks: list[Block]) -> str:
-    """The python blocks as one file, each line where it stands in the page, so that errors name the page's lines."""
+    """The python blocks as one file. Each line keeps its number, so that errors name the lines of the page."""
     lines: list[str] = []
     for block in blocks:
         if block.language == "python":
@@ -73,7 +73,7 @@ def _program(blocks: list[Block]) -> str:
 
 
 def _failure(page: Path, folder: Path) -> str | None:
-    """Run a page; None if all is well, else file, line, error and traceback."""
+    """Run a page, and return None or the file, line, error and traceback of its failure."""
     done = run(_program(_blocks(page.read_text(encoding="utf-8"))), name=str(page), folder=folder)
     if done.code == 0:
         return None
@@ -90,7 +90,7 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-# The pages that a new user meets first run every day; all others are slow.
+# The first pages of a new user run every day; all others are slow.
 _DAILY = {
     *("README.md", "docs/first_steps.md", "docs/build_from_config.md", "docs/import_layers.md", "docs/swap.md"),
     "docs/coming_from_xformers.md",
@@ -114,7 +114,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 
 def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
-    """The words of each command of the page's shell blocks, with its line."""
+    """Yield the line and the words of each command in the page's shell blocks."""
     for block in _blocks(page.read_text(encoding="utf-8")):
         if block.language in {"bash", "sh", "shell", "console"}:
             start, pending = block.first_line, ""
@@ -130,11 +130,11 @@ def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_command(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str | None:
-    """None if the command exists with these arguments, else what is wrong with it."""
+    """Return None if the command exists with these arguments, else the problem."""
     for place in range(1, len(words) - 1):
         if words[place : place + 2] == ["-m", "fuselayers"]:  # of python, or of a launcher such as torchrun
             return _check_command(words[place + 1 :], monkeypatch, capsys)
-    if re.match(r"\w+=", words[0]):  # a variable of the shell
+    if re.match(r"\w+=", words[0]):  # sets a variable of the shell
         return None
     if words[0] == "make":
         clean = {name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}}

@@ -1,4 +1,4 @@
-"""The package as a whole: what is built from it, which way its imports run, and that its files agree."""
+"""The package as a whole: its wheel and sdist, the direction of its imports, and the agreement of its files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ import fuselayers
 ROOT = Path(__file__).parents[1]
 # From the lowest layer to the highest; a layer imports only lower ones. __init__ and __main__ of the package come last.
 LAYERS = ("_torch", "ops", "partition", "components", "configs", "cli", "testing")
-# Import names that differ from the name of the package that brings them.
+# Import names that differ from the name of the package that provides them.
 PACKAGE_OF = {"hydra": "hydra-core", "omegaconf": "hydra-core", "yaml": "hydra-core", "typing_extensions": "torch"}
 
 
 def _modules(package: Path) -> dict[str, Path]:
-    """The dotted name of every module of a package folder; a folder's name stands for its __init__."""
+    """Map the dotted name of every module in a package folder to its file; a folder's name stands for its __init__."""
     names = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package.parent).with_suffix("").parts
@@ -51,7 +51,7 @@ def _package_of(name: str, path: Path) -> list[str]:
 
 
 def _statements(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
-    """Line and full name of each module that an import statement of a file names, or `from package import module`."""
+    """Yield the line and the full name of each module that the import statements of a file name."""
     package = _package_of(name, path)
     for node in _nodes(path):
         if isinstance(node, ast.Import):
@@ -66,7 +66,7 @@ def _statements(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tup
 
 
 def _calls(name: str, path: Path) -> Iterator[tuple[int, str | None]]:
-    """Line and full name of each module that a file imports by `importlib` or `__import__`; None for no literal."""
+    """Yield the line and the full name of each module imported by `importlib` or `__import__`; None if no literal."""
     for node in _nodes(path):
         called = getattr(node, "func", None)
         if getattr(called, "attr", getattr(called, "id", "")) in ("import_module", "__import__"):
@@ -154,14 +154,14 @@ def test_imports_make_no_circle() -> None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a wheel and an sdist, built from a copy: a build leaves files in the tree it runs in."""
+    """A folder with a wheel and an sdist, built from a copy, since a build leaves files in its tree."""
     tree = tmp_path_factory.mktemp("tree")
     for name in ("fuselayers", "tests", "docs", "plots"):
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "runs"))
     for path in ROOT.iterdir():
         if path.is_file():
             shutil.copy(path, tree)
-    # It makes what it is asked for, empty: the C++ itself is compiled by the installation.
+    # This compiler writes empty files. The installation compiles the C++ itself.
     compiler = tree / "compiler"
     compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: >"$2"\n')
     compiler.chmod(0o755)
@@ -202,7 +202,6 @@ def test_the_wheel_holds_the_package_its_config_files_and_nothing_else(built: Pa
     assert "fuselayers/ops/cpu/_plain.abi3.so" in libraries
     assert {Path(name).parent.as_posix() for name in libraries} == {"fuselayers/ops/cpu"}
     assert "fuselayers/configs/groups/model/gpt_nano.yaml" in files
-    assert not any(name.startswith("benchmarks/") for name in files)
     assert "fuselayers/py.typed" in files
 
 
@@ -239,12 +238,12 @@ def _canonical(name: str) -> str:
 
 def test_every_package_that_is_imported_is_required(built: Path) -> None:
     modules = _modules(ROOT / "fuselayers")
-    # `importlib` imports packages that need not be installed.
+    # Not the imports by `importlib`: those packages need not be installed.
     imported = {
         target.split(".")[0] for name, path in modules.items() for _, target in _statements(name, path, modules)
     }
     foreign = imported - {"fuselayers"} - set(sys.stdlib_module_names)
-    # Not imported here, but by torch: Triton in the code that Inductor writes for a GPU.
+    # Triton is imported by Inductor's code for a GPU.
     needed = {_canonical(PACKAGE_OF.get(name, name)) for name in foreign} | {"triton"}
     assert needed == _requirements(built, extras=["hub", "plots"])
 

@@ -1,4 +1,4 @@
-"""The files that GitHub, pre-commit and citation tools read are valid, and say what the package says."""
+"""The files that GitHub, pre-commit and citation tools read are valid, and agree with the package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def _make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # A `make test` around this test hands its own options down in these variables.
+    # A `make test` around this test would pass its options on in these variables.
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     return subprocess.run(["make", *arguments], cwd=ROOT, env=clean, capture_output=True, text=True, check=False)
 

@@ -32,13 +32,13 @@ def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count(dtype
 @pytest.mark.parametrize("name", LAYERS)
 def test_no_layer_keeps_more_than_its_target_and_rows_of_numbers_beside_it(name: str) -> None:
     kept = bench.units(LAYERS[name], dtype=torch.float32, device=CPU)
-    # A number per token and head is 1/64 unit, one per token 1/256, a rotary table 1/16; no whole tensor fits.
+    # A number per token and head is 1/64 unit, a number per token 1/256, a rotary table 1/16. No whole tensor fits.
     assert kept["fuse"] <= LAYERS[name].target + 0.1
     assert kept["fuse"] < kept["torch.compile"] < kept["eager"]
     assert bench.matmuls_again(LAYERS[name], dtype=torch.float32, device=CPU) == 0
     if name == "GPT, SDPA":
-        # By hand: x, q with k and v, what attention returns, the sum after it, the MLP's inside. Beside them there are
-        # the logarithms of attention's sums, of 4 heads, and the seeds of two masks.
+        # By hand: x, q with k and v, attention's output, the sum after it, the MLP's hidden values. The small ones are
+        # the logarithms of attention's sums, for 4 heads, and the seeds of two masks.
         assert kept["fuse"] * UNIT == (1 + 3 + 1 + 1 + 4) * UNIT + 4 * 4 * 128 * 4 + 2 * 8
 
 

@@ -1,4 +1,4 @@
-"""The measured tables of the pages are those of their data."""
+"""The measured tables of the pages agree with their data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The notebook runs, and prints what it holds."""
+"""The notebook runs, and prints its stored output."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _stored(cell: dict[str, Any]) -> str:
 
 @pytest.mark.slow
 def test_it_prints_what_it_holds(tmp_path: Path) -> None:
-    """All but times, which are the machine's. The picture is drawn, and is in the file."""
+    """All but the times, which depend on the machine. The picture is drawn, and is in the file."""
     cells = _code_cells()
     between = "\nprint('----')\n"
     program = between.join("".join(cell["source"]) for cell in cells)

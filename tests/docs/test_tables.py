@@ -18,7 +18,7 @@ def _text(page: str) -> str:
 
 
 def _members(kind: str) -> list[str]:
-    # What other tests register is no member.
+    # Components that other tests register do not count.
     return [name for name in names(kind) if get(kind, name).__module__.startswith("fuselayers.")]
 
 
@@ -40,7 +40,7 @@ def test_no_marker_is_left(page: Path) -> None:
 
 
 def _option_sections(kind: str) -> dict[str, str]:
-    """What stands under each member's heading, in the order of the page."""
+    """The text under each member's heading, in the order of the page."""
     page = filled(_text(f"components/{kind}.md"))
     sections = re.findall(r"^### \{py:class\}`(\w+) <[\w.]+>`\n(.*?)(?=^##)", page, flags=re.MULTILINE | re.DOTALL)
     return dict(sections)

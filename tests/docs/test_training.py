@@ -1,4 +1,4 @@
-"""The example of docs/training.md for torchtitan, which need not be installed; test_docs.py runs the others."""
+"""The torchtitan example of docs/training.md, skipped without torchtitan. test_docs.py runs the other examples."""
 
 import importlib
 import re

@@ -6,7 +6,7 @@ import pytest
 from fuselayers.components import KINDS, get, names
 from plots.components import FOLDER, PICTURES, draw
 
-# Members that no picture shows: one that does nothing, and attentions, of which one is drawn by its parts.
+# Members that no picture names: `none`, which does nothing, and the attentions. One attention is drawn by its parts.
 _NOT_DRAWN = {"none", *names("attention")}
 
 
@@ -27,14 +27,14 @@ def test_there_is_a_picture_of_every_kind() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_member_is_in_the_picture(kind: str, drawn: dict[str, Path]) -> None:
     text = " ".join(_words(drawn[kind])).replace(" _", "_")
-    # What other tests register is no member.
+    # Components that other tests register do not count.
     ours = [name for name in names(kind) if get(kind, name).__module__.startswith("fuselayers.")]
     assert [name for name in ours if name not in _NOT_DRAWN and re.search(rf"\b{name}\b", text) is None] == []
 
 
 @pytest.mark.parametrize("kind", PICTURES)
 def test_what_is_checked_in_is_what_the_script_draws(kind: str, drawn: dict[str, Path]) -> None:
-    # By its words: another version of matplotlib writes other bytes.
+    # Compare the words: another version of matplotlib writes other bytes.
     checked_in = FOLDER / f"{kind}.svg"
     assert _words(checked_in) == _words(drawn[kind])
     assert checked_in.stat().st_size < 100_000

@@ -19,7 +19,7 @@ def words(picture: Path) -> list[str]:
 def test_the_picture_is_drawn_from_the_data_beside_it(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "fine_tune_gpt2.json", tmp_path)
     picture = draw(tmp_path)
-    # By its words: another version of matplotlib writes other bytes.
+    # Compare the words: another version of matplotlib writes other bytes.
     assert words(picture) == words(folder / "fine_tune_gpt2.svg")
     content = json.loads((folder / "fine_tune_gpt2.json").read_text())
     for saved_bytes in content["saved_bytes"].values():
@@ -30,6 +30,6 @@ def test_the_losses_are_those_of_the_plain_model() -> None:
     assert FOLDERS
     for folder in FOLDERS:
         losses = json.loads((folder / "fine_tune_gpt2.json").read_text())["losses"]
-        # Kernels and compiled code add in another order, and the steps of AdamW amplify it.
+        # Kernels and compiled code add in another order, and the steps of AdamW amplify the difference.
         for level in ("layers", "blocks"):
             assert losses[level] == pytest.approx(losses["plain"], rel=1e-3)

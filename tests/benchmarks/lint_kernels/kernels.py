@@ -1,4 +1,4 @@
-"""Cases whose kernels are good or bad in a known way, and what marks the tests that compile."""
+"""Cases whose kernels are good or bad in a known way, and the mark of tests that compile."""
 
 import pytest
 import torch

@@ -17,14 +17,14 @@ def test_kernels_have_no_faults() -> None:
     assert faults(rows, read_figures(), compiler=compiler()) == []
 
 
-# In this file, since it needs the kernels that the test above has compiled.
+# This test is in this file because it reuses the kernels that the test above compiled.
 @compiles
 @pytest.mark.parametrize("arch", [pytest.param(arch, marks=[pytest.mark.slow] * (arch != "sm_90")) for arch in CHIPS])
 def test_no_persistent_program_waits_for_another_to_end(arch: str) -> None:
     persistent = 0
     for case in (case for case in CASES if case.daily or arch != "sm_90"):
         for launch in launches_of(case, arch):
-            # These loop over tiles, with a stride of the number of programs; without sums each has a program.
+            # Persistent kernels loop over tiles, num_programs apart. Without sums each tile has its own program.
             arguments = dict(zip(launch.function.arg_names, launch.arguments, strict=False))
             if "num_programs" in launch.function.src and arguments.get("partial_ptr", True) is not None:
                 persistent += 1
