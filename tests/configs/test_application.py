@@ -1,4 +1,4 @@
-"""A user's own Hydra application: the shipped groups in its search path, and `build` of the config that it composed."""
+"""A user's Hydra application has the shipped groups in its search path, and builds the config that it composed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_sections_of_a_model_are_taken_as_they_are_and_the_others_are_the_ap
     config = compose(application_config(), ["model.dropout=0.5"])
     assert (config.norm.name, config.position.name, config.fusion.scope) == ("rms_norm", "none", "none")
     assert config.feedforward.options["dropout"] == 0.5
-    # gpt_nano sets dropout in its feedforward, which is no part of this config.
+    # gpt_nano sets the dropout of its feedforward, but gpt_nano is no part of this config.
     assert compose(application_config(feedforward={"name": "fused_mlp"})).feedforward.options["dropout"] == 0.0
     assert (config.train, config.data) == (compose().train, compose().data)
     node = OmegaConf.create({"net": application_config()}).net

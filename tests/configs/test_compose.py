@@ -58,7 +58,7 @@ def test_a_swap_keeps_what_differs_from_a_default_and_says_what_else_changes(cap
     source = {"feedforward": {"name": "fused_mlp", "dropout": 0.3, "expansion": 3.0, "bias": True}}
     swapped = compose(source, ["feedforward=gated_mlp"]).feedforward.options
     assert (swapped["dropout"], swapped["expansion"]) == (0.3, 3.0)
-    # As fused_mlp has them by default, so they become gated_mlp's.
+    # Options at fused_mlp's defaults take gated_mlp's defaults.
     assert (swapped["bias"], swapped["activation"]) == (False, "silu")
     source = {"feedforward": {"name": "gated_mlp", "multiple_of": 8}, "norm": {"name": "rms_norm", "eps": 0.5}}
     compose(source, ["feedforward=mlp", "feedforward.bias=true", "norm=layer_norm", "model.block=reversible"])
@@ -256,7 +256,7 @@ def test_the_callers_mapping_is_not_changed_nor_kept() -> None:
 
 @pytest.fixture
 def outer_application(tmp_path: Path) -> Iterator[Path]:
-    """Somebody's Hydra application, whose files and nodes have the names of ours."""
+    """Another Hydra application, whose files and nodes have the names of ours."""
     (tmp_path / "feedforward").mkdir()
     (tmp_path / "theirs.yaml").write_text("defaults: [{feedforward: mlp}, _self_]\nmine: 1\n")
     (tmp_path / "feedforward" / "mlp.yaml").write_text("name: theirs\n")

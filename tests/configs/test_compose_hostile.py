@@ -1,4 +1,4 @@
-"""Configs from a stranger: through every door, each is refused by its text, and nothing of it runs."""
+"""Hostile configs: `compose` refuses each of them with an error, and runs none of their code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESOLVER = f"is refused: {STAND_ALONE}"
 HYDRA = "is refused: Hydra only composes here, its own settings are not part of a config"
 TAG = "YAML tags are refused, got one in line"
 
-# One case for each door (group, option, component within a component, layer, path) and each way to be refused.
+# One case for each place (group, option, component within a component, layer, path) and each reason to refuse.
 OVERRIDES = [
     ("_target_=os.system", f"'_target_' {CALL}"),
     ("feedforward={_target_: builtins.eval, _args_: [1]}", f"'feedforward._target_' {CALL}"),
@@ -43,7 +43,7 @@ def test_overrides(override: str, text: str, monkeypatch: pytest.MonkeyPatch) ->
     assert "the secret" not in str(caught.value)
 
 
-# One case for each thing that YAML has and a config has not, and for each way to name what is no group.
+# One case for each feature of YAML that a config may not use, and for each way to name something that is no group.
 FILES = [
     ("model: {block: {_target_: torch.hub.load, name: transformer}}", f"'model.block._target_' {CALL}"),
     ("model: !!python/object/apply:os.system ['touch TOUCHED']", f"{TAG} 1"),

@@ -1,6 +1,6 @@
-"""Every pair of feedforward, norm, residual, attention and position: it builds from a config and learns, or is refused.
+"""Every pair of feedforward, norm, residual, attention and position builds from a config and learns, or is refused.
 
-The combinations are a pairwise covering set: each pair of values of two groups stands in one of them at least.
+The combinations are a pairwise covering set: each pair of values of two groups is in at least one combination.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from fuselayers.configs import COMPONENT_GROUPS, build
 
 GROUPS = sorted(COMPONENT_GROUPS)
 VALUES = {group: names(group) for group in GROUPS}
-# Which input of an attention a position works through.
+# The input of an attention that a position uses.
 NEEDS = {"rotary": "rotate", "alibi": "bias", "relative": "bias"}
 
 
@@ -30,7 +30,7 @@ def pairs_of(row: dict[str, str]) -> set[tuple[str, str, str, str]]:
 
 
 def covering_rows() -> list[dict[str, str]]:
-    """Greedy: each row takes up a pair that is left, and fills its other groups with what covers most of the rest."""
+    """Greedy: each row starts from a pair that is left; its other values cover as many other pairs as possible."""
     left = {
         pair
         for a, b in itertools.combinations(GROUPS, 2)
@@ -73,7 +73,7 @@ def test_it_learns(row: dict[str, str]) -> None:
     with torch.no_grad():
         assert model.eval()(tokens_BT, targets_BT).item() < at_first
     assert all(parameter.isfinite().all() for parameter in model.parameters())
-    # An expert may be left out by the few tokens here.
+    # The few tokens here may not reach every expert.
     unused = [
         name
         for name, parameter in model.named_parameters()
@@ -82,7 +82,7 @@ def test_it_learns(row: dict[str, str]) -> None:
     assert not unused, f"no step changed {unused}"
 
 
-# All pairs that do not fit: attention and position are separate registrations, and either may forget to refuse.
+# All pairs that do not fit: attentions and positions are registered separately, and either may fail to refuse.
 @pytest.mark.parametrize(
     ("attention", "position"),
     [

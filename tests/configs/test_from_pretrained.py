@@ -1,4 +1,4 @@
-"""from_pretrained against `transformers`: folders that it wrote, files as they are on the hub, and damaged ones."""
+"""from_pretrained against `transformers`: folders that it wrote, files as on the hub, and damaged files."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def varied(name: str, **config: Any) -> Twin:
     return dataclasses.replace(TWINS[name], config={**TWINS[name].config, **config})
 
 
-# Of each model_type one at least; the sizes of the others are compared in hugging_face/test_load.py.
+# At least one of each model_type; hugging_face/test_load.py compares the other sizes.
 WRITTEN = {
     **{
         name: TWINS[name] for name in ("bert_tiny", "mistral_tiny", "mixtral_tiny", "qwen3_tiny", "t5_tiny", "vit_tiny")
@@ -64,7 +64,7 @@ WRITTEN = {
 
 
 def changed(folder: Path, **fields: Any) -> None:
-    """Change fields of a config.json; None removes one."""
+    """Change fields of a config.json; None removes a field."""
     path = folder / "config.json"
     content = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
@@ -83,7 +83,7 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_
 
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
-    """A folder as the first GPT-2 files: no prefix, stored masks, no tied head, few fields."""
+    """A folder like the first GPT-2 files: no prefix, stored masks, no tied head, few fields."""
     state = {name.removeprefix("transformer."): tensor for name, tensor in small_state(build("gpt2_tiny", OFF)).items()}
     del state["lm_head.weight"]
     state["h.0.attn.bias"] = torch.ones(1, 1, 64, 64).tril()
@@ -201,7 +201,7 @@ def test_a_missing_library(library: str, name: str, wish: str, gpt2: Path, monke
 
 
 def test_names_in_older_files() -> None:
-    """As the files of the first releases, which hold more than the model uses."""
+    """The files of the first releases hold more than the model uses."""
     bert = {
         re.sub(r"LayerNorm\.weight$", "LayerNorm.gamma", re.sub(r"LayerNorm\.bias$", "LayerNorm.beta", name)): tensor
         for name, tensor in small_state(build("bert_tiny", OFF), "bert").items()
@@ -290,11 +290,10 @@ def test_a_damaged_folder(damage: Callable[[Path], None], kind: type[Exception],
         from_pretrained(gpt2, OFF)
 
 
-@pytest.mark.parametrize("scope", ["block", "model"])
-def test_fused_models_take_the_weights_too(scope: str, gpt2: Path) -> None:
+def test_a_model_fused_as_a_whole_takes_the_weights_too(gpt2: Path) -> None:
     tokens_BT = torch.arange(12)[None]
     plain: Any = from_pretrained(gpt2, OFF)
-    fused: Any = from_pretrained(gpt2, ["fusion=eager", f"fusion.scope={scope}"])
+    fused: Any = from_pretrained(gpt2, ["fusion=eager", "fusion.scope=model"])
     assert torch.equal(fused.generate(tokens_BT, 4, temperature=0.0), plain.generate(tokens_BT, 4, temperature=0.0))
 
 

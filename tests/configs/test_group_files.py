@@ -1,4 +1,4 @@
-"""The groups, and folders of a user's own through `hydra.searchpath`: their files, who wins, and what is refused."""
+"""The groups, and a user's folders in `hydra.searchpath`: their files, their precedence, and what is refused."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_files_of_ones_own_build_on_shipped_ones(write: Write) -> None:
     expected = compose("llama_tiny", ["norm=layer_norm", "residual=sandwich", "residual.stochastic_depth=0.1"])
     assert (config.norm, config.residual, config.position) == (expected.norm, expected.residual, expected.position)
     assert config.model.options == {**expected.model.options, "num_layers": 2}
-    # wide's expansion; its multiple_of is set by llama_tiny too, and a model's file wins over those of its parts
+    # expansion is from wide. llama_tiny sets multiple_of too, and a model's file wins over those of its components.
     assert config.feedforward.options == {**expected.feedforward.options, "expansion": 6.0}
     assert config.train == expected.train
     longer = replace(config.train, steps=9000)
@@ -127,7 +127,7 @@ def test_files_of_every_group_are_choices(write: Write) -> None:
     config = compose("narrow", [path, "feedforward=wide", "feedforward.expansion=2", "train=long", "fusion=mine"])
     assert config.model.options == {**compose().model.options, "hidden_dim": 32}
     assert (config.feedforward.name, config.feedforward.options["expansion"]) == ("gated_mlp", 2.0)
-    # dropout is gpt_nano's, and stays in a swap
+    # gpt_nano sets dropout, and a swap keeps it
     assert config.feedforward.options["dropout"] == 0.1
     assert (config.train.steps, config.fusion.scope) == (9000, "block")
     assert choices("model", [str(folder)]) == tuple(sorted({*choices("model"), "mine", "ours", "narrow"}))
@@ -194,7 +194,7 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
     assert text in str(caught.value)
 
 
-# One case for each line that a file may have: name, package, entry of defaults, section, option, value.
+# One case for each kind of line in a file: name, package, entry of defaults, section, option, value.
 REFUSED = [
     ({"model/x.yaml": "hidden_dim: !!python/name:os.system ''"}, "model=x", "YAML tags are refused"),
     ({"model/x.yaml": "_target_: os.system"}, "model=x", "'_target_' is refused: a config names registered components"),
@@ -247,7 +247,7 @@ def test_files_that_are_refused(
     assert "the secret" not in str(caught.value)
 
 
-# Each kind of entry that Hydra would ignore, or refuse in its own words.
+# Each kind of entry that Hydra would ignore, or refuse with its own text.
 @pytest.mark.parametrize(
     ("group", "entry"),
     [
@@ -278,7 +278,7 @@ def test_entries_of_defaults_that_are_refused(group: str, entry: str, write: Wri
 
 
 def test_a_file_builds_on_files_of_groups_alone(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Such a file is not checked, and Hydra runs the resolvers of its defaults.
+    # A file outside the groups is not checked, and Hydra runs the resolvers of its defaults.
     monkeypatch.setenv("HOME", "the secret")
     (tmp_path / "outside.yaml").write_text("defaults: ['${oc.env:HOME}']\n")
     for entry, text in (

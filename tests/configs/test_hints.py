@@ -1,4 +1,4 @@
-"""What an error says to somebody who writes the names of another library, or puts an option into another section."""
+"""Errors for the names of another library, and for options in the wrong section."""
 
 import re
 
@@ -50,7 +50,7 @@ def test_an_option_of_another_component_and_one_that_the_model_sets() -> None:
 
 @pytest.fixture
 def _own(own_components: None) -> None:
-    """Components of a user: an option by position, an argument that nobody gives, an attention without `causal`."""
+    """A user's components: an option by position, an argument that nothing sets, an attention without `causal`."""
 
     @register("feedforward", "by_position")
     class ByPosition(nn.Module):

@@ -23,7 +23,7 @@ def test_a_part_is_changed_as_an_override_would_change_it() -> None:
     (change,) = layers("[{at: '1::2', feedforward: {name: gated_mlp, multiple_of: 8}}]", "feedforward.dropout=0.25")
     assert change == LayerChange("1::2", feedforward=change.feedforward)
     assert isinstance(change.feedforward, Choice)
-    # What was set for all layers stays, what the new part brings is complete.
+    # Options set for all layers stay; the other options of the new component are filled in.
     assert {name: change.feedforward.options[name] for name in ("dropout", "multiple_of", "activation")} == {
         "dropout": 0.25,
         "multiple_of": 8,

@@ -19,7 +19,7 @@ HEADS = ["attention.num_heads=4"]
 
 
 def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
-    """A small model whose weights no initialisation gives."""
+    """A small model with weights unlike those of any initialisation."""
     asked = [
         override
         for override in (*TINY, *HEADS)
@@ -67,9 +67,6 @@ def _no_warning_unseen() -> Any:
         yield
 
 
-# What a model knows of its config.
-
-
 @pytest.mark.parametrize("scope", ["none", "model"])
 def test_only_the_model_itself_knows_its_config(scope: str) -> None:
     config = compose("gpt_nano", [*TINY[:-1], *HEADS, "fusion=eager", f"fusion.scope={scope}"])
@@ -94,10 +91,7 @@ def test_copies_know_it_too(scope: str) -> None:
         check_same_step(rebuild(other, ["fusion=off"], strict=True), rebuild(built, ["fusion=off"], strict=True))
 
 
-# What carries.
-
-
-# A norm behind and before, without and with groups.
+# Post-norm and pre-norm, without and with grouped heads.
 @pytest.mark.parametrize(
     ("model", "first", "second"), [("bert_base", "mlp", "fused_mlp"), ("llama_tiny", "fused_mlp", "mlp")]
 )
@@ -118,9 +112,6 @@ def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None
     assert fused_names == {"block": ["blocks.0"], "model": [""]}[scope]
     check_same_step(fused, plain)
     check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
-
-
-# What does not, and how it is said.
 
 
 def test_a_gated_mlp_reports_what_is_new_and_what_was_left_behind() -> None:
@@ -145,7 +136,7 @@ def test_weights_that_are_scales_less_one_do_not_become_scales(override: str) ->
     new = "weight, norm.bias new" if override == "norm=layer_norm" else "weight new"
     assert f"  norm.{new}; norm.weight left behind" in text.splitlines()
     assert rebuilt.norm.weight.eq(1).all()
-    # As it was, since a scale less one begins at zero; with the weights carried as they stand all of it would be zero.
+    # A scale less one begins at zero, so the output is the same. Carried weights would make all of it zero.
     tokens_BT = torch.arange(5)[None]
     if override == "norm.unit_offset=false":
         torch.testing.assert_close(rebuilt(tokens_BT), built(tokens_BT))
@@ -181,9 +172,6 @@ def test_strict_raises_before_anything_is_made() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# What is new.
-
-
 def test_what_is_new_is_initialised_as_build_does_it() -> None:
     built = tiny("feedforward=mlp", "model.num_layers=1")
     torch.manual_seed(5)
@@ -197,7 +185,7 @@ def test_what_is_new_is_initialised_as_build_does_it() -> None:
     for name, value in rebuilt.state_dict().items():
         source = built if name in carried else expected
         assert torch.equal(value, source.state_dict()[name]), name
-    # Smaller where a sublayer joins the stream, by the number of layers of the new model.
+    # Weights of the last layer of a branch are smaller, by the number of layers of the new model.
     deviation = rebuilt.blocks[3].feedforward.down.weight.std().item()
     assert deviation == pytest.approx(0.02 / 8**0.5, rel=0.2)
 
@@ -253,9 +241,6 @@ def test_values_are_computed_only_for_new_weights() -> None:
     assert "cpu" in devices
 
 
-# The state of the model beside its weights.
-
-
 def test_frozen_weights_stay_frozen_and_new_ones_are_trained() -> None:
     built = tiny("feedforward=mlp")
     built.requires_grad_(False)
@@ -293,9 +278,6 @@ def test_buffers_that_a_constructor_computes_are_computed() -> None:
     rebuilt = rebuild(built, ["feedforward.shift=2"], strict=True)
     assert rebuilt.blocks[0].feedforward.made.dtype == torch.float32
     assert rebuilt.blocks[1].feedforward.made.dtype == torch.bfloat16
-
-
-# Models that cannot be rebuilt.
 
 
 def test_a_model_partly_on_the_meta_device_is_refused() -> None:

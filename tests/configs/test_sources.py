@@ -1,4 +1,4 @@
-"""`to_yaml`: a saved config is the same config again."""
+"""A config that `to_yaml` saved is read as the same config."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from fuselayers.configs import Config, choices, compose, to_yaml
 
-# One for each kind of model, block and entry of a list; the others differ from these in numbers and names.
+# A model for each kind of model, block and list entry; the others differ from these in numbers and names.
 DAILY = {"gpt_nano", "gemma2_tiny", "mixtral_tiny", "t5_tiny", "vit_tiny"}
 CASES = [
     *(pytest.param([f"model={model}"], marks=() if model in DAILY else pytest.mark.slow) for model in choices("model")),

@@ -11,7 +11,7 @@ from fuselayers.configs import build, rebuild
 from fuselayers.configs.hugging_face import READERS, config_of
 from tests.configs.hugging_face.twins import TWINS
 
-# As on the hub, in the words of the `transformers` of their time, without the fields about tokens and tasks.
+# Configs of the hub, with the field names of the `transformers` of their time, without fields about tokens and tasks.
 ROTARY = {"hidden_act": "silu", "tie_word_embeddings": False, "num_key_value_heads": 8, "num_attention_heads": 32}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 BIG = {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 32000}
@@ -175,7 +175,7 @@ ON_THE_HUB: dict[str, dict[str, Any]] = {
         "vocab_size": 32128,
     },
 }
-# What the release says where the shipped model deviates, as its file says.
+# The shipped models deviate from the releases here, as their files say. These overrides restore the releases.
 DEVIATES = {
     "gpt2_small": ["attention.dropout=0.1"],
     "t5_small": ["attention.dropout=0.1"],
@@ -183,7 +183,7 @@ DEVIATES = {
 }
 
 
-# Those with words of their own; test_from_pretrained.py reads each model_type.
+# The configs with field names of their own; test_from_pretrained.py reads every model_type.
 @pytest.mark.parametrize("name", ON_THE_HUB)
 def test_a_released_config_gives_the_shipped_model(name: str) -> None:
     _, config = config_of(ON_THE_HUB[name])
@@ -194,7 +194,7 @@ def test_a_released_config_gives_the_shipped_model(name: str) -> None:
     assert next(scales) == next(scales)
 
 
-# What decides nothing that is loaded: tokens, initial values, the heads of other tasks, and how transformers runs.
+# Fields that do not affect the loaded model: tokens, initial values, heads of other tasks, how transformers runs.
 WITHOUT_EFFECT = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "initializer_factor", "init_std"),
     *("use_cache",),
@@ -223,7 +223,7 @@ def test_every_field_of_transformers_is_read_or_without_effect(model_type: str) 
     content = kind(**twin.config).to_dict()
     config_of(Recorded(content))
     assert "model_type" in read
-    # The sizes of the tests give even images a vocabulary.
+    # The sizes of the tests include a vocabulary, even for images.
     others = {*PretrainedConfig().to_dict(), *(("vocab_size",) if model_type == "vit" else ())}
     assert content.keys() - others - read - WITHOUT_EFFECT == set()
 

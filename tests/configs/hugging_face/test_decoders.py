@@ -1,4 +1,4 @@
-"""Language models beside their twins of `transformers`: loss, gradients, padding, generation, and every fused form."""
+"""Language models against their twins in `transformers`: loss, gradients, padding, generation, every fused form."""
 
 import functools
 from typing import Any
@@ -16,7 +16,7 @@ FAMILIES = ["opt_tiny", "gpt_neox_tiny", "phi_tiny", "bloom_tiny", "qwen2_tiny"]
 
 @functools.cache
 def pair(name: str) -> tuple[Any, nn.Module]:
-    """Theirs and ours with its weights, both in eval mode."""
+    """The model of `transformers`, and ours with its weights, both in eval mode."""
     other = theirs(TWINS[name])
     model = build(name, ["fusion=off"]).eval()
     load_hugging_face(model, other.state_dict(), family=TWINS[name].family)
@@ -42,7 +42,7 @@ def test_the_same_loss_and_gradients(name: str) -> None:
     model = build(name, ["fusion=off", *TWINS[name].overrides]).eval()
     load_hugging_face(model, other.state_dict(), family=TWINS[name].family)
     tokens_BT = tokens()
-    # They compare each token with the next one by themselves.
+    # `transformers` shifts the labels itself.
     expected = other(input_ids=tokens_BT, labels=tokens_BT).loss
     expected.backward()
     loss, gradients = trained(model, tokens_BT[:, :-1], tokens_BT[:, 1:])
@@ -53,12 +53,12 @@ def test_the_same_loss_and_gradients(name: str) -> None:
     assert gradients.keys() == wanted.keys()
     for key, gradient in gradients.items():
         largest = wanted[key].abs().max().item()
-        # The scores do not change when all keys move: the bias of the keys has a gradient of rounding errors.
+        # A shift of all keys does not change the scores, so the gradient of the bias of keys is all rounding error.
         assert largest > 1e-5, key
         torch.testing.assert_close(gradient, wanted[key], rtol=1e-3, atol=1e-4 * largest, msg=key)
 
 
-# Padding on the left moves the positions of a family, padding on the right its last token.
+# Padding on the left moves the positions, padding on the right moves the last token.
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_logits_beside_padding(name: str, side: str) -> None:
@@ -78,7 +78,7 @@ def test_the_same_logits_beside_padding(name: str, side: str) -> None:
 def test_generation_writes_the_same_tokens(name: str) -> None:
     other: Any = theirs(TWINS[name])
     with torch.no_grad():
-        # So large that the last tokens decide which token is the likeliest, and not the biases.
+        # Weights so large that the last tokens choose the next token, and not the biases.
         for parameter in other.parameters():
             parameter.mul_(2)
         for module in other.modules():
@@ -108,7 +108,7 @@ def test_every_option_fused_learns_the_same(scope: str) -> None:
 
 
 @pytest.mark.slow
-# Two of four pairs: the backend compiles what the scope traces, whichever it is.
+# Two of four pairs: the backend compiles the graphs of either scope in the same way.
 @pytest.mark.parametrize(("scope", "backend"), [("block", "eager"), ("model", "inductor")])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_they_learn_the_same(name: str, backend: str, scope: str) -> None:
@@ -116,7 +116,7 @@ def test_fused_they_learn_the_same(name: str, backend: str, scope: str) -> None:
 
 
 def check_fused(name: str, fusion: list[str], options: list[str]) -> None:
-    """With dropout: the masks are the same on every backend."""
+    """Compare with dropout, whose masks are the same on every backend."""
     options = [*options, "model.dropout=0.2", "model.embedding_dropout=0.1", "model.init_std=0.2"]
     plain, fused = build(name, ["fusion=off", *options]), build(name, [*fusion, *options])
     fused.load_state_dict(plain.state_dict())

@@ -11,7 +11,7 @@ from fuselayers.configs import build, choices
 from fuselayers.configs.hugging_face import FAMILIES, load_hugging_face
 from tests.configs.hugging_face.twins import TWINS, inputs, small_state, theirs
 
-# Published counts, and those of `transformers` with the published sizes.
+# Published counts, and counts by `transformers` of the published sizes.
 PARAMETERS = {
     "bert_base": 109_514_298,
     "bert_large": 335_174_458,
@@ -40,9 +40,9 @@ PARAMETERS = {
     "vit_b16": 86_567_656,
     "vit_l16": 304_326_632,
 }
-# Sizes of our own: nothing is published to compare them with.
+# Models with sizes of our own, for which there are no published counts.
 OWN = {"gpt_nano", "llama_tiny", "hierarchical_vision"}
-# They are of full size, if without memory: every third one each day.
+# Models of full size, on the meta device: every third model runs daily.
 PUBLISHED_MODELS = [
     pytest.param(name, marks=pytest.mark.slow if number % 3 else ()) for number, name in enumerate(PARAMETERS)
 ]
@@ -72,7 +72,7 @@ def test_the_same_outputs_for_the_same_weights(name: str) -> None:
     with torch.no_grad():
         expected = other(**for_them).logits
         got = model(for_us[0], inputs_BT=for_us[1]) if twin.family == "t5" else model(*for_us)
-    # Logits that all but vanish, or are all alike, would agree without proving anything.
+    # Logits that are near zero, or all alike, would agree without proving anything.
     assert expected.std() > 0.03
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -118,7 +118,7 @@ def test_what_they_repeat_has_to_be_equal(name: str) -> None:
         with pytest.raises(ValueError, match=f"^the state_dict does not fit this {family}: {re.escape(text)}$"):
             load_hugging_face(model, {**state, repeated: state[other] + 1}, family=family)
         assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-        # As a file that leaves out what it would repeat.
+        # A file may leave the repeated tensor out.
         load_hugging_face(model, {key: tensor for key, tensor in state.items() if key != repeated}, family=family)
 
 

@@ -18,7 +18,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 @dataclass(frozen=True)
 class Twin:
-    """A tiny model of ours and the one of `transformers` with its sizes."""
+    """A tiny model of ours, and the model of `transformers` with the same sizes."""
 
     family: str
     module: str
@@ -123,14 +123,14 @@ TWINS = {
         "t5",
         "t5",
         "T5ForConditionalGeneration",
-        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},  # which ties, and leaves the scale out
+        {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},  # it ties, and leaves the scale out
         T5_1_1_TINY,
     ),
 }
 
 
 def theirs(twin: Twin) -> nn.Module:
-    """A model of `transformers`, each weight drawn wide enough for every part to count."""
+    """A model of `transformers`, its weights drawn so wide that every part affects the output."""
     pytest.importorskip("transformers")
     module = importlib.import_module(f"transformers.models.{twin.module}")
     config = getattr(module, twin.model.split("For")[0].replace("LMHeadModel", "") + "Config")(
@@ -144,7 +144,7 @@ def theirs(twin: Twin) -> nn.Module:
 
 
 def inputs(twin: Twin) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """What our model and theirs are called with."""
+    """The arguments of our model, and of the model of `transformers`."""
     if twin.family == "vit":
         images = torch.randn(2, 3, 12, 12)
         return (images,), {"pixel_values": images}
@@ -156,7 +156,7 @@ def inputs(twin: Twin) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 
 def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:
-    """The weights of a model of ours under their names, without `transformers`."""
+    """The weights of a model of ours under the names of `transformers`, which is not needed for it."""
     chosen = FAMILIES[family]
     state = {}
     for name, tensor in model.state_dict().items():
