@@ -27,7 +27,7 @@ TINY_TRAINING = (
 
 @pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    # pytest-xdist tells its workers how wide its own terminal is; a table is then folded where it says.
+    # pytest-xdist passes the width of its terminal to its workers. A table would be folded at that width.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 

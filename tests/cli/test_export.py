@@ -47,12 +47,12 @@ def test_what_is_exported_comes_back_bit_for_bit(
         assert state.keys() == weights.keys()
         assert all(state[name].dtype == tensor.dtype for name, tensor in weights.items())
         assert all(torch.equal(state[name], tensor) for name, tensor in weights.items())
-    # And it computes what the trained one does.
+    # The exported model computes what the trained model computes.
     again = fuselayers.build(out / "config.yaml").eval()
     again.load_state_dict(weights)
     tokens = torch.arange(16).view(2, 8)
     assert torch.equal(model(tokens), again(tokens))
-    # The file may be gone.
+    # The loaded model does not need its file.
     (out / "model.safetensors").unlink()
     assert torch.equal(model(tokens), again(tokens))
 

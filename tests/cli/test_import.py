@@ -1,4 +1,4 @@
-"""`--import`: a class of the user's own, on the command line."""
+"""`--import` lets the command line use a user's class."""
 
 import io
 import signal
@@ -81,7 +81,7 @@ def test_a_registered_class_is_selectable_at_once(folder: Path) -> None:
 
 @pytest.fixture
 def fresh(folder: Path, own_components: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """As if the program had just been started, as an installed script: without the working directory on its path."""
+    """Return to a freshly started script: no user module imported, and the working directory not on the path."""
 
     def start() -> None:
         if "tripled" in names("feedforward"):

@@ -39,7 +39,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is of glibc")
 def test_freed_memory_is_kept() -> None:
-    # In processes of their own: it is for the rest of one.
+    # In new processes, since the setting lasts to the end of a process.
     given_back, kept = (run(_PAGE_FAULTS, how) for how in ("given back", "kept"))
     assert given_back.errors == kept.errors == ""
     assert int(kept.printed) < int(given_back.printed) / 10

@@ -34,7 +34,7 @@ assert codes == [0, 0, 0, 2, 2], codes
 heavy = {"torch", "numpy", "hydra", "matplotlib", "networkx"} & set(sys.modules)
 assert not heavy, heavy
 """
-    # Not `run`, whose processes begin with torch.
+    # Not by `run`, whose processes have imported torch.
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
@@ -79,12 +79,20 @@ def _fails(error: BaseException) -> object:
     return run
 
 
-def test_the_systems_errors_are_said_without_their_number(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (PermissionError(13, "Permission denied", "/a/file"), 2, "Permission denied: /a/file"),
+        (BackendUnavailableError("no backend could compile this"), 2, "no backend could compile this"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ],
+)
+def test_an_error_that_is_no_bug_gets_one_line(
+    error: BaseException, code: int, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "run", _fails(PermissionError(13, "Permission denied", "/a/file")))
-    assert main(["backends"]) == 2
-    assert capsys.readouterr().err == "fuselayers: Permission denied: /a/file\n"
+    monkeypatch.setattr(backends, "run", _fails(error))
+    assert main(["backends"]) == code
+    assert capsys.readouterr().err == f"fuselayers: {text}\n"
 
 
 def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,20 +131,6 @@ def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
         assert main(["backends"]) == 0
     assert capsys.readouterr().err == "fuselayers: backend 'inductor' is not used: no compiler\n"
     assert [str(warning.message) for warning in seen] == ["something else"]
-
-
-def test_a_backend_that_cannot_serve_is_no_bug(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends, "run", _fails(BackendUnavailableError("no backend could compile this")))
-    assert main(["backends"]) == 2
-    assert capsys.readouterr().err == "fuselayers: no backend could compile this\n"
-
-
-def test_ctrl_c_before_training_is_quiet(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends, "run", _fails(KeyboardInterrupt()))
-    assert main(["backends"]) == 130
-    assert capsys.readouterr().err == "fuselayers: stopped\n"
 
 
 def test_python_m_trains_and_ctrl_c_saves(tiny: list[str], tmp_path: Path) -> None:

@@ -25,9 +25,14 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(site["error"] is not None for site in sites)
 
 
-def test_a_model_of_the_configs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["swap", "gpt2_tiny", "--level", "layers"]) == 0
-    assert capsys.readouterr().out.startswith("swap, level layers: ")
+def test_a_model_of_the_configs_is_reported_though_its_layers_are_ours_already(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.warns(UserWarning, match="swap found nothing to swap in Decoder"):
+        assert main(["swap", "gpt2_tiny", "--level", "layers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "swap, level layers: 0 modules"
+    assert any(line.startswith("not swapped: blocks.0.feedforward (FusedMLP): ") for line in lines)
 
 
 def test_a_folder_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,8 +29,8 @@ def test_every_op_of_the_library_can_be_timed() -> None:
         "draw_seed",
         "keep_mask",
         "keep_scale",
-        "linear_log_prob",  # torch has nothing to time it against but all logits
-        *("softmax", "log_softmax"),  # in plain torch
+        "linear_log_prob",  # torch's only counterpart computes all logits
+        *("softmax", "log_softmax"),  # these run plain torch
         "seeds",
     }
     functions = {name for name in vars(ops) if callable(getattr(ops, name)) and name.islower()}

@@ -16,7 +16,7 @@ TINY = ["model.hidden_dim=16", "model.num_layers=1", "model.context_length=16", 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every candidate runs op by op; that compiled ones can be measured is tested with the command."""
+    """Run every candidate op by op. The tests of the command measure compiled candidates."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 

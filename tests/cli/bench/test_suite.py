@@ -38,7 +38,7 @@ def test_a_report_names_what_is_wrong_and_what_had_no_time(
     run_suite([Job("late", fails)], report, folder=tmp_path, minutes=-1.0, device=CPU, console=console)
     assert (report.failed, report.left_out) == ({"fails": "RuntimeError: out of memory"}, ["late"])
     assert [row.candidate for row in report.rows] == ["plain", "torch.compile", "fuselayers"]
-    # A stopped run keeps what it has.
+    # A stopped run keeps its results.
     content = json.loads((tmp_path / "results.json").read_text())
     assert [row["candidate"] for row in content["rows"]] == ["plain", "torch.compile", "fuselayers"]
     for row in report.rows:

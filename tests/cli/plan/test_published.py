@@ -12,10 +12,10 @@ CONTENT = json.loads(DATA.read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("row", CONTENT["runs"], ids=[run.title for run in RUNS])
 def test_a_prediction_is_near_what_was_published(row: dict[str, Any]) -> None:
-    # The largest difference is that of the eager runs on 128 GPUs.
+    # The eager runs on 128 GPUs differ most.
     assert row["predicted"]["tokens_per_second"] == pytest.approx(row["tokens_per_second"], rel=0.2)
     if row["gibibytes"]:
-        # The published figure has memory that the allocator has reserved and does not use.
+        # The published figure includes memory that the allocator has reserved and does not use.
         assert row["predicted"]["gibibytes"] == pytest.approx(row["gibibytes"], rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""A model in round numbers, so that plans can be computed by hand."""
+"""Plans of a model in round numbers, against plans computed by hand."""
 
 import re
 from dataclasses import replace
@@ -13,7 +13,7 @@ from fuselayers.configs import compose
 from fuselayers.hardware import GPUS
 
 H100 = GPUS["H100"]
-# Four blocks of 1,000 parameters, and 200 beside them; each block keeps 300 bytes of an example, 200 of them inside.
+# Four blocks of 1,000 parameters and 200 others; each block keeps 300 bytes of an example, 200 of them inside.
 RUN = Activations(saved=1200.0, inside=800.0, largest=300.0, repeated_flops=0.0)
 TOY = PlannedModel("toy", 4200, 1000, 4, 10, 4, 8, False, (8, 4), 2, 6e6, 160.0, RUN, RUN)
 
@@ -78,7 +78,7 @@ def test_tensor_parallelism_reduces_the_stream_four_times_a_block() -> None:
 def test_a_group_has_the_slowest_link_on_its_ring() -> None:
     assert link_bandwidth(H100, 4, stride=2) == pytest.approx(0.8 * 450e9)
     assert link_bandwidth(H100, 64) == pytest.approx(0.8 * 400e9)  # eight adapters of 50 GB/s
-    assert link_bandwidth(H100, 8, stride=8) == pytest.approx(0.8 * 50e9)  # one of each node
+    assert link_bandwidth(H100, 8, stride=8) == pytest.approx(0.8 * 50e9)  # an adapter of each node
     assert link_bandwidth(GPUS["MI300X"], 2) == pytest.approx(0.8 * 64e9)  # measured: 47.7 GB/s, and 313 for eight
     assert link_bandwidth(GPUS["MI300X"], 8) == pytest.approx(0.8 * 448e9)
 

@@ -1,4 +1,4 @@
-"""One finished run, one that was killed and resumed, made once: tests only read them, or change a copy."""
+"""A finished run, and a run that was killed and resumed. Both are made once: tests read them, or change a copy."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ from tests.cli.conftest import tiny_on, write_text_file
 
 
 def run_train(overrides: list[str], *, code: int = 0) -> str:
-    """What a training prints that ends with this exit code."""
+    """Train, and return the output. The exit code must be `code`."""
     output = io.StringIO()
     assert train(overrides, console=Console(file=output, width=200)) == code
     return output.getvalue()
@@ -33,7 +33,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def curve(folder: Path) -> list[tuple[object, ...]]:
-    """All of the curve that does not depend on the clock."""
+    """The columns of the curve that do not depend on the clock."""
     return [
         (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
         for row in read_metrics(folder / "metrics.csv")
@@ -46,7 +46,7 @@ def newest(folder: Path) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """All but the line that says who is there."""
+    """The content of every file except the lock."""
     paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
@@ -62,7 +62,7 @@ def assert_same_run(first: Path, second: Path) -> None:
 
 
 def before_step(patch: pytest.MonkeyPatch, number: int, act: Callable[[Trainer], object]) -> None:
-    """Let something happen when a step begins."""
+    """Call `act` when the step of this number begins."""
     step = Trainer.step
 
     def watched(trainer: Trainer, index: int) -> Update:
@@ -74,17 +74,17 @@ def before_step(patch: pytest.MonkeyPatch, number: int, act: Callable[[Trainer],
 
 
 def killed(trainer: Trainer) -> None:
-    """An end without a word to the run."""
+    """End the run without letting it save anything."""
     raise RuntimeError("killed")
 
 
-# Dropout and accumulation, so that the random numbers of each micro-batch count.
+# With dropout and accumulation the random numbers of every micro-batch matter.
 _RUN = ["model.dropout=0.1", "train.accumulate=2"]
 
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 12 steps to its end; beside it printed.txt."""
+    """A finished run of 12 steps. Its output is in printed.txt beside it."""
     folder = tmp_path_factory.mktemp("finished")
     asked = [*tiny_on(write_text_file(folder)), *_RUN, f"train.output={folder / 'run'}", "train.sample_bytes=40"]
     (folder / "printed.txt").write_text(run_train(asked))
@@ -93,7 +93,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def resumed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, killed in its tenth step and continued, with TensorBoard; beside it printed.txt, of the end."""
+    """The same run with TensorBoard, killed in its tenth step and continued. printed.txt has the last output."""
     folder = tmp_path_factory.mktemp("resumed")
     text = finished.parent / "text.py"
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def own(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hangup() -> Iterator[None]:
-    """A hangup ends a process, also where the tests run under nohup."""
+    """Let a hangup end a process, also if the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)

@@ -19,7 +19,7 @@ from tests.processes import run as run_program
 
 
 def tensors(step: int = 5) -> dict[str, Tensor]:
-    """A state whose every number tells its step, in several dtypes and layouts, one of them empty, two tied."""
+    """A state whose numbers depend on the step, in several dtypes and layouts. One tensor is empty, two are tied."""
     weight = torch.full((3, 4), float(step))
     return {
         "model.weight": weight.t(),
@@ -44,7 +44,7 @@ def assert_is(path: Path, wanted: dict[str, Tensor], *, step: int) -> None:
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """A limit of the kernel on the size of files: writes fail half-way, as on a full disk."""
+    """Limit the size of files, so that writes fail half-way, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -83,7 +83,7 @@ def test_a_run_or_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.Monk
     assert run_of("../step-000100") == tmp_path / "run"
 
 
-# The first limit is below the file of numbers, the second below the manifest.
+# The first limit is below the size of the tensors' file, the second below the size of the manifest.
 @pytest.mark.parametrize("size", [100, 900])
 def test_a_write_that_fails_half_way_keeps_the_one_before_and_says_so(tmp_path: Path, size: int) -> None:
     before = save(tmp_path, tensors(5), Content(5))
@@ -130,7 +130,7 @@ def test_a_kill_between_the_renames_of_a_run_that_went_back_leaves_the_one_it_co
     folder = tmp_path / "checkpoints"
     for step in (4, 6):
         save(folder, tensors(step), Content(step))
-    # The first rename takes the later one away, the second would put the new one there.
+    # The first rename takes the later checkpoint away, the second would put the new one in its place.
     assert run_program(_KILLED, str(folder), "rename", "2").code == -signal.SIGKILL
     path, _ = find_checkpoint(str(tmp_path))
     assert_is(path, tensors(4), step=4)
@@ -154,12 +154,12 @@ def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
             num_found += 1
         assert not said or said.endswith(f"or a damaged one: the checksum of {file.name} is wrong")
         file.write_bytes(whole[file])
-    # The rest is space between the entries of the manifest.
+    # The other bits are in the space between the entries of the manifest.
     assert num_found > 180
 
 
 def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change a manifest and give it the right checksum, as a stranger would."""
+    """Change a manifest and give it the right checksum, as an attacker would."""
     content = json.loads((path / "manifest.json").read_bytes())
     del content["sha256"]
     change(content)
@@ -182,7 +182,7 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
 def test_wrong_contents_are_named(tmp_path: Path, change: Callable[[dict[str, Any]], object], text: str | None) -> None:
     path = save(tmp_path, tensors(), Content(5))
     _rewrite(path, change)
-    if text is None:  # a text that is missing is empty
+    if text is None:  # a missing text is read as empty
         assert read_checkpoint(path) == Content(5)
         return
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
@@ -200,7 +200,7 @@ def test_a_manifest_that_is_none_is_named(tmp_path: Path, body: bytes) -> None:
 
 def test_reading_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(tmp_path, tensors(), Content(5))
-    # What torch's default storage would read.
+    # torch's default storage would read this file.
     (path / ".metadata").write_bytes(pickle.dumps(os.getcwd))
 
     def refused(*arguments: object, **named: object) -> None:

@@ -36,7 +36,7 @@ def test_a_run_leaves_its_files(finished: Path) -> None:
     printed = (finished.parent / "printed.txt").read_text()
     rows = read_metrics(finished / "metrics.csv")
     assert [row.step for row in rows] == list(range(1, 13))
-    assert rows[0].loss == pytest.approx(math.log(256), abs=0.1)  # it knows nothing
+    assert rows[0].loss == pytest.approx(math.log(256), abs=0.1)  # it has learnt nothing yet
     assert rows[-1].loss < rows[0].loss
     assert [row.step for row in rows if row.validation_loss is not None] == [4, 8, 12]
     assert f"validation loss {rows[-1].validation_loss:.4f} nats per byte" in printed

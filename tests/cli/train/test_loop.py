@@ -45,7 +45,7 @@ def test_accumulated_micro_batches_make_the_step_of_one_batch(tiny: list[str], t
     assert accumulated.step_tokens == 2 * 4 * 16
     assert update.read()[0] == pytest.approx(loss.item(), abs=1e-6)
     assert update.read()[1] == pytest.approx(norm.norm().item(), rel=1e-5)
-    # Adam's first step is the sign of the gradient: where that is all rounding error, the sign may differ.
+    # Adam's first step is the sign of the gradient. Where the gradient is all rounding error, the sign may differ.
     for name, tensor in whole.model.state_dict().items():
         assert (tensor - accumulated.model.state_dict()[name]).abs().mean() < 1e-5, name
 
@@ -81,7 +81,7 @@ def test_torchs_settings_are_as_before_afterwards(before: bool) -> None:
 def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
     validates: bool, tiny: list[str], text_file: Path, tmp_path: Path
 ) -> None:
-    """The compiled path of training, on two threads: a gradient that both sum in either order would show."""
+    """Train compiled code on two threads: sums of gradients whose order depends on the threads would show."""
     overrides = _only(tiny, "feedforward=fused_mlp", "model.dropout=0.1", "fusion=inductor")
     compiled, eager = _trainer(overrides, text_file), _trainer(_only(overrides, "fusion=off"), text_file)
     torch.set_num_threads(2)
@@ -108,7 +108,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
 def test_a_step_draws_its_own_numbers_whatever_was_drawn_before(tiny: list[str], text_file: Path) -> None:
     overrides = _only(tiny, "model.dropout=0.3", "train.accumulate=2")
     first, second = _trainer(overrides, text_file), _trainer(overrides, text_file)
-    # So that two steps, and two micro-batches, differ in their masks alone.
+    # Two steps, and two micro-batches, then differ only in their masks.
     same = first.batch(1)
     for trainer in (first, second):
         trainer.batch = lambda step, micro_batch=0: same  # type: ignore[method-assign]

@@ -19,7 +19,7 @@ def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypat
     working = [status.name for status in statuses if status.available]
     assert [override for override, _ in rows] == ["fusion=off", *(f"fusion.backend={name}" for name in working)]
     least = min(float(number) for _, number in rows)
-    # Two that differ by less than what is printed are both the fastest.
+    # Two backends whose printed times are equal are both the fastest.
     assert any(f"to pin the fastest: {name}\n" in printed for name, number in rows if float(number) == least)
 
 

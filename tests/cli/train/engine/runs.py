@@ -1,8 +1,9 @@
-"""Several trainings by the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
+"""Run several trainings in the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
 
-FOLDER/runs.json maps a name to overrides, in which {rank} is the process's own, and to what happens on rank 1 before
-its third step: "signal", a SIGTERM; "weight", a NaN in its part of a weight; or null. FOLDER/name.json then holds the
-exit code, what the run printed, the text of a refusal, and the kinds of its parameters and of its fused parts.
+FOLDER/runs.json maps a name to overrides and an event. In overrides {rank} stands for the rank of the process. The
+event happens on rank 1 before its third step: "signal" is a SIGTERM, "weight" is a NaN in its part of a weight, null is
+no event. FOLDER/name.json then holds the exit code, the output, the text of a refusal, and the kinds of the parameters
+and of the fused parts.
 """
 
 import io
@@ -55,7 +56,7 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     with joined_processes() as group:
         for name, (overrides, event) in json.loads((root / "runs.json").read_text()).items():
-            # What each machine has under one name may differ.
+            # Each rank may have its own text, like machines whose files differ.
             result = _run([text.replace("{rank}", str(group.rank)) for text in overrides], event, group)
             for key in ("code", "refused"):
                 assert len(set(group.gathered(result[key]))) == 1, (name, key, group.gathered(result[key]))

@@ -31,7 +31,7 @@ def _gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
 
-# torch recomputes an eager block, the fusion core a fused one; each of the two ways asks either for another set.
+# torch recomputes eager blocks, the fusion core recomputes fused blocks. Each way recomputes another set of values.
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "fused"])
 @pytest.mark.parametrize(("way", "share"), [("block", 0.45), ("selective", None)])
 def test_less_is_saved_and_the_masks_are_the_same(way: str, share: float | None, fused: bool) -> None:

@@ -1,4 +1,4 @@
-"""The engine of several processes, in a group of this process alone; test_torchrun.py has real ones."""
+"""The engine of several processes, in a group of one process; test_torchrun.py has larger groups."""
 
 import math
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def _config(*overrides: str) -> Config:
 
 def _engine(config: Config) -> Engine:
     torch.manual_seed(0)
-    model = build(config, ["fusion=off"])  # which the engine fuses
+    model = build(config, ["fusion=off"])  # the engine fuses it
     return start_engine(model, config, processes=Processes(launched=True), grid=Grid(), device=_CPU)
 
 

@@ -1,4 +1,4 @@
-"""Trainings over the processes of torchrun: the losses of one process, whatever splits the work."""
+"""Trainings by torchrun have the losses of a single process, however the work is split."""
 
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ended(root: Path) -> Ended:
-    """What became of all runs of two processes."""
+    """The results of all runs on two processes."""
     text = written_text(root)
     _alone(overrides(text), root / "alone")
     runs = {
@@ -87,7 +87,7 @@ def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(ended: Ende
     assert f"stopped after step 3; {again}" in ended["stopped"]["output"]
     assert "continuing after step 3" in ended["continued"]["output"]
     _assert_same_curve(root / "stopped", root / "alone")
-    # One process goes on from what two wrote, each half of every layer.
+    # One process continues from the checkpoint of two, each of which wrote half of every layer.
     run_train([f"train.resume={root / 'tp'}", "train.steps=5", "parallel=default"])
     assert [row.step for row in curve(root / "tp")] == [1, 2, 3, 4, 5]
 
@@ -121,7 +121,7 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     }
     drops = ["parallel=fsdp", *_DROPOUT]
     asked = {name: overrides(text, *more) for name, more in runs.items()}
-    # The first half of a run by FSDP2 over four, the second with tensor parallelism too.
+    # FSDP2 over four processes runs the first half, FSDP2 with tensor parallelism the second.
     asked["dropout"] = overrides(text, *drops)
     asked["recomputed"] = overrides(text, *drops, "parallel.checkpointing=selective")
     asked["half"] = overrides(text, "parallel=fsdp")
@@ -138,7 +138,7 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     assert curve(tmp_path / "dropout")[1].loss != pytest.approx(curve(tmp_path / "fsdp")[1].loss, abs=1e-4)
 
 
-# As `--import`: rank 1 fails in its third step, while the other one waits for its gradient.
+# For `--import`: rank 1 fails in its third step, while rank 0 waits for its gradient.
 _FAILS = """
 import os, signal
 from fuselayers.cli.train.loop import Trainer
@@ -167,5 +167,5 @@ def test_a_process_that_fails_or_is_killed_ends_all_in_a_line(failure: str, tmp_
     assert any(line.startswith(lost) for line in said if "rank 0" in line) or len(said) == 1, said
     if "OSError" in failure:
         assert "fuselayers, rank 1: the disk is full" in said
-    assert "fuselayers/cli" not in program.stderr  # torchrun's own report has a traceback, of torchrun
+    assert "fuselayers/cli" not in program.stderr  # the traceback in torchrun's report is torchrun's own
     assert [row.step for row in curve(tmp_path / "run")] == [1, 2]

@@ -1,4 +1,4 @@
-"""Two torchruns in two folders, as on two machines: the ways of docs/distributed.md in which they find each other."""
+"""Two torchruns in two folders, as on two machines. They find each other in the ways of docs/distributed.md."""
 
 import socket
 from pathlib import Path
@@ -21,7 +21,7 @@ def _free_port() -> str:
 
 
 def _arguments(port: str) -> list[str]:
-    """By hand, and under SLURM."""
+    """The arguments of torchrun, by hand and under SLURM."""
     endpoint = f"localhost:{port}"
     return [
         *("--nnodes", "2", "--nproc-per-node", "1", "--shutdown-timeout", "100"),
@@ -30,7 +30,7 @@ def _arguments(port: str) -> list[str]:
 
 
 def _variables(port: str, machine: int) -> dict[str, str]:
-    """Of Kubeflow's operator. RANK is the pod's: torchrun gives each process its own."""
+    """The variables of Kubeflow's operator. RANK is the rank of the pod; torchrun sets the rank of each process."""
     main = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     grid = {"NNODES": "2", "NPROC_PER_NODE": "1", "NODE_RANK": str(machine), **main}
     return {**main, "RANK": str(machine), "WORLD_SIZE": "2", **{f"PET_{name}": value for name, value in grid.items()}}

@@ -1,4 +1,4 @@
-"""Starts torchrun, and reads what its processes left."""
+"""Start torchrun, and read the results of its processes."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def written_text(folder: Path) -> Path:
 
 
 def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
-    """Start a program by torchrun, in a folder."""
+    """Start a program with torchrun, in a folder."""
     return launch("--standalone", "--nproc-per-node", str(processes), *arguments, folder=folder)
 
 
@@ -50,25 +50,25 @@ def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]
     try:
         printed, errors = program.communicate(timeout=900)
     finally:
-        program.terminate()  # torchrun ends its processes then
+        program.terminate()  # torchrun then ends its processes
     return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
 
 
 def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """The end of a program that torchrun started, in a folder."""
+    """Run a program to its end with torchrun, in a folder."""
     return ended(start(processes, *arguments, folder=folder))
 
 
 def run_all(
     processes: int, runs: Mapping[str, Sequence[str]], *, events: Mapping[str, str] | None = None, folder: Path
 ) -> dict[str, dict[str, Any]]:
-    """What became of trainings by the same processes, by name; see runs.py.
+    """Run trainings in the same processes, and return their results by name; see runs.py.
 
     Args:
-        processes: how many.
-        runs: the overrides of each; its files are in folder / name, unless it continues another run.
-        events: what happens to rank 1 before its third step, see runs.py.
-        folder: of all runs.
+        processes: the number of processes.
+        runs: the overrides by name. The files of a run are in folder / name, unless it continues another run.
+        events: the events by name, see runs.py.
+        folder: the folder of all runs.
     """
     asked = {
         name: (
@@ -84,5 +84,5 @@ def run_all(
 
 
 def curve(folder: Path) -> list[Metrics]:
-    """The rows of a run."""
+    """The rows of the metrics of a run."""
     return read_metrics(folder / "metrics.csv")
