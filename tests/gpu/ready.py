@@ -1,4 +1,4 @@
-"""Says what a machine lacks for `make gpu`: packages, or a GPU."""
+"""Say what a machine lacks for `make gpu`: packages, or a GPU."""
 
 import os
 import sys

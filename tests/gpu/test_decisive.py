@@ -1,6 +1,6 @@
-"""The ten checks that decide most on a GPU, which `make gpu` runs first. Each takes less than a second of the GPU.
+"""The most important checks on a GPU, which `make gpu` runs first. Each takes less than a second of the GPU.
 
-Those that ask nothing of the GPU itself run in Triton's interpreter too.
+Checks that do not need the GPU itself run in Triton's interpreter too.
 """
 
 import copy
@@ -24,7 +24,7 @@ from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
 pytestmark = pytest.mark.kernels
 ON_A_GPU = DEVICE.type == "cuda"
 on_a_gpu = pytest.mark.skipif(not ON_A_GPU, reason="needs a GPU")
-# The interpreter takes milliseconds for each program, and a GPU is not filled by less.
+# The larger size fills a GPU. The interpreter takes milliseconds for each program.
 ROWS, WIDTH = (8192, 4096) if ON_A_GPU else (9, 264)
 FORMS = {"kernel": "triton", "formula": "eager"}
 
@@ -39,8 +39,8 @@ def kept(x: Tensor, drop: Callable[..., Tensor] = ops.dropout, **options: Any) -
 
 
 def test_masks_are_equal() -> None:
-    """By the kernel, by the formula op by op, and in compiled code."""
-    # Triton's interpreter and a C++ compiler would add nothing to each other.
+    """The kernel, the formula op by op, and compiled code make the same masks."""
+    # With Triton's interpreter, a C++ compiler would add nothing to the test.
     compiled = torch.compile(kept, fullgraph=False, backend="inductor" if ON_A_GPU else "aot_eager")
     x = torch.ones(min(ROWS, 1024), WIDTH, device=DEVICE)
     masks = {name: kept(x, seed=seed_of(), backend=backend) for name, backend in FORMS.items()}
@@ -71,11 +71,11 @@ def _sum_and_norm_of_torch(x: Tensor, residual: Tensor, weight: Tensor) -> tuple
 
 
 def test_prices_are_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those stated are an H200's; another GPU of these years is within a factor of six."""
+    """The stated prices are those of an H200; other GPUs of these years are within a factor of six."""
     stated = machine_of(DEVICE.type)
     monkeypatch.setattr(prices, "SIZES_ON_A_CPU", (1 << 18, 128))
     measured = prices.measure(DEVICE)
-    factor = 6.0 if ON_A_GPU else 1e5  # a busy CPU says little
+    factor = 6.0 if ON_A_GPU else 1e5  # the figures of a busy CPU vary
     for name in ("bandwidth", "flop_rate", "low_precision_flop_rate", "vector_flop_rate", "kernel_seconds"):
         print(f"{name}: {getattr(measured, name):.3g}, stated {getattr(stated, name):.3g}")
         assert 1 / factor < getattr(measured, name) / getattr(stated, name) < factor, name
@@ -93,7 +93,7 @@ def test_the_gradients_of_a_norm(dtype: torch.dtype) -> None:
 
 @on_a_gpu
 def test_a_kernel_runs_on_the_current_stream() -> None:
-    """Also one that another stream has started before."""
+    """Also a kernel that another stream has launched before."""
     x = torch.zeros(ROWS, WIDTH, device=DEVICE)
     gate = torch.ones_like(x)
     ops.gated_activation(x, gate, activation="relu")
@@ -108,7 +108,7 @@ def test_a_kernel_runs_on_the_current_stream() -> None:
 
 
 def test_ddp_of_one_rank() -> None:
-    """Its hooks see the gradients of kernels, which are those without it."""
+    """The hooks of DDP see the gradients of kernels, and the gradients equal those without DDP."""
     import torch.distributed as dist
 
     if not dist.is_available():
@@ -131,7 +131,7 @@ def test_ddp_of_one_rank() -> None:
 
 
 def test_float16_does_not_overflow_inside_a_kernel() -> None:
-    """Sums of squares of its largest numbers are infinite in float16; an output beyond its range is too."""
+    """Sums of squares of large numbers would be infinite in float16. An output beyond the range is infinite."""
     x = torch.full((5, WIDTH), 60000.0, dtype=torch.float16, device=DEVICE)
     x[:, ::2] *= -1
     weight = torch.ones(WIDTH, dtype=torch.float16, device=DEVICE)
@@ -144,7 +144,7 @@ def test_float16_does_not_overflow_inside_a_kernel() -> None:
 
 @on_a_gpu
 def test_a_flat_tensor_beyond_the_limit_of_a_grid() -> None:
-    """Of its second dimension: 65,535 programs, 134,215,680 elements."""
+    """The limit of the second dimension: 65,535 programs, 134,215,680 elements."""
     x = torch.ones(134_215_680 + 8192, dtype=torch.float16, device=DEVICE)
     y = ops.dropout(x, 0.5, seed=seed_of())
     share = y.ne(0).float().mean().item()

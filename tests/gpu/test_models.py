@@ -33,7 +33,7 @@ def built(name: str, *overrides: str, device: torch.device | str = DEVICE) -> An
 
 
 def inputs_of(model: Any, device: torch.device | str = DEVICE, *, seed: int = 2) -> list[Tensor]:
-    """Random tokens, classes and pixels; with ten different numbers every vocabulary has them."""
+    """Random tokens, classes and pixels. Every vocabulary has the ten numbers that are used."""
     shapes = model.example_inputs(EXAMPLES, device="cpu")
     torch.manual_seed(seed)
     return [(torch.randn_like(part) if part.is_floating_point() else part.random_(10)).to(device) for part in shapes]
@@ -47,7 +47,7 @@ def loss_and_gradients(model: nn.Module, example: Sequence[Tensor]) -> list[Tens
 
 
 def assert_equal_but_for_rounding(got: Sequence[Tensor], wanted: Sequence[Tensor], tolerance: float) -> None:
-    """A gradient's difference counts as a share of the gradient, and of the largest where it is small."""
+    """Compare the error of a gradient with its norm, or with 1% of the largest norm if that is more."""
     torch.testing.assert_close(got[0], wanted[0].to(got[0]), rtol=tolerance, atol=0.0)
     largest = max(float(gradient.norm()) for gradient in wanted[1:])
     for mine, right in zip(got[1:], wanted[1:], strict=True):
@@ -57,7 +57,7 @@ def assert_equal_but_for_rounding(got: Sequence[Tensor], wanted: Sequence[Tensor
 
 @pytest.mark.parametrize("name", MODELS)
 def test_eager_layers_have_the_numbers_of_the_cpu(name: str) -> None:
-    """Without dropout: the two draw other seeds."""
+    """Without dropout, since GPU and CPU draw different seeds."""
     model = built(name, "fusion=off", device="cpu").eval()
     example = inputs_of(model, "cpu")
     right = loss_and_gradients(
@@ -71,7 +71,7 @@ GRID = [
     *(("inductor", "block", name) for name in MODELS),
     *(("inductor", "model", name) for name in DECODERS),
     *((backend, "block", name) for backend in ("auto", "eager") for name in DECODERS),
-    # torch 2.11 takes the formulas for this backend, without a word.
+    # torch 2.11 silently takes the formulas for this backend.
     *(("triton", "block", name) for name in DECODERS if TORCH >= (2, 12)),
 ]
 
@@ -85,7 +85,7 @@ def test_a_fused_model_has_the_numbers_and_masks_of_its_layers(backend: str, sco
     assert_equal_but_for_rounding(loss_and_gradients(fused, example), loss_and_gradients(layers, example), 1e-3)
 
 
-# Each decoder saves other values, and each format has a kernel that rounds and one that restores.
+# Each decoder saves other values, and each format has a kernel that rounds and a kernel that restores.
 @pytest.mark.parametrize("name", DECODERS)
 @pytest.mark.parametrize(("compress", "tolerance"), [("bfloat16", 0.01), ("int8", 0.05), ("float8", 0.08)])
 def test_saves_in_fewer_bits(name: str, compress: str, tolerance: float) -> None:

@@ -1,4 +1,4 @@
-"""The count of each test, and a run that nothing interrupted."""
+"""The tally of a test, and an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["tally", "whole"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nothing interrupted, beside its text."""
+    """The folder of an uninterrupted run and its text."""
     folder = tmp_path_factory.mktemp("whole")
     assert start(*overrides(folder), f"train.output={folder / 'run'}").wait().code == 0
     return folder

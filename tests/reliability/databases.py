@@ -1,4 +1,4 @@
-"""What the tests over PyTorch's own databases of ops and modules share."""
+"""Helpers of the tests over PyTorch's databases of ops and modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 
 def detached(tree: Any) -> Any:
-    """A copy whose tensors are leaves of their own, which need gradients where those of `tree` do."""
+    """A copy whose tensors are new leaves. They require gradients where the tensors of `tree` do."""
 
     def copy(value: Tensor) -> Tensor:
         return value.detach().clone().requires_grad_(value.requires_grad)

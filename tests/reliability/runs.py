@@ -1,4 +1,4 @@
-"""Runs of `fuselayers train` that take a second, and what must be the same in two of them."""
+"""Runs of `fuselayers train` that take a second, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ raise SystemExit(main(sys.argv[1:]))
 
 
 def overrides(folder: Path) -> list[str]:
-    """A run of `STEPS` steps, with a checkpoint after each fifth. With dropout, so that the random numbers count.
+    """A run of `STEPS` steps, with a checkpoint after every fifth. Dropout makes the random numbers matter.
 
     Args:
-        folder: where the text is; it is made if it is not there.
+        folder: the text is written here.
     """
     return [
         "model.hidden_dim=16",
@@ -54,7 +54,7 @@ def start(*arguments: str) -> Program:
 
 
 def continue_or_begin(run: Path, asked: list[str]) -> Ended:
-    """What a user does after a run was lost: continue from its checkpoint, or begin again if there is none."""
+    """Do what a user does after a lost run: continue from its checkpoint, or begin again if there is none."""
     if has_checkpoint(run):
         return start(f"train.resume={run}").wait()
     return start(*asked, f"train.output={run}").wait()
@@ -66,7 +66,7 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def rows_of(run: Path) -> int:
-    """How many whole lines the curve has below its header; 0 if there is no curve yet."""
+    """The number of whole lines below the header of the curve; 0 if there is no curve yet."""
     try:
         return max((run / "metrics.csv").read_bytes().count(b"\n") - 1, 0)
     except FileNotFoundError:
@@ -80,14 +80,10 @@ def wait_for(condition: Callable[[], bool], program: Program) -> None:
 
 
 def assert_same_run(run: Path, whole: Path) -> None:
-    """Curve, weights and optimizer have the same bits; nothing temporary is left.
-
-    Raises:
-        AssertionError: something differs.
-    """
+    """Curve, weights and optimizer have the same bits, and nothing temporary is left."""
     conftest.assert_same_run(run, whole)
     assert {path.name for path in run.iterdir()} <= {path.name for path in whole.iterdir()}
-    # The one before the last may be of a step at which a signal came.
+    # The older checkpoint may be of a step at which a signal came.
     kept = [path.name for path in (run / "checkpoints").iterdir()]
     assert len(kept) == 2, kept
     assert all(re.fullmatch(r"step-\d{6}", name) for name in kept), kept

@@ -1,6 +1,6 @@
-"""Counts the cases of a test that tries many: how many were tried, how many held, in how many seconds.
+"""Count the cases of a test that tries many: how many ran, how many passed, and their time.
 
-`make test` tries the first few cases of each kind, `make test-all` the others as well. RELIABILITY_CASES chooses them:
+`make test` tries the first few cases of each kind, `make test-all` the others as well. RELIABILITY_CASES chooses cases:
 
     RELIABILITY_CASES=1000:2000     the seeds from 1000 up to 2000, for a longer hunt
     RELIABILITY_CASES=1017          one seed, as a failure names it
@@ -25,12 +25,12 @@ _SHOWN: Final = 20
 
 @dataclass
 class Tally:
-    """The count of one test.
+    """The count of a test.
 
     Attributes:
         tried: how many cases ran.
-        held: how many of them kept what the test promises.
-        seconds: of all cases.
+        held: how many of them passed.
+        seconds: the time of all cases.
     """
 
     test: str
@@ -48,12 +48,12 @@ class Tally:
         self._run(lambda seed: check(random.Random(seed)), chosen)
 
     def cases(self, check: Callable[[str], None], names: Sequence[str], *, few: int | Sequence[str]) -> None:
-        """Run `check` for each name: `few` of them (at random, if it is a number) in the quick part, the others in the
+        """Run `check` for names: `few` of them (random ones if it is a number) in the quick part, the others in the
         slow part.
 
         Raises:
             ValueError: RELIABILITY_CASES names a case that is not there.
-            AssertionError: cases failed; the text names each and the command that repeats it.
+            AssertionError: cases failed; the text names them and the command that repeats them.
         """
         if CHOSEN:
             missing = [name for name in CHOSEN.split(",") if name not in names]
@@ -92,19 +92,19 @@ class Tally:
 @pytest.fixture(
     params=[
         "few",
-        # Cases that are chosen by name or number all run in the quick part.
+        # Cases that are chosen by name or number run in the quick part.
         *([] if CHOSEN else [pytest.param("rest", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]),
     ]
 )
 def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """The count of one test. It travels with the test's last report to the process that prints the summary."""
+    """The count of a test. The test's last report carries it to the process that prints the summary."""
     counted = Tally(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")
     yield counted
     request.node.user_properties.append((PROPERTY, [counted.tried, counted.held, counted.seconds]))
 
 
 def summary(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """The table of all tallies, one line per test; nothing if no report has one."""
+    """The table of all tallies, a line per test; empty without tallies."""
     totals: dict[str, list[float]] = {}
     for report in reports:
         for counts in [value for name, value in report.user_properties if name == PROPERTY]:

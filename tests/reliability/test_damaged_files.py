@@ -1,4 +1,4 @@
-"""Files with damaged bytes: each is refused by name, or does no harm; nothing is read wrongly without a word."""
+"""A file with damaged bytes is refused by its name, or does no harm. No wrong content is read silently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHECKPOINT = f"checkpoints/step-{STEPS:06}"
 
 
 def _damage(path: Path, random: random.Random) -> None:
-    """Flip a bit, overwrite or cut out some bytes, or cut the file's end off."""
+    """Flip a bit, overwrite or insert some bytes, or cut the file's end off."""
     content = bytearray(path.read_bytes())
     start = random.randrange(len(content))
     how = random.choice(("flip", "flip", "zero", "cut", "insert"))
@@ -55,10 +55,10 @@ def test_a_run_with_a_damaged_file_is_continued_exactly(
         shutil.copytree(whole / "run", run)
         _damage(run / name, random)
         if _CHECKPOINT in name and files(run) != files(whole / "run"):
-            capsys.readouterr()  # what the run of the case before said
+            capsys.readouterr()  # the output of the case before
             code = main(["export", str(run / _CHECKPOINT), "--out", str(tmp_path / "model")])
             errors = capsys.readouterr().err
-            # Space between the entries of a manifest means nothing.
+            # Damage to the space between the entries of a manifest is harmless.
             assert code == 0 or (errors.count("\n") == 1 and str(run / _CHECKPOINT) in errors), errors
             shutil.rmtree(tmp_path / "model", ignore_errors=True)
         run_train([f"train.resume={run}"])
@@ -68,7 +68,7 @@ def test_a_run_with_a_damaged_file_is_continued_exactly(
 
 
 def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:
-    """It composes to some config, or is refused with a short text; no other error comes out."""
+    """It composes to some config, or is refused with a short text; no other error is raised."""
     path = tmp_path / "config.yaml"
 
     def check(random: random.Random) -> None:

@@ -1,4 +1,4 @@
-"""A disk that fills up in the middle of a run: one line says so, and the continued run is the uninterrupted one."""
+"""A disk fills up in the middle of a run: one line says so, and the continued run equals the uninterrupted one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Configs of a stranger: each is answered in one line, nothing is run or written, and no secret is named."""
+"""Hostile configs: each is refused in one line, runs and writes nothing, and reveals no secret."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.configs.test_compose_hostile import FILES, OVERRIDES
 _SECRET = "the-secret-of-the-environment"
 _WRITES = {"os.system", "os.mkdir", "os.rename", "os.remove", "os.exec", "os.posix_spawn", "subprocess.Popen"}
 _WRITES |= {"socket.connect", "shutil.rmtree", "os.symlink", "os.link"}
-# A shell's words, an escape, an option of Hydra, a deletion and nothing, beside those of which the text is tested.
+# Overrides whose text another file tests, a shell command, an escape, an option of Hydra, a deletion and nothing.
 _OVERRIDES = (
     *(override for override, _ in OVERRIDES),
     "model.name='$(touch TOUCHED)'",
@@ -26,7 +26,7 @@ _OVERRIDES = (
     "~model",
     "",
 )
-# Files that hold a secret, and bytes that are no text.
+# Files whose text another file tests, files that hold a secret, and bytes that are no text.
 _FILES = (
     *(content for content, _ in FILES),
     f"our_key: {{user: [{_SECRET}]}}",
@@ -39,7 +39,7 @@ _FILES = (
 
 
 class _Watch:
-    """What Python was asked to do beyond computing, told by its audit events; a hook stays for the process's life."""
+    """Record what Python runs, connects to or writes, by its audit events. An audit hook cannot be removed."""
 
     def __init__(self) -> None:
         self.seen: list[str] | None = None
@@ -72,7 +72,7 @@ def watch() -> _Watch:
 def _an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", _SECRET)
-    # A first config makes what later ones share.
+    # The first config fills the caches of later ones.
     compose()
 
 

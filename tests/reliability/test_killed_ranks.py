@@ -29,7 +29,7 @@ pytestmark = [
 _KILLS = 5
 _STEPS = 60
 _EVERY = 2
-# As `--import`: each rank says which process it is.
+# For `--import`: each rank writes its process id.
 _SAYS_ITS_NUMBER = """
 import os
 from pathlib import Path
@@ -103,7 +103,7 @@ def _wait_for_a_write(run: Path, program: subprocess.Popen[str], *, count: int) 
 
 
 def _temporary(run: Path) -> list[Path]:
-    # A removed checkpoint has such a name too, but its numbers are all there.
+    # A checkpoint that is being removed has such a name too, but it has a manifest.
     with suppress(FileNotFoundError):
         return [path for path in (run / "checkpoints").glob("*.part") if not (path / "manifest.json").exists()]
     return []
@@ -118,7 +118,7 @@ def _assert_continues(printed: str, step: int) -> None:
 
 
 def _assert_same_tensors(run: Path, whole: Path) -> None:
-    """The newest checkpoint has the bits of the uninterrupted run's at its step: no two steps are mixed."""
+    """The newest checkpoint has the bits of the uninterrupted run at its step: no two steps are mixed."""
     path, _ = find_checkpoint(str(run))
     tensors, wanted = (whole_tensors(checkpoint) for checkpoint in (path, checkpoints_of(whole) / path.name))
     assert tensors.keys() == wanted.keys()

@@ -1,4 +1,4 @@
-"""A run that is killed at any moment and continued is the uninterrupted run, bit for bit."""
+"""A run that is killed at any moment and continued equals the uninterrupted run, bit for bit."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
         asked = [*overrides(whole), f"train.output={run}"]
         for _ in range(random.randint(1, 3)):
             done = rows_of(run)
-            if done > STEPS - 3:  # the signal before came too late to leave a step
+            if done > STEPS - 3:  # the previous signal came too late to leave a step
                 break
             program = start(f"train.resume={run}") if has_checkpoint(run) else start(*asked)
-            # The first wait only tells when the loop has begun: before, every signal ends a process at once.
+            # Wait for the loop to begin: before that, every signal ends a process at once.
             rows = random.randint(done + 1, STEPS - 2)
             wait_for(lambda rows=rows: rows_of(run) >= rows, program)
             time.sleep(random.random() * 0.01)

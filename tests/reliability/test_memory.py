@@ -1,11 +1,11 @@
-"""What is dropped is freed: its weights, and what was compiled for it. Each kind in a process of its own."""
+"""Dropped objects are freed, with their weights and their compiled code. Each kind runs in a new process."""
 
 import json
 
 from tests import processes
 from tests.reliability.tally import Tally
 
-# Weights of 1 MB each. `made` is called `count` times after two to warm up, and what it returns must be dead after.
+# Weights of 1 MB each. `made` is called twice to warm up and `count` times more. Its results must be dead afterwards.
 _PROGRAM = """
 import ctypes, gc, json, sys, warnings, weakref
 import torch
@@ -81,7 +81,7 @@ def op():
     return x, y
 
 def resident():
-    for _ in range(3):  # what one pass frees held the next
+    for _ in range(3):  # objects that a pass frees may hold others
         gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     with open("/proc/self/statm") as file:
@@ -91,9 +91,9 @@ warnings.simplefilter("ignore")
 made = globals()[kind]
 made(), made()
 before = resident()
-dropped = [weakref.ref(one) for _ in range(count) for one in made()]
+dropped = [weakref.ref(value) for _ in range(count) for value in made()]
 after = resident()
-print(json.dumps([len(dropped), sum(one() is not None for one in dropped), (after - before) / 1e6]))
+print(json.dumps([len(dropped), sum(reference() is not None for reference in dropped), (after - before) / 1e6]))
 """
 
 _KINDS = (
@@ -108,7 +108,7 @@ _KINDS = (
 )
 
 
-# A case is a kind, a backend and how many are dropped.
+# A case is a kind, a backend and the number of dropped objects.
 _FEW = ("function-eager-8",)
 _MANY = (
     *(f"{kind}-eager-200" for kind in _KINDS),
@@ -119,11 +119,11 @@ _MANY = (
 
 
 def _limit(kind: str, count: int) -> float:
-    """Megabytes that may stay for each that was dropped."""
+    """Megabytes that may stay allocated for each dropped object."""
     if kind == "model":
         return 2  # of 14; torch's tracing keeps 0.3 to 1.2, in cycles through C++
-    # torch itself keeps some 50 KB for each graph that it compiles, mostly for its logs and guards. What is kept once,
-    # whatever the count, weighs more for a few.
+    # torch itself keeps some 50 KB for each graph that it compiles, mostly for its logs and guards. Memory that is kept
+    # once, whatever the count, weighs more for a few.
     return 0.25 if count == 200 else 1
 
 

@@ -1,4 +1,4 @@
-"""Every module of PyTorch's own database gives through `fuse` what it gives without, in training and in eval mode."""
+"""Every module of PyTorch's database has the same results with `fuse` and without, in training and in eval mode."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fuselayers.partition import fuse
 from tests.reliability.databases import results
 from tests.reliability.tally import Tally
 
-_SAMPLES = 3  # of each module and mode: its first ones
-# Modules that Dynamo does not take as one graph: the part that it leaves out runs as plain Python.
+_SAMPLES = 3  # the first ones of each module and mode
+# Modules that Dynamo does not capture as one graph. The part that it leaves out runs as plain Python.
 BREAKS_THE_GRAPH = {
     "Dynamo leaves recurrent modules to PyTorch's own kernels": ("nn.GRU", "nn.LSTM", "nn.RNN"),
     "the shape of an output depends on values": ("nn.CTCLoss",),
@@ -53,7 +53,7 @@ def test_every_module_agrees(mode: str, tally: Tally, modules: Mapping[str, Any]
                 for module in (fused, plain)
             )
             if name.startswith("nn.Lazy"):
-                # Dynamo initialises it while it traces, and puts the generator back: leave out its state.
+                # Dynamo initialises it while it traces, and restores the generator: leave out the generator's state.
                 got, wanted = got[::2], wanted[::2]
             torch.testing.assert_close(got, wanted, equal_nan=True)
             torch.testing.assert_close(dict(other.named_buffers()), dict(plain.named_buffers()))

@@ -1,4 +1,4 @@
-"""Every op of PyTorch's own database gives through `fuse` what it gives without: values, gradients, random numbers."""
+"""Every op of PyTorch's database has the same values, gradients and random numbers with `fuse` and without."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuselayers.partition import fuse
 from tests.reliability.databases import results
 from tests.reliability.tally import Tally
 
-_SAMPLES = 3  # of each op: its first ones
+_SAMPLES = 3  # the first ones of each op
 # Ops without results to compare.
 LEFT_OUT = {
     "runs on GPUs alone": (
@@ -35,7 +35,7 @@ LEFT_OUT = {
     "the phase of an eigenvector is free, and plain PyTorch refuses its gradient": ("linalg.eig",),
     "its samples are views of storage that a copy does not have": ("as_strided.partial_views",),
 }
-# Ops that Dynamo does not take as one graph: the part that it leaves out runs as plain Python, and the rest is fused.
+# Ops that Dynamo does not capture as one graph. The part that it leaves out runs as plain Python, the rest is fused.
 BREAKS_THE_GRAPH = {
     "Python continues with a value of a tensor": (
         "allclose",

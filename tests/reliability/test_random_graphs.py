@@ -18,7 +18,7 @@ from tests.generated_functions import SIZES, generated, inputs_of
 from tests.reliability.tally import Tally
 
 PARTITIONS = ("min_cut", "default", "budget:0.5")
-# How many seeds a backend tries: Inductor compiles for some seconds.
+# The number of seeds for each backend: Inductor compiles for some seconds.
 _FEW = {"eager": 3, "inductor": 1}
 _ALL = {"eager": 120, "inductor": 24}
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.parametrize(
 
 
 def _check(fn: Callable[..., Any], inputs: Sequence[Tensor], *, backend: str, partition: str) -> None:
-    """Raise unless the fused function is as good as the plain one. The budget that a refusal names is enough."""
+    """Raise unless the fused function is as good as the plain one. A budget that a refusal names must be enough."""
     torch.compiler.reset()
     refused = ""
     try:
@@ -83,7 +83,7 @@ class _Gated(nn.Module):
 
 
 class _Mixed(nn.Module):
-    """Mixes tokens: the module sees them as its last dimension."""
+    """Mixes tokens: they are the last dimension of its linear layer."""
 
     def __init__(self, tokens: int) -> None:
         super().__init__()

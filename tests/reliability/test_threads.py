@@ -1,4 +1,4 @@
-"""Many threads that call fused functions and ops at once get what each would get alone."""
+"""Many threads that call fused functions and ops at once get the results of a single thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes that want one run at once: one has it, the others are told so, and the run is as if it were alone."""
+"""Several processes want the same run at once: the first has it, the others are refused, and the run is unharmed."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_one_of_them_has_the_run(tally: Tally, whole: Path, tmp_path: Path) -> N
         ended = [program.wait() for program in others]
         assert first.wait().code == 0
         for end in ended:
-            # It either came too late to meet the first one, and had nothing left to do, or was refused.
+            # It was refused, or it started after the end of the first process and had nothing left to do.
             if end.code != 0:
                 assert end.code == 2, end.errors
                 assert end.errors.count("\n") == 1, end.errors
-                # The other one may have taken the lock and not yet written its number.
+                # The process with the lock may not have written its id yet.
                 holders = ["another process", *(str(program.pid) for program in (first, *others))]
                 assert any(holder in end.errors for holder in holders), end.errors
         assert_same_run(run, whole / "run")

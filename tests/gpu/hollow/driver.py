@@ -1,4 +1,4 @@
-"""What the driver of driver.c counts."""
+"""Read the counters of driver.c."""
 
 import ctypes
 import warnings
@@ -17,7 +17,7 @@ if LOADED:  # there is no hollow cuDNN
 
 @dataclass
 class Counts:
-    """Of a call: kernels and waits by device, and the lines that waited, as far as torch tells them."""
+    """The kernels and waits of a call by device, and the lines that waited, as far as torch reports them."""
 
     launches: list[int]
     waits: list[int]

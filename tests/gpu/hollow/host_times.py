@@ -1,6 +1,7 @@
-"""Prints the time that the host takes for each op and for a step of a GPT, on the driver of driver.c.
+"""Print the time that the host takes for each op and for a step of a GPT, on the driver of driver.c.
 
-Kernels do nothing there, so this is the time below which no GPU can be kept busy. The least of several rounds counts.
+Kernels do nothing there. A GPU waits for the host if its kernels take less time than this. The least of several rounds
+counts.
 """
 
 import time
@@ -20,7 +21,7 @@ ROWS, WIDTH, P = 1024, 128, 0.1
 
 
 def seconds(call: Callable[[], object], *, calls: int, rounds: int = 7) -> float:
-    """The time of one call, the least mean of all rounds."""
+    """The time of a call: the least mean of all rounds."""
     means = []
     for _ in range(rounds):
         started = time.perf_counter()

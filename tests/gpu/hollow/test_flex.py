@@ -11,7 +11,7 @@ from fuselayers.components.attention import MultiHeadAttention
 from fuselayers.errors import FallbackWarning
 from tests.gpu.hollow.driver import counted
 
-# Five rules in two layers and four sizes are more than Dynamo's limit of eight for one function.
+# Five rules and four sizes are more than Dynamo's limit of eight compilations of a function.
 RULES: list[dict[str, Any]] = [
     {"window": 70},
     {"window": 90},

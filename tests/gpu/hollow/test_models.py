@@ -1,4 +1,4 @@
-"""Waits, launches and memory of a training step of every model of a size for tests, and of generation."""
+"""Waits, launches and memory of a training step of every tiny model, and of generation."""
 
 import contextlib
 from collections.abc import Callable
@@ -21,8 +21,8 @@ from tests.gpu.hollow.driver import counted
 MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
 TWINS = ["bert_tiny", "gpt2_tiny", "gpt_nano", "llama_tiny", "opt_tiny", "qwen2_tiny", "vit_tiny"]
 FUSED = ["gpt_nano", "llama_tiny", "mixtral_tiny", "t5_tiny"]  # each compiles for 15 s
-# A step's peak memory over that of plain PyTorch. The others have up to 1.2 times. With few classes the logits
-# are most of a tiny model's memory: plain PyTorch rounds their log-probabilities to bfloat16 under autocast.
+# The most peak memory of a step, as a multiple of plain PyTorch's; 1.2 for the others. With few classes the logits
+# are most of a tiny model's memory, and plain PyTorch rounds their log-probabilities to bfloat16 under autocast.
 MOST_MEMORY = {"gpt_nano": 1.0, "llama_tiny": 1.0}
 
 
@@ -46,7 +46,7 @@ def training_step(model: nn.Module, example: Any) -> Callable[[], None]:
 
 
 def peak_bytes(step: Callable[[], None]) -> int:
-    """The most that torch's allocator hands out during a step, beyond what is there before."""
+    """The peak of torch's allocated memory during a step, above the memory before it."""
     step()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -55,7 +55,7 @@ def peak_bytes(step: Callable[[], None]) -> int:
 
 
 def check_steady(step: Callable[[], None], *, device: int = 0) -> None:
-    """From the third step on each launches as much as the one before, and none waits."""
+    """From the third step on every step launches as many kernels as the step before, and no step waits."""
     step()
     step()
     first, second = counted(step), counted(step)
@@ -124,7 +124,7 @@ def test_a_model_trains_on_another_device_than_the_current_one() -> None:
 
 @pytest.mark.parametrize("name", TWINS)
 def test_the_memory_of_a_step_against_plain_pytorch(name: str) -> None:
-    """Of the models with a twin. Dropout inside attention, which BERT has, keeps its probabilities here."""
+    """Dropout inside attention, which BERT has, is off: attention would keep its probabilities here."""
     model = built(name, "fusion=off", "attention.dropout=0")
     example = model.example_inputs(32, device="cuda")
     ours, plain = (peak_bytes(training_step(form, example)) for form in (model, plain_twin(model)))
@@ -133,7 +133,7 @@ def test_the_memory_of_a_step_against_plain_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt_nano", "mixtral_tiny", "t5_tiny"])
 def test_generation_waits_only_to_see_whether_it_has_ended(name: str) -> None:
-    """With stop tokens once in sixteen tokens and at the end, else never. In float32 experts wait too."""
+    """With stop tokens it waits once in sixteen tokens and at the end, else never. In float32 experts wait too."""
     model = built(name, "fusion=off").eval().bfloat16()
     prompt_BT = torch.zeros(2, 4, dtype=torch.int64, device="cuda")
 
@@ -150,7 +150,7 @@ def test_generation_waits_once_to_check_a_mask() -> None:
     prompt_BT, mask_BT = torch.zeros(2, 4, dtype=torch.int64).cuda(), torch.ones(2, 4, dtype=torch.bool).cuda()
 
     def generate() -> None:
-        # Nothing compares the mask on this driver, so that it may be refused.
+        # Kernels do nothing on this driver, so the check of the mask may fail.
         with contextlib.suppress(ValueError):
             model.generate(prompt_BT, 4, key_padding_mask=mask_BT)
 

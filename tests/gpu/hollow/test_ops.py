@@ -23,7 +23,7 @@ def of_device(case: Case, device: str, dtype: torch.dtype) -> tuple[list[Tensor]
 
 
 def results(case: Case, device: str, dtype: torch.dtype) -> list[Tensor]:
-    """What an op returns, and the gradients of its inputs."""
+    """The outputs of an op, and the gradients of its inputs."""
     inputs, options = of_device(case, device, dtype)
     y = case.op(*inputs, **options)
     ys = [y] if isinstance(y, Tensor) else list(y)
@@ -49,7 +49,7 @@ def test_forward_is_one_launch(name: str) -> None:
 
 @all_nodes
 def test_an_op_runs_on_the_device_of_its_tensors(case: Case) -> None:
-    """The current device is another one, in forward and in backward."""
+    """The current device is the other device, in forward and in backward."""
     inputs, options = of_device(case, "cuda:1", torch.float32)
 
     def step() -> None:
