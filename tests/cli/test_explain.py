@@ -69,6 +69,7 @@ def test_a_wrong_suffix_is_refused_before_the_work(
     ("arguments", "text"),
     [
         (["--batch", "2x17"], "--batch must be sequences x tokens, with at most 16 tokens, got 2x17"),
+        (["--batch", "some"], "--batch must be sizes above 0 with x between them, as 4x128, got 'some'"),
         (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
         (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
     ],
@@ -79,8 +80,3 @@ def test_bad_input_in_one_line(
     monkeypatch.setattr("fuselayers.cli.explain.explain", explain_a_sine)
     assert main(["explain", *MODEL, *arguments]) == 2
     assert f"fuselayers: {text}" in capsys.readouterr().err
-
-
-def test_a_model_of_images_is_given_a_number_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "model=vit_b16", "model.num_layers=1", "--batch", "some"]) == 2
-    assert "--batch must be sizes above 0 with x between them, as 4x128, got 'some'" in capsys.readouterr().err

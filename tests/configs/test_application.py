@@ -109,8 +109,3 @@ def test_errors(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (the text is compared below)
         compose(application_config(**changes))
     assert text in str(caught.value)
-
-
-def test_an_option_of_another_component_is_dropped_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    compose(application_config(feedforward={"name": "mlp", "multiple_of": 8}))
-    assert caplog.messages == ["feedforward: mlp has no option multiple_of, so multiple_of=8 is dropped"]

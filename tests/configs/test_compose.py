@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -232,11 +231,6 @@ def test_a_required_option_that_nobody_sets() -> None:
     with pytest.raises(ValueError, match=r"feedforward 'wide' needs the option 'width' \(how wide it is\.\)"):
         compose(overrides=["feedforward=wide"])
     assert compose(overrides=["feedforward=wide", "feedforward.width=3"]).feedforward == Choice("wide", {"width": 3})
-
-
-def test_a_config_can_be_copied_and_pickled() -> None:
-    config = compose(OmegaConf.create({"position": "rotary", "data": {"suffixes": [".c"]}}))
-    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
 
 
 def test_the_callers_mapping_is_not_changed_nor_kept() -> None:
