@@ -1,11 +1,11 @@
 # make train      sets up .venv and runs the main job     make train ARGS="train.steps=100 feedforward=mlp"
 # make test       sets up .venv and runs tests, lint and types
 # make test-file  runs some tests and nothing else        make test-file ARGS=tests/ops/test_dropout.py
-# make format     formats the code and mends what ruff can mend
-# make gpu        on a machine with a GPU: checks, kernel tests and measurements in ten minutes; uses PYTHON as it is
+# make format     formats the code and fixes what ruff can fix
+# make gpu        on a machine with a GPU: checks, kernel tests and measurements in ten minutes; uses PYTHON, no .venv
 # Other targets: test-all (slow tests too), test-versions (the oldest and the newest torch and transformers),
 # test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry (make gpu without a GPU, small), gpu-hollow
-# (all but kernels, on a driver without a GPU), lint, docs (the site, into site/), clean.
+# (torch's CUDA build on a driver whose kernels do nothing), lint, docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +15,7 @@ ARGS ?=
 WORKERS ?= 2
 
 # Variables, not `-c constraints.txt`: that option pins installed packages, but not the packages that build them. Since
-# pip 25.3 the latter have a variable of their own.
+# pip 25.3 these build packages have their own variable.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
 .PHONY: train test test-all test-file test-versions test-nvfuser gpu gpu-dry gpu-hollow lint format docs clean
@@ -34,7 +34,7 @@ INTERPRETED := TRITON_INTERPRET=1 $(PYTEST) --dist worksteal
 
 LINT := $(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
 
-# Lint and types run beside the tests; what they say comes last.
+# Lint and types run beside the tests; their output comes last.
 define run_tests
 	( $(LINT) ) >"$(VENV)/lint.txt" 2>&1 & lint=$$!; failed=0; \
 	$(COMPILED) $(1) $(ARGS) || failed=1; \
@@ -51,8 +51,8 @@ test-all: $(VENV)/.installed-test
 test-file: $(VENV)/.installed-test
 	$(RUN) -m pytest $(ARGS)
 
-# In environments of their own. torch 2.14 brings CUDA packages, some gigabytes. NEWEST="torch transformers" takes those
-# that pip takes today.
+# Each pair of versions has its own environment. torch 2.14 installs CUDA packages of some gigabytes.
+# NEWEST="torch transformers" takes the newest versions that pip finds.
 OLDEST := torch==2.12.0 transformers==5.20.0
 NEWEST := torch==2.14.1 transformers==5.24.0
 VERSIONS ?= oldest newest
@@ -70,8 +70,8 @@ $(VENV)-oldest/.installed $(VENV)-newest/.installed: setup.py Makefile
 	"$(@D)/bin/python" -m pip install -e '.[test]' $(PACKAGES:%='%')
 	@touch $@
 
-# No virtual environment: such a machine has its own torch, and often no network. Every part runs, whatever fails before
-# it, and none longer than its share of ten minutes. An interrupt lets pytest say what ran.
+# No virtual environment: a machine with a GPU has its own torch, and often no network. Each part runs even if an earlier
+# part fails, and has a time limit; together they take ten minutes. SIGINT lets pytest report the finished tests.
 GPU_OUT ?= build/gpu
 GPU_WORKERS ?= 12
 GPU_TESTS ?= tests/gpu/test_models.py tests/ops tests/testing
@@ -92,8 +92,8 @@ gpu-dry:
 	$(MAKE) gpu GPU_WORKERS=2 GPU_TESTS=tests/ops/test_shapes.py \
 		GPU_SUITE="--device cpu --quick --ops rms_norm --repeats 2"
 
-# Torch's CUDA build on a driver whose kernels do nothing: devices, dtypes, launches, waits, memory and the host's time.
-# This needs a C compiler, ten gigabytes, and no GPU.
+# Tests torch's CUDA build on a driver whose kernels do nothing: devices, dtypes, launches, waits, memory and the host's
+# time. This needs a C compiler, ten gigabytes, and no GPU.
 HOLLOW_TORCH := 2.14.1
 
 gpu-hollow: $(VENV)-hollow/.installed-$(HOLLOW_TORCH)

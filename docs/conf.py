@@ -61,7 +61,7 @@ def _fill(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def _read_docstring(app: Sphinx, what: str, name: str, value: object, options: Any, lines: list[str]) -> None:
-    # The text about `dict` is not the text about a dictionary.
+    # A value inherits the docstring of its type, such as `dict`, which does not describe the value.
     inherited = what == "data" and lines and lines[0] in (type(value).__doc__ or "").splitlines()
     lines[:] = [] if inherited else as_restructured_text(lines)
 
@@ -76,7 +76,7 @@ def _fold_overloads(app: Sphinx, value: object, bound_method: bool) -> None:
 def _shorten(
     app: Sphinx, what: str, name: str, value: object, options: Any, arguments: str | None, returned: str | None
 ) -> tuple[str | None, str | None]:
-    """Show `Annotated[int, Range(...)]` as `int`: the guide's tables have the ranges; and any default as Python."""
+    """Show `Annotated[int, Range(...)]` as `int`, since the guide's tables have the ranges; and `<object>` as `...`."""
     plain = re.sub(r"Annotated\[(.+?), [~\w.]*(?:Range|Component)\([^)]*\)\]", r"\1", arguments or "")
     plain = re.sub(r"<[^<>]*>", "...", plain)
     return plain or arguments, returned

@@ -1,4 +1,4 @@
-"""For autodoc: docstrings, which use Markdown's code spans and indented code, as reStructuredText."""
+"""Converts docstrings, which use Markdown's code spans and indented code, to reStructuredText for autodoc."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ _HEADER: Final = re.compile(r"^\w+:$")
 _COLUMNS: Final = re.compile(r"\S {3,}\S")
 _CODE: Final = re.compile(r"(?P<before>\w?)(?P<fence>`+)(?P<code>[^`]+)(?P=fence)(?P<after>\w?)")
 _NAME: Final = re.compile(r"[A-Za-z_][\w.]*")
-# What reStructuredText reads as markup: stars and bars but bullets, and an underscore at the end of a word.
+# The markup of reStructuredText: stars and bars, except bullets, and an underscore at the end of a word.
 _MARKUP: Final = re.compile(r"(?<=\S)\*|\*(?=\S)|\||(?<=\w)_(?!\w)")
 
 
@@ -56,7 +56,7 @@ def _marked(text: str) -> str:
     made, end = "", 0
     for span in _CODE.finditer(text):
         code = re.sub(r"\s+", " ", span["code"])
-        # A dot in front: of a dotted name its end is enough, `normalise.formula`.
+        # With a leading dot Sphinx matches the end of a dotted name, such as `normalise.formula`.
         role = f":py:obj:`{'.' * ('.' in code)}{code}`" if _NAME.fullmatch(code) else f"``{code}``"
         before = f"{span['before']}\\ " if span["before"] else ""
         after = f"\\ {span['after']}" if span["after"] else ""

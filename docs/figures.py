@@ -16,7 +16,7 @@ __all__ = ["main", "pages", "written"]
 
 ROOT: Final = Path(__file__).parents[1]
 DATA: Final = ROOT / "plots" / "cpu"
-# The machine of the tables that show one; the others' data lie beside.
+# The machine of the tables that show one machine; the data of the others are in the folders beside it.
 SHOWN: Final = "amd_epyc_avx512"
 MACHINES: Final = {
     SHOWN: "EPYC, AVX-512",
@@ -67,7 +67,7 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _said(content: dict[str, Any]) -> list[str]:
-    """The lines below a table: the machine, and the day where the file has one."""
+    """The lines below a table: the machine, and the date if the file has one."""
     return ["", ", ".join(filter(None, (content["machine"], content.get("date")))) + "."]
 
 

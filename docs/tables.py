@@ -27,7 +27,7 @@ _MARKER: Final = re.compile(r"^<!-- (?P<table>\w+)(?:: (?P<of>\w+))? -->$", flag
 def filled(markdown: str) -> str:
     """Return a page with a table in place of each marker.
 
-    On the page of a kind, every table has the members in the order of the hand-written one, linked to their classes.
+    On the page of a kind, every table has the members in the order of the hand-written table, linked to their classes.
 
     Raises:
         ValueError: a marker names an unknown table, kind or family.
@@ -52,7 +52,7 @@ def filled(markdown: str) -> str:
 
 def _linked(kind: str, name: str) -> str:
     title = get(kind, name).__name__
-    # What other tests register has no page.
+    # Components that other tests register have no page.
     return f"{{py:class}}`{name} <fuselayers.components.{title}>`" if hasattr(components, title) else f"`{name}`"
 
 

@@ -11,10 +11,10 @@ from ..names import shown
 
 
 def sizes_of(text: str, *, option: str) -> tuple[int, ...]:
-    """Return the sizes that an option names, as 4x128.
+    """Return the sizes in the text of an option, such as 4x128.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the text is not of this form.
     """
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Explain, print, and write what was asked for.
 
     Raises:
-        ValueError: an argument that cannot be; the text says what can.
+        ValueError: an argument is invalid; the text says what is valid.
         PartitionError: the budget is too small for the model.
     """
     if arguments.pareto:
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     cut = partitioner(arguments.partition or config.fusion.partition)
     backend = arguments.backend or {"auto": "inductor"}.get(config.fusion.backend, config.fusion.backend)
     compress = config.fusion.compress
-    # On the meta device a model has shapes and no memory; errors of compression need numbers.
+    # A model on the meta device takes no memory. The errors of compression need real numbers.
     device = "meta" if compress is None else "cpu"
     with torch.device(device):
         model = build(config)

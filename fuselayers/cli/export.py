@@ -40,14 +40,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
-    """Write the model of a checkpoint into a new folder, which is there whole or not at all.
+    """Write the model of a checkpoint into a new folder, completely or not at all.
 
     Returns:
         The checkpoint, and how many numbers the model has.
 
     Raises:
         FileNotFoundError, ValueError: there is no such checkpoint, or it is damaged.
-        FileExistsError: the folder is there.
+        FileExistsError: the folder exists.
         OSError: it could not be written.
         ValueError: the config of the checkpoint does not compose.
     """
@@ -62,7 +62,7 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
         write_text(beside / CONFIG, content.config_yaml)
         weights = beside / "model.safetensors"
         save_file(tensors, weights, metadata={"format": "pt", "step": str(content.step)})
-        # safetensors lets nobody else read its file.
+        # safetensors makes its file readable for the owner only.
         shutil.copymode(beside / CONFIG, weights)
         with open(weights, "rb") as file:
             os.fsync(file.fileno())

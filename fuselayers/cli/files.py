@@ -46,12 +46,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside a file or folder to write it under first; two processes that write it do not mix their bytes."""
+    """Return a unique name in the same folder, to write under first: two writers of `path` do not mix their bytes."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
 
 
 def clear_left_overs(folder: Path) -> None:
-    """Remove what killed writers left: second files, and folders that were written in this way.
+    """Remove the temporary files and folders that killed writers left.
 
     Call it only where no other process writes into the folder.
     """

@@ -30,7 +30,7 @@ Add `hydra.searchpath=[/my/configs]` to any of them to include your own config f
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """A kind, a component, or overrides."""
+    """Add the kind, the component or the overrides to show."""
     parser.add_argument(
         "items",
         nargs="*",
@@ -44,14 +44,14 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print components, options, or the config that the overrides make.
 
     Raises:
-        ValueError: no such kind or component, a kind together with overrides, or overrides that do not fit.
-        OSError: there is no such folder as hydra.searchpath names.
+        ValueError: no such kind or component, a kind together with overrides, or invalid overrides.
+        OSError: a folder of hydra.searchpath does not exist.
     """
     items: list[str] = arguments.items
     kinds = [item for item in items if "=" not in item]
     overrides = [item for item in items if "=" in item]
     asked = parse_overrides(overrides)
-    # hydra.searchpath alone is no config.
+    # hydra.searchpath alone does not make a config.
     is_config = bool(asked.choices or asked.settings)
     if len(kinds) > 1 or (kinds and is_config):
         raise ValueError(f"list takes one kind or overrides key=value, got {' '.join(items)}")
@@ -95,7 +95,7 @@ def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Cons
             raise ValueError(no_such(f"{kind} option", name, [row.option for row in rows]))
         rows = [row for row in rows if row.option == name]
     elif name:
-        registry.get(kind, name)  # raises for a name that there is not
+        registry.get(kind, name)  # raises for an unknown name
         rows = [row for row in rows if row.name == name]
     size = max((len(row.option) for row in rows), default=0) + 4
     before = ""
@@ -113,7 +113,7 @@ def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Cons
 
 
 def _described(row: OptionRow) -> str:
-    """An option in words: its type, what a number may be, its default, its meaning."""
+    """Return the type, range, default and meaning of an option in words."""
     default = row.default if row.default == "required" else f"default {row.default}"
     facts = ", ".join(filter(None, (row.type, row.range, default)))
     return f"{facts}: {row.meaning}" if row.meaning else facts
@@ -121,7 +121,7 @@ def _described(row: OptionRow) -> str:
 
 def _print_config(overrides: list[str], console: Console) -> None:
     config = compose(overrides=overrides)
-    # A model on the meta device has shapes and no memory.
+    # A model on the meta device takes no memory.
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
     say(console, to_yaml(config).rstrip())

@@ -15,11 +15,11 @@ _MMAP_THRESHOLD: Final = -3
 
 
 def choose_device(name: str, *, setting: str) -> torch.device:
-    """The device that a setting means; "auto" is a GPU when torch can use one, else the CPU.
+    """Return the device that a setting names; "auto" is a GPU if torch can use one, else the CPU.
 
     Args:
         name: auto, or as torch names devices.
-        setting: what the user set, for the error.
+        setting: the name of the setting, for the error.
 
     Raises:
         ValueError: torch cannot use such a device here.
@@ -31,7 +31,7 @@ def choose_device(name: str, *, setting: str) -> torch.device:
         if device.type == "meta":
             raise RuntimeError("nothing runs on it")
         torch.empty(0, device=device)
-    except Exception as error:  # each kind of device has its own, an ImportError among them
+    except Exception as error:  # its type depends on the device; some raise an ImportError
         usable = ", ".join(["auto", "cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))])
         raise ValueError(
             f"{setting} must be auto, cpu or a GPU that torch can use, got {shown(name)}; here there are: {usable}"
@@ -52,7 +52,7 @@ def keep_freed_memory() -> bool:
     """Make the C library keep freed memory, for the rest of this process; return False where it cannot.
 
     Otherwise glibc returns large blocks to the system, depending on the rest of the heap. New pages make a call on a
-    CPU up to ten times as long, and chance decides which candidate pays.
+    CPU up to ten times as long, and it is random which candidate pays for them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

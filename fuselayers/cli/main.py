@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; those of the process when None.
 
     Returns:
-        The exit code: 0 when all is well, and when SIGTERM stopped a training; 1 when a bench refused to time wrong
-        numbers or a kernel has a fault; 2 for bad input (with one line on stderr that says what to change); 128 + the
-        number of another signal that stopped a training.
+        The exit code: 0 for success, also when SIGTERM stopped a training; 1 if `bench` found wrong numbers or errors;
+        2 for bad input or a training that diverged (with one line on stderr that says what to change); 128 + the number
+        of another signal.
 
     >>> main(["backends", "--help"])  # doctest: +ELLIPSIS
     usage: fuselayers backends ...
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(name: str | None, command: ModuleType | None) -> Parser:
-    """The parser of all commands, which knows the arguments of one."""
+    """Return the parser of all commands, with the arguments of the one that is called."""
     parser = Parser(prog="fuselayers", description="Fused transformer layers: train, measure and look around.")
     parser.add_argument("--version", action="version", version=f"fuselayers {__version__}")
     parser.add_argument("--traceback", action="store_true", help="show where in the code an error came from")
@@ -97,11 +97,11 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
 
 
 def _console() -> Console:
-    """stdout; without a terminal rich takes 80 columns, which is narrow for a table."""
+    """Return a console on stdout. Without a terminal rich takes 80 columns, too few for a table, so take 120."""
     if sys.stdout is None:  # closed before the start
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
-        # A letter that its encoding lacks must not end a finished run.
+        # A character that the encoding lacks must not end a finished run.
         sys.stdout.reconfigure(errors="backslashreplace")
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
@@ -115,7 +115,7 @@ def _import(name: str) -> None:
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The module itself may import a missing one.
+        # The missing module may be one that this module imports.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise ValueError(
@@ -125,7 +125,7 @@ def _import(name: str) -> None:
 
 @contextmanager
 def _fallbacks_in_one_line() -> Iterator[None]:
-    """Print a FallbackWarning as one line, without its place in our code."""
+    """Print a FallbackWarning as one line, without file and line number."""
     show_any_warning = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:

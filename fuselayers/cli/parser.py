@@ -1,6 +1,6 @@
 """The parser of the command line: its help texts and its errors. Used by every command.
 
-It imports nothing that imports torch, for `--help` and `--version`.
+It does not import torch, so that `--help` and `--version` are fast.
 """
 
 import argparse
@@ -16,7 +16,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's, but a command refuses an unknown argument itself, so that the error names the command."""
+        """Parse as argparse does, but refuse unknown arguments here, so that the error names the command."""
         parsed, unknown = super().parse_known_args(args, namespace)
         for argument in unknown:
             if argument.startswith("-"):
@@ -44,7 +44,7 @@ def add_overrides(parser: argparse.ArgumentParser, *, nargs: str, metavar: str, 
 
 
 def add_imports(parser: argparse.ArgumentParser) -> None:
-    """Add `--import`, for the commands that build a config, which may name a class of the user."""
+    """Add `--import`, for the commands that build a config: the config may name a class of the user."""
     parser.add_argument(
         "--import",
         dest="imports",

@@ -20,7 +20,7 @@ def plain_config(config: Config) -> Config:
 def with_values(config: Config, change: Callable[[str, Any], Any]) -> Config:
     """Return a config with `change(option, value)` for every single value of its components.
 
-    Components inside count too: differing layers, experts. A component's own name is the option "name".
+    Nested components are included: layers that differ, experts. The name of a component is passed as the option "name".
     """
 
     def changed(option: str, value: Any) -> Any:

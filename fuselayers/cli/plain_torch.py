@@ -1,8 +1,8 @@
-"""A model's twin in plain PyTorch, as one writes it without this library. Baseline of `bench model` and `train`.
+"""A model's twin in plain PyTorch, written without this library. The baseline of `bench model` and `train`.
 
 The twin takes its sizes and weights from the built model, and its code from torch alone: nn.LayerNorm, nn.RMSNorm,
-nn.Dropout, F.gelu, scaled_dot_product_attention, F.cross_entropy. Parameters have the same names, so both hold one
-state_dict. GPT, Llama, BERT and ViT have twins.
+nn.Dropout, F.gelu, scaled_dot_product_attention, F.cross_entropy. Parameters have the same names, so a
+state_dict fits both. GPT, Llama, BERT and ViT have twins.
 
 B batch, T tokens, D hidden, H heads, G heads of keys and values, C channels of a head, V vocabulary
 """

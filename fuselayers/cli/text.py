@@ -31,14 +31,14 @@ def say(console: Console, *lines: str, bold: bool = False) -> None:
 
 
 def complain(text: str) -> None:
-    """Print one line on stderr, if it can still be written; one of several processes says which it is."""
+    """Print one line on stderr, if stderr is still open; with several processes the line names the rank."""
     rank = f", rank {os.environ['RANK']}" if is_launched() else ""
     with suppress(OSError):
         print(f"fuselayers{rank}: {text}", file=sys.stderr, flush=True)
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or something like it, started this process. The operators of Kubernetes set these too."""
+    """Return whether torchrun, or a launcher that sets the same variables, started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 

@@ -1,4 +1,4 @@
-"""timer -- how long steps take: all of them in turns and in shuffled order, so that other load falls on each of them.
+"""Times steps in turns and in shuffled order, so that other load on the machine affects all of them.
 
 Used by `fuselayers tune` and `bench`, and the comparison after a training.
 """
@@ -15,7 +15,7 @@ import torch
 
 # More than any GPU's second-level cache holds.
 _LARGER_THAN_CACHES: Final = 1 << 28
-# Time for a CPU to launch an op's forward, or its backward. On an H100's host 0.5 ms were too little now and then.
+# Time for a CPU to launch an op's forward, or its backward. On an H100's host 0.5 ms was sometimes too little.
 _SECONDS_OF_LAUNCHES: Final = 2e-3
 
 
@@ -25,7 +25,7 @@ class Step:
 
     Attributes:
         run: called with the result of `prepare`; only this is timed.
-        prepare: called before each run, as for copies of inputs, or for the forward of a backward.
+        prepare: called before each run, for example to copy inputs, or to run the forward of a backward.
     """
 
     run: Callable[[Any], object]
@@ -42,12 +42,12 @@ def time_in_turns(
         device: where the steps run; the clock waits for it.
         rounds: how often each step runs.
         warm_up: rounds that come first and do not count.
-        cold: on a GPU, read the GPU's own time between two events, without launches and with caches that hold nothing
-            of the step. Else it is wall time, launches included.
+        cold: on a GPU, measure the GPU's own time between two events, without launches and with cold caches. Otherwise
+            measure wall time, launches included.
     """
     on_gpu = device.type == "cuda"
     timed = _gpu_timer(device) if cold and on_gpu else _wall_seconds
-    order = random.Random(0)  # leaves Python's own random numbers alone
+    order = random.Random(0)  # does not touch Python's global generator
     names = list(steps)
     times: dict[str, list[float]] = {name: [] for name in names}
     for done in range(-warm_up, rounds):
@@ -73,15 +73,15 @@ def _wall_seconds(run: Callable[[Any], object], prepared: Any, gpu: torch.device
     if gpu is not None:
         torch.cuda.synchronize(gpu)
     elapsed = time.perf_counter() - started
-    del result  # outside of the clock
+    del result  # after the clock is read
     return elapsed
 
 
 def _gpu_timer(device: torch.device) -> Callable[[Callable[[Any], object], Any, Any], float]:
     """Return a clock of the GPU's own time.
 
-    Before each start the GPU reads more than its caches hold, until the CPU has had time to launch the step. Reading
-    leaves no lines that the step would have to write back.
+    Before each step the GPU reads more memory than its caches hold, for as long as the CPU needs to launch the step. It
+    only reads, so that the step has no dirty cache lines to write back.
     """
     stream = torch.cuda.current_stream(device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The ops that `fuselayers bench` and `benchmarks.lint_kernels` call: their inputs, and the same in plain PyTorch.
+"""The ops that `fuselayers bench` and `benchmarks.lint_kernels` call: inputs, and versions in plain PyTorch.
 
 Legend of the shapes: x is [T, D], where T stands for all dimensions but the last one, and E = 4 D is the output width
 of a linear layer. For `rotary` x is [B, T, D], split into heads of 64 channels.
@@ -30,7 +30,7 @@ _FLOORS: Final[dict[NormStyle, tuple[float, float]]] = {"post": (4, 4), "pre": (
 
 @dataclass(frozen=True)
 class Settings:
-    """How an op is called: the shape and dtype of x, the options, and whether an op that may have a bias has one."""
+    """How an op is called: the shape and dtype of x, the options, and whether an optional bias is passed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -50,8 +50,8 @@ class OpCase:
         plain: plain eager PyTorch with the same arguments.
         tensors: the arguments of both, by name; all distinct. Floating ones require gradients, except tables.
         options: the other arguments of both.
-        floor: the least that forward and backward load and store, in tensors of the first one's size, as in the op's
-            docstring; None for ops that memory bandwidth does not limit.
+        floor: the least that forward and backward load and store, in multiples of the first tensor's size, as in the
+            op's docstring; None for ops that memory bandwidth does not limit.
     """
 
     op: Callable[..., Outputs]
@@ -93,7 +93,7 @@ def double(case: OpCase) -> OpCase:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As a user writes it."""
+    """Return the name as a user writes it: "float32"."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -191,7 +191,7 @@ def _tensors(op: str, names: Iterable[str], settings: Settings) -> dict[str, Ten
             target = torch.randint(classes, tuple(rows), generator=torch.Generator().manual_seed(9))
             tensors[name] = target.to(settings.device)
         elif name in shapes and (name != "bias" or settings.bias):
-            # A matrix product of unit variance.
+            # The matrix product has unit variance.
             scale = 1 / math.sqrt(width) if has_product and name == "weight" else 1.0
             tensors[name] = (_drawn(shapes[name], settings, seed) * scale).requires_grad_()
     return tensors
@@ -217,6 +217,6 @@ def _rotary_tensors(settings: Settings) -> dict[str, Tensor]:
 def _drawn(shape: tuple[int, ...], settings: Settings, seed: int) -> Tensor:
     if settings.device.type == "meta":
         return torch.empty(shape, dtype=settings.dtype, device="meta")
-    # On the device: a CPU draws billions of numbers in minutes.
+    # Drawn on the device: a CPU takes minutes for billions of numbers.
     generator = torch.Generator(settings.device).manual_seed(seed)
     return torch.randn(shape, generator=generator, device=settings.device).to(settings.dtype)

@@ -164,7 +164,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 def _with_first_step(row: Measured, call: ModelCall, arguments: argparse.Namespace) -> Measured:
     try:
         return replace(row, first_step=first_steps(call, row.candidate, imports=arguments.imports))
-    except Exception as error:  # in the new process, or of it; what is measured stays
+    except Exception as error:  # the new process failed; the measurements so far stay
         complain(f"{row.candidate} has no first step: {in_one_line(error)}")
         return row
 
@@ -182,7 +182,7 @@ def _backends(text: str | None, default: Sequence[str], *, device: torch.device)
 
 
 def _versions() -> str:
-    """The versions, beside torch's, that decide the speed of kernels."""
+    """The versions, besides torch's, that affect the speed of kernels."""
     try:
         return f"fuselayers {__version__}, triton {metadata.version('triton')}"
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The first step of a compiled model: what a user waits for, with an empty compile cache and with a filled one."""
+"""The time of a compiled model's first step, with an empty compile cache and with a filled one."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ _CACHES: Final = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 def first_steps(call: ModelCall, name: str, *, imports: Sequence[str]) -> tuple[float, float]:
     """Return the seconds of the first forward and backward in a process with an empty cache, and in a second process.
 
-    Importing and building come before and are not counted.
+    The time of imports and of building the model is not counted.
 
     Args:
         call: the model.

@@ -1,4 +1,4 @@
-"""Whether candidates agree, and what each takes: time, memory, bytes kept for backward."""
+"""Checks that candidates agree, and measures time, memory and bytes kept for backward."""
 
 import operator
 import statistics
@@ -15,18 +15,18 @@ from ..timer import Step, median_seconds, time_in_turns
 PLAIN: Final = "plain"
 COMPILE: Final = "torch.compile"
 _WARM_UP: Final = 3
-# Two right computations differ by a few units in the last place even where eager happens to have no error at all.
+# Two correct computations differ by a few units in the last place even where eager happens to have no error at all.
 _SLACK: Final = 16
-# There the last place is 0.8 % in bfloat16, and eager rounds after each op.
+# In bfloat16 the last place is 0.8 % of a value, and eager rounds after each op.
 _SLACK_OF_16_BITS: Final = 2
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to compute the same.
+    """One implementation of an op or a model.
 
     Attributes:
-        name: how it is called in the table.
+        name: its name in the table.
         call: one forward with its inputs.
         leaves: the tensors whose gradients a backward computes.
     """
@@ -45,8 +45,8 @@ class Subject:
         shape: of x, or of a batch.
         dtype: as "float32".
         candidates: those with right numbers, plain PyTorch first.
-        wrong: the errors of the others, by name.
-        inputs: tensors that count for nobody's memory.
+        wrong: the errors of the candidates with wrong numbers, by name.
+        inputs: tensors that do not count as kept for backward.
         floor: bytes that forward and backward must move; None where bandwidth is no limit.
     """
 
@@ -116,23 +116,23 @@ def results(candidate: Candidate) -> dict[str, Tensor]:
 
 
 def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:
-    """The error of each wrong candidate, by name; the error of `eager` sets the limit, against `truth` in float64."""
+    """Return the error of each wrong candidate, by name. `eager` sets the limit by its own error against `truth`."""
     limit, exact = results(eager), results(truth)
     reasons = {candidate.name: disagreement(results(candidate), eager=limit, truth=exact) for candidate in candidates}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
 
 def disagreement(got: dict[str, Tensor], *, eager: dict[str, Tensor], truth: dict[str, Tensor]) -> str | None:
-    """Say where a candidate is wrong, or None when it is right.
+    """Return where a candidate is wrong, or None if it is right.
 
-    It is right when each output and gradient is at most twice as far from the truth in float64 as eager PyTorch is in
-    the same dtype, give or take rounding (the rule of FlashAttention's tests).
+    Against the truth in float64, each output and gradient may have twice the error of eager PyTorch in the same dtype,
+    plus rounding (the rule of FlashAttention's tests).
     """
     for name, exact in truth.items():
         error, eager_error = ((form[name].double() - exact).abs().max().item() for form in (got, eager))
         dtype = eager[name].dtype
         units = _SLACK if dtype.itemsize > 2 else _SLACK_OF_16_BITS
-        # Not `error > limit`: a NaN would pass that.
+        # Not `error > limit`, which is false for a NaN.
         if not error <= 2 * eager_error + units * torch.finfo(dtype).eps * exact.abs().max().item():
             return f"{name} is off by {error:.1e}, eager PyTorch by {eager_error:.1e}, both against float64"
     return None
@@ -143,7 +143,7 @@ def time_interleaved(
 ) -> list[dict[str, list[float]]]:
     """Time "forward" and "forward_backward" of all candidates in turns; return the seconds of every repeat.
 
-    On a GPU the time is the GPU's own, between two events, with nothing of the inputs in its caches.
+    On a GPU the time is the GPU's own, between two events, with cold caches.
     """
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
@@ -169,7 +169,7 @@ def _steps_of(candidate: Candidate) -> tuple[Step, Step]:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of copying a large tensor: what no kernel of an op can exceed."""
+    """Bytes per second, read and written, of copying a large tensor: the upper limit for the kernels of ops."""
     source = torch.ones((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = Step(lambda _: target.copy_(source))
@@ -178,7 +178,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def _peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
-    """Bytes that a forward with its backward takes at most, beside its inputs; None where torch does not count them."""
+    """The peak bytes of a forward with its backward, without its inputs; None where torch does not count them."""
     if device.type != "cuda":
         return None
     weights = [torch.ones_like(output) for output in candidate.call()]
@@ -192,10 +192,10 @@ def _peak_bytes(candidate: Candidate, *, device: torch.device) -> int | None:
 
 
 def _weights(outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Return the outputs' gradients in backward: not all one, or an error that sums to zero would not show."""
+    """Return random gradients of the outputs. With ones, an error that sums to zero would not show."""
     weights = []
     for number, output in enumerate(outputs):
-        # In float32 for every dtype, so that the truth in float64 has the same; on the device, where it takes no time.
+        # Drawn in float32 for every dtype, so that the float64 truth gets the same; on the device, for speed.
         generator = torch.Generator(output.device).manual_seed(1000 + number)
         weights.append(torch.randn(output.shape, generator=generator, device=output.device).to(output.dtype))
     return weights

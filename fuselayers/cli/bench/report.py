@@ -1,4 +1,4 @@
-"""What `bench` prints and writes: one table for all subjects, and the suite's folder with a picture for each dtype."""
+"""The output of `bench`: one table for all subjects, and the suite's folder with a picture for each dtype."""
 
 import json
 import math
@@ -37,10 +37,10 @@ class Report:
     """All measurements: rows of ops, and of whole models.
 
     Attributes:
-        machine: with the versions.
+        machine: the machine and the versions, as text.
         bandwidth: of a copy, in bytes per second, read and written.
         failed: wrong numbers or errors, by candidate.
-        left_out: titles for which there was no time.
+        left_out: titles of measurements for which there was no time.
     """
 
     machine: str
@@ -54,12 +54,12 @@ class Report:
 
     @property
     def said(self) -> str:
-        """The conditions, in a line."""
+        """The conditions of the measurement, in one line."""
         return f"{self.machine}, {self.date}, medians of {self.repeats} in turns"
 
 
 def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict[str, str]]:
-    """A line for each candidate, with its times and bytes; a subject's first candidate is the baseline.
+    """Return a line for each candidate, with its times and bytes; a subject's first candidate is the baseline.
 
     Args:
         bandwidth: of a copy; only rows with a floor need it.
@@ -135,7 +135,7 @@ def draw_all(folder: Path, report: Report) -> list[Path]:
 
 
 def _mean_speeds(rows: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """How many times as fast as plain each candidate is, by op and name: geometric means over the op's shapes."""
+    """The speed of each candidate relative to plain, by op and name: geometric means over the op's shapes."""
     span = "forward_backward"
     plain = {(row.title, row.shape): row.median(span) for row in rows if row.candidate == PLAIN}
     logarithms: dict[str, dict[str, list[float]]] = {}
@@ -153,7 +153,7 @@ def _draw(path: Path, speeds: dict[str, dict[str, float]], *, title: str, said: 
     """Draw a group of bars for each op, the fastest of ours on top."""
     ops = sorted(speeds, key=lambda op: speeds[op].get(OURS, 0.0))
     names = sorted({name for of_op in speeds.values() for name in of_op}, key=lambda name: (name != OURS, name))
-    # Readable in a light and a dark page: no ground, and a grey that contrasts with both.
+    # Readable on a light and on a dark page: no background, and a grey that contrasts with both.
     grey = "#808080"
     figure = new_figure(figsize=(4.5, 0.43 * len(ops) + 1.2), facecolor="none")
     from matplotlib import rc_context

@@ -25,12 +25,12 @@ _SEQUENCES: Final = 4
 
 
 def op_subject(op: str, settings: Settings, *, backends: Sequence[str]) -> Subject:
-    """An op: plain eager PyTorch, the same in `torch.compile`, the op as it is called, and the op on backends.
+    """Return an op in plain eager PyTorch, the same through `torch.compile`, the op as it is called, and on backends.
 
     Raises:
         ValueError: no such op, or settings that do not fit it.
     """
-    torch.compiler.reset()  # Dynamo would run a function uncompiled after eight kinds of call
+    torch.compiler.reset()  # after eight recompilations Dynamo would run a function uncompiled
     case = op_case(op, settings)
     makers: dict[str, Callable[[], Callable[..., Outputs]]] = {
         COMPILE: lambda: torch.compile(case.plain, fullgraph=True),
@@ -42,7 +42,7 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str]) -> Subje
     for name, make in makers.items():
         try:
             reason = _op_fault(name, make(), op, settings)
-        except Exception as error:  # of a compiler, or for want of memory; the others are measured
+        except Exception as error:  # a compiler failed, or memory ran out; the others are measured
             reason = in_one_line(error)
         if reason is None:
             candidates.append(_op_candidate(name, case, make()))
@@ -71,10 +71,10 @@ def _op_candidate(name: str, case: OpCase, function: Callable[..., Outputs]) -> 
 
 
 def _op_fault(name: str, function: Callable[..., Outputs], op: str, settings: Settings) -> str | None:
-    """The error of an implementation of an op, or None.
+    """Return the error of an implementation of an op, or None.
 
-    Every implementation is compared with plain PyTorch without dropout, since `F.dropout` draws other masks; one with
-    the library's masks also with the op's formula.
+    Every implementation is compared with plain PyTorch without dropout, since `F.dropout` draws other masks. An
+    implementation with the library's masks is also compared with the op's formula, with dropout.
     """
     still = op_case(op, replace(settings, dropout=0.0))
     checks = [(still, still.plain)]
@@ -98,7 +98,7 @@ class ModelCall:
 
     Attributes:
         name: a model of the configs, or its path.
-        shape: sequences and tokens, or examples for a model without a context length; None is 4 of full length.
+        shape: sequences and tokens, or examples for a model without a context length; None takes 4 of full length.
         dropout: of every component; 0 also turns stochastic depth off; None keeps the config's.
         dtype: of the weights.
     """
@@ -112,14 +112,13 @@ class ModelCall:
 
 
 def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
-    """A model in plain PyTorch, that one in `torch.compile` and fused on backends, and our layers on the backends.
+    """Return a model in plain PyTorch, the same through `torch.compile` and on backends, and our layers on backends.
 
-    Our layers are fused as the config says, or block by block where it fuses nothing. The backend "eager" is our
-    layers, not fused. A model without a twin in plain PyTorch stands for it with its own layers in eager mode; the
-    title says so.
+    Our layers are fused as the config says, or by block if it fuses nothing. The backend "eager" runs our layers
+    unfused. If the model has no twin in plain PyTorch, our layers in eager mode replace the twin; the title says so.
 
     Raises:
-        ValueError: no such model, an override or a shape that does not fit.
+        ValueError: no such model, or an override or a shape does not fit.
     """
     torch.compiler.reset()
     config = _config(call)
@@ -154,7 +153,7 @@ def model_subject(call: ModelCall, *, backends: Sequence[str]) -> Subject:
 
 
 def first_candidate(call: ModelCall, name: str) -> Candidate:
-    """One compiled candidate of `model_subject`, alone.
+    """Return one compiled candidate of `model_subject`.
 
     Args:
         name: COMPILE, or the backend of our layers.
@@ -175,7 +174,7 @@ def _fused(config: Config, backend: str) -> Config:
 
 
 def _twin(model: nn.Module) -> tuple[nn.Module, str]:
-    """The same model in plain PyTorch, or the model itself and why it has no twin."""
+    """Return the model in plain PyTorch, or the model itself and the reason why it has no twin."""
     try:
         return plain_twin(model), ""
     except ValueError as error:
@@ -187,7 +186,7 @@ def _built(call: ModelCall, config: Config) -> nn.Module:
 
 
 def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int, ...], tuple[Tensor, ...]]:
-    """The shape of a batch, and a random batch."""
+    """Return the shape of a batch, and a random batch."""
     context = config.model.options.get("context_length")
     shape = call.shape or ((_SEQUENCES,) if context is None else (_SEQUENCES, context))
     return shape, example_batch(model, config, shape, device=call.device, option="--shape")
@@ -195,7 +194,7 @@ def _batch(call: ModelCall, config: Config, model: nn.Module) -> tuple[tuple[int
 
 def model_candidate(inputs: Sequence[Tensor], name: str, model: Any) -> Candidate:
     """A training loss of a model, with the gradients of its parameters. Used by `tune` too."""
-    # By name: the twin has its parameters in another order.
+    # Sorted by name: the twin's parameters are in another order.
     parameters = tuple(parameter for _, parameter in sorted(model.named_parameters()))
     cast = [tensor.to(parameters[0].dtype) if tensor.is_floating_point() else tensor for tensor in inputs]
     return Candidate(name, lambda: (model(*cast),), parameters)

@@ -23,7 +23,7 @@ _DTYPES: Final = ("bfloat16", "float16", "float32")
 _SHAPES: Final = ((2, 4096, 4096), (4, 1024, 1024), (1, 2048, 12288))
 _SHAPES_ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
 _QUICK: Final = ((8, 256, 512),)
-# Elements of x for an op with a matrix product on a CPU: a larger one takes seconds for each call.
+# The most elements of x for an op with a matrix product on a CPU: a larger x takes seconds for each call.
 _CPU_MATMUL: Final = 8 * 256 * 512
 _FUSED: Final = "inductor"
 _DROPOUTS: Final = (0.1, 0.0)
@@ -73,10 +73,10 @@ _VARIANTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
 
 @dataclass(frozen=True)
 class Job:
-    """A measurement to come.
+    """A planned measurement.
 
     Attributes:
-        is_model: whether it is of a model.
+        is_model: whether it measures a model.
     """
 
     title: str
@@ -87,15 +87,15 @@ class Job:
 def run_suite(
     jobs: Sequence[Job], report: Report, *, folder: Path, minutes: float, device: torch.device, console: Console
 ) -> int:
-    """Measure, and write the folder after each measurement, so that a stopped run keeps what it has.
+    """Measure, and write the folder after each measurement, so that a stopped run keeps its results.
 
     Args:
-        minutes: no measurement begins later; the report names those that are left out.
+        minutes: no measurement begins later; the report names the measurements that are left out.
 
     Returns:
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
     """
-    # Before the work: a folder that cannot be written is an error at once.
+    # A folder that cannot be written must be an error before the work starts.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
     say(console, report.machine)
@@ -110,7 +110,7 @@ def run_suite(
             report.failed |= {f"{candidate}: {job.title}": reason for candidate, reason in subject.wrong.items()}
             rows = report.models if job.is_model else report.rows
             rows += measure(subject, repeats=report.repeats, device=device)
-        except Exception as error:  # as lack of memory; the others are measured
+        except Exception as error:  # such as out of memory; the others are measured
             report.failed[job.title] = in_one_line(error)
         write_folder(folder, report, pictures=False)
     lines = [f"not timed: {name}: {reason}" for name, reason in report.failed.items()]
@@ -157,7 +157,7 @@ def _op_job(op: str, options: dict[str, Any], settings: Settings) -> Job:
 
 def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:
     on_cpu = device.type == "cpu"
-    # In eager mode the library's kernels run on a GPU alone.
+    # On a CPU only fused layers are measured.
     backends = (_FUSED,) if on_cpu else (EAGER, _FUSED)
 
     def job(name: str, dropout: float) -> Job:

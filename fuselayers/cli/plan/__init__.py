@@ -1,4 +1,4 @@
-"""`fuselayers plan`: what a training step costs, on paper."""
+"""`fuselayers plan`: computes the cost of a training step without running it."""
 
 from .command import DESCRIPTION as DESCRIPTION
 from .command import add_arguments as add_arguments

@@ -29,21 +29,22 @@ gpus= is their number, gpu= their kind, batch= the examples of each data-paralle
 power of two that fits, up to 32), efficiency= the share of the GPU's rates that a step keeps. Groups without
 parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
 
-# Chosen so that published runs are on both sides (tests/cli/plan/test_published.py). All other GPUs have the H100's.
+# Chosen so that some published runs are faster than planned and some slower (tests/cli/plan/test_published.py). All
+# other GPUs take the H100's.
 _EFFICIENCY: Final = {"A100": 0.7}
 _EFFICIENCY_OF_OTHERS: Final = 0.46
 
 
 @dataclass
 class Asked:
-    """A command line, parsed.
+    """A parsed command line.
 
     Attributes:
-        gpus: how many.
+        gpus: the number of GPUs.
         gpu: the name in `hardware.GPUS`.
-        batch: examples; None where nobody said.
-        efficiency: None where nobody said.
-        precision: the dtype of products.
+        batch: examples; None if not given.
+        efficiency: None if not given.
+        precision: the dtype of matrix products.
     """
 
     overrides: list[str] = field(default_factory=list)
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Plan and print.
 
     Raises:
-        ValueError: an argument that cannot be, or a layout that does not fit; the text says what to change.
+        ValueError: an argument is invalid, or the layout does not fit; the text says what to change.
     """
     asked = read_arguments(arguments.overrides)
     source, overrides = split_source(asked.overrides)
@@ -107,15 +108,15 @@ def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> lis
 
 
 def efficiency_of(gpu: str) -> float:
-    """Return the share of a GPU's rates that a step keeps where nobody says another."""
+    """Return the default share of a GPU's peak rates that a step reaches."""
     return _EFFICIENCY.get(gpu, _EFFICIENCY_OF_OTHERS)
 
 
 def read_arguments(words: Sequence[str]) -> Asked:
-    """Return what the words ask for; those that are not the plan's own are overrides of the config.
+    """Parse the words; all words that are not options of the plan are overrides of the config.
 
     Raises:
-        ValueError: a value that cannot be.
+        ValueError: a value is invalid.
     """
     asked = Asked()
     gpus = {name.lower().replace(" ", "_"): name for name in GPUS}

@@ -1,7 +1,7 @@
-"""model -- the numbers that a plan needs to know of a config's model. Nothing runs and no weight takes memory.
+"""Computes the numbers of a config's model that a plan needs. Nothing runs, and no weight takes memory.
 
-FLOPs are those of torch's flop counter, through `model_costs`. A block keeps the values that `explain` names, cut by
-itself; blocks of the same kind are explained once.
+FLOPs are those of torch's flop counter, through `model_costs`. A block keeps the values that `explain` names for this
+block alone; blocks of the same kind are explained once.
 """
 
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ class Activations:
 
     Attributes:
         saved: bytes.
-        inside: those of them whose last dimension is not the model's width, which tensor parallelism divides.
-        largest: bytes that the block with most keeps.
+        inside: the part of `saved` whose last dimension is not the model's width. Tensor parallelism divides it.
+        largest: the bytes of the block that keeps most.
         repeated_flops: FLOPs of forward that backward repeats.
     """
 
@@ -39,16 +39,16 @@ class PlannedModel:
     """A model's numbers.
 
     Attributes:
-        parameters: their number, tied ones once.
-        largest_unit: parameters that FSDP gathers at a time, at most: of a block, or of all that is in no block.
-        blocks: how many there are.
+        parameters: their number; tied ones count once.
+        largest_unit: the most parameters that FSDP gathers at a time: those of a block, or all outside of blocks.
+        blocks: their number.
         tokens: of an example; 1 for a model without tokens.
         width: of the stream between blocks.
         vocabulary: classes of a token; 0 for a model without tokens.
-        fused_loss: whether the loss has the logits of a chunk in memory, instead of all.
-        heads: of the attention, and its key-value heads; None without.
-        itemsize: bytes of a number in the products: 2 in bfloat16, 4 in float32.
-        flops: of forward and backward for an example; nothing is repeated, and a causal attention counts all scores.
+        fused_loss: whether the loss has the logits of one chunk in memory, instead of all.
+        heads: the number of heads and of key-value heads; None if the attention has none.
+        itemsize: bytes of a number in matrix products: 2 in bfloat16, 4 in float32.
+        flops: of forward and backward for an example, without recompute. Causal attention counts all scores.
         stream: bytes of the blocks' inputs, for an example.
         run: the activations without checkpointing.
         kept: the activations with the checkpointing of the plan.
@@ -74,13 +74,13 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     """Return the numbers of a config's model.
 
     Args:
-        checkpointing: what a block keeps, as `parallel.checkpointing`.
-        precision: of products: "bfloat16" or "float32".
-        name: of the model; None for that of its class.
+        checkpointing: what a block keeps, as in `parallel.checkpointing`.
+        precision: of matrix products: "bfloat16" or "float32".
+        name: of the model; None takes the config's `model.name`.
 
     Raises:
-        ValueError: the model does not say what it is called with, its context is shorter than the data's sequences, or
-            its blocks are reversible.
+        ValueError: the model has no `example_inputs`, its context is shorter than the data's sequences, or its blocks
+            are reversible.
         PartitionError: a budget is too small.
     """
     options, attention = config.model.options, config.attention.options
@@ -132,7 +132,7 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
-    """Return the arguments of each block for one example; a model without blocks is one."""
+    """Return the arguments of each block for one example; a model without blocks counts as one block."""
     calls: dict[nn.Module, _Call] = {}
     blocks = blocks_of(model) or [model]
     if any(getattr(block, "reversible", False) for block in blocks):
@@ -152,7 +152,7 @@ def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
 
 
 def _activations(calls: dict[nn.Module, _Call], partition: Partitioner, *, fused: bool) -> tuple[Activations, float]:
-    """Return what blocks keep for a partitioner, and the FLOPs of their forward."""
+    """Return what blocks keep with a partitioner, and the FLOPs of their forward."""
     reports: dict[str, MemoryReport] = {}
     saved, inside, repeated_flops, forward_flops = [], 0, 0.0, 0.0
     for block, (args, kwargs) in calls.items():

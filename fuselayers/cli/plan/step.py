@@ -1,7 +1,7 @@
-"""step -- what a training step costs one GPU of a layout: its memory, what it sends, and its time.
+"""Computes the cost of a training step for one GPU of a layout: memory, communication and time.
 
 docs/scale.md states the model: the bytes of each part, the collectives of each layout, and their sources. Collectives
-of ddp and fsdp run beside the computation; those of tensor parallelism do not.
+of ddp and fsdp overlap with the computation; those of tensor parallelism do not.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ...ops.linear_cross_entropy.chunks import chunk_rows
 from ...partition import partitioner
 from .model import PlannedModel
 
-# The rest is the driver's, the communication library's, and fragmentation. Assumed.
+# An assumption: the driver, the communication library and fragmentation take the rest.
 USABLE: Final = 0.92
 GPUS_OF_A_NODE: Final = 8
 _PEERS: Final = GPUS_OF_A_NODE - 1
@@ -24,13 +24,13 @@ _LINK_SHARE: Final = 0.8
 # AdamW reads weight, gradient and two moments and writes three of them; clipping reads the gradient for its norm, and
 # reads and writes it to scale it.
 _PASSES_OF_UPDATE: Final = 7 + 3
-_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # a larger one makes no GPU busier
+_BATCHES: Final = (1, 2, 4, 8, 16, 32)  # a larger one does not use a GPU better
 _FLOAT32: Final = 4
 
 
 @dataclass(frozen=True)
 class GpuLayout:
-    """How a training is spread over GPUs: the options of the section `parallel`, with the groups counted.
+    """How a training is spread over GPUs: the options of the section `parallel`, with `dp` computed.
 
     Attributes:
         dp: data-parallel groups.
@@ -53,10 +53,10 @@ class GpuLayout:
 
 
 def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
-    """Return the layout of a config's section `parallel`; several groups without a `shard` are FSDP's.
+    """Return the layout of a config's section `parallel`; several groups without a `shard` use FSDP.
 
     Raises:
-        ValueError: the number of GPUs does not allow it, or its budget is no share.
+        ValueError: it does not fit the number of GPUs, or its budget is no share.
     """
     if parallel.budget is not None and not isinstance(getattr(partitioner(parallel.budget), "limit", None), float):
         raise ValueError(
@@ -90,12 +90,12 @@ class StepMemory:
 
     @property
     def total(self) -> float:
-        """All of them. The logits and a recomputed block are not alive at the same time, so it is a little too high."""
+        """The sum. It is a little too high: the logits and a recomputed block are not alive at the same time."""
         return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits
 
 
 def memory_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> StepMemory:
-    """Return the bytes on one GPU, for a micro-batch of so many examples in each data-parallel group."""
+    """Return the bytes on one GPU, for a micro-batch of `batch` examples in each data-parallel group."""
     tp, sharded = layout.tp, layout.shard == "fsdp"
     held = model.parameters / tp / (layout.dp if sharded else 1)
     low_precision = model.itemsize if model.itemsize < _FLOAT32 else 0
@@ -126,7 +126,7 @@ class Sent:
         kind: "all-reduce", "all-gather" or "reduce-scatter".
         size: bytes of the whole messages.
         group: GPUs that take part.
-        within: whether they are those of a tensor-parallel group, which wait for them.
+        within: whether the group is a tensor-parallel one. Its GPUs wait for the collective.
     """
 
     kind: str
@@ -150,7 +150,7 @@ def collectives_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> tup
         sent.append(Sent("all-gather", 2 * model.itemsize * weights, layout.dp))
         sent.append(Sent("reduce-scatter", _FLOAT32 * weights, layout.dp))
     if layout.tp > 1:
-        # Two of a block in forward, in backward, and in a forward that is repeated.
+        # Two per block in forward, two in backward, and two in a repeated forward.
         stream, passes = 2 * batch * model.stream, 2 + bool(model.kept.repeated_flops)
         if layout.sequence:
             sent.append(Sent("all-gather", (passes + 1) * stream, layout.tp, within=True))
@@ -161,14 +161,15 @@ def collectives_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> tup
 
 
 def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
-    """Return the bytes/s of one direction that each GPU of a group has for a ring.
+    """Return the bytes/s in one direction that each GPU of a group has for a ring.
 
-    Across nodes, a group uses the adapters of all its members of a node. In a mesh a GPU has a link to each other one
-    of its node, and a group uses those between its members.
+    Across nodes, a group uses the network adapters of all its members in a node. In a mesh a GPU has a link to each
+    other GPU of its node, and a group uses the links between its members.
 
     Args:
         size: GPUs of the group.
-        stride: the distance of neighbours in it: for data-parallel groups the size of a tensor-parallel one.
+        stride: the distance between neighbours in the group: for a data-parallel group the size of a tensor-parallel
+            one.
     """
     if size * stride <= GPUS_OF_A_NODE:
         return _LINK_SHARE * gpu.link * (size - 1 if gpu.mesh else _PEERS) / _PEERS

@@ -1,4 +1,4 @@
-"""Checkpoints: folders `step-000200` that are whole or not there.
+"""Checkpoints: folders `step-000200` that are complete or do not exist.
 
     manifest.json           step, config, curve, the SHA-256 of each file, and that of the manifest itself
     shard-00001-...         a safetensors file of the tensors that rank 0 wrote, then those of the other ranks
@@ -40,13 +40,13 @@ _FORMAT: Final = "fuselayers.checkpoint 5"
 _STEP: Final = re.compile(r"step-(\d{6,18})")
 _ALONE: Final = Processes()
 
-# Without torchrun one process is what we want.
+# Without torchrun a single process is intended.
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
 @dataclass(frozen=True)
 class Content:
-    """The content of a checkpoint beside its tensors.
+    """The content of a checkpoint without its tensors.
 
     Batches and random numbers follow from the seed and the step, so the step stands for both.
 
@@ -85,11 +85,11 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
 
 
 def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, Content]:
-    """The checkpoint that `train.resume=` means: itself, or the newest whole one of a run; and its content.
+    """Return the checkpoint that `train.resume=` names, or the newest undamaged one of a run, with its content.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, or all of the run are.
+        ValueError: it is damaged, or all checkpoints of the run are.
     """
     path = Path(resume).expanduser()
     candidates = processes.from_main([candidate for _, candidate in listed(checkpoints_of(path))]) or [path]
@@ -107,7 +107,7 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
 
     Raises:
         FileNotFoundError: there is no such checkpoint.
-        ValueError: it is none, a damaged one, or of another format.
+        ValueError: it is no checkpoint, is damaged, or has another format.
     """
     if not (path / MANIFEST).is_file():
         raise FileNotFoundError(
@@ -153,7 +153,7 @@ def save(
 
     Args:
         tensors: by name, as `state_of` returns them.
-        content: what else it holds; that of rank 0 counts.
+        content: the rest of the checkpoint; rank 0 writes its own.
         keep: how many checkpoints stay, at least 1.
 
     Raises:
@@ -187,7 +187,7 @@ def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes = _ALONE) -> None:
-    """Read into tensors of a checkpoint's names and sizes; each process reads what its DTensors need."""
+    """Fill tensors that have a checkpoint's names and sizes; each process reads what its DTensors need."""
     try:
         load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not processes.launched)
     except CheckpointException as error:
@@ -195,7 +195,7 @@ def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes
 
 
 def whole_tensors(path: Path, *, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors whose names begin with the prefix, whole and on the CPU, by the rest of their names."""
+    """Return all tensors whose names begin with the prefix, whole and on the CPU; the keys lack the prefix."""
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in saved_tensors(path).items()
@@ -206,7 +206,7 @@ def whole_tensors(path: Path, *, prefix: str = "") -> dict[str, Tensor]:
 
 
 def _without_shared_memory(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """safetensors takes contiguous tensors, and writes tied weights only if each has memory of its own."""
+    """Copy tensors that are not contiguous or share memory, as tied weights do: safetensors cannot write them."""
     result, pointers = {}, set()
     for name, tensor in tensors.items():
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -232,15 +232,15 @@ def _digest(manifest: Any) -> str:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The error of the first rank that failed, which torch wraps."""
+    """Return the error of the first rank that failed; torch wraps it."""
     return next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
 
 
 def _commit(written: Path, path: Path, *, step: int, keep: int) -> None:
-    """Make a checkpoint that is written the newest one, in a rename, and remove old ones.
+    """Make a written checkpoint the newest one by a rename, and remove old ones.
 
-    Checkpoints of this step and later ones are of a run that went back and takes another course: they go first, so that
-    a kill never leaves one of them as the newest.
+    Checkpoints of this step or later belong to a run that went back and now continues differently. They are removed
+    first, so that a kill never leaves one of them as the newest.
     """
     folder = path.parent
     flush_folder(written)
@@ -251,12 +251,12 @@ def _commit(written: Path, path: Path, *, step: int, keep: int) -> None:
     # The first checkpoint made the folder.
     flush_folder(folder.parent)
     for other in gone:
-        # A folder that cannot be removed does no harm: its name is no checkpoint's, and the next session tries again.
+        # A folder that cannot be removed does no harm: it has a temporary name, and the next session tries again.
         shutil.rmtree(other, ignore_errors=True)
 
 
 def _renamed(path: Path) -> Path:
-    """Give a checkpoint a temporary name: half removed, it must not be taken for a whole one."""
+    """Give a checkpoint a temporary name, so that it is not taken for a whole one while it is removed."""
     other = temporary_name(path)
     os.rename(path, other)
     return other

@@ -1,4 +1,4 @@
-"""`fuselayers train`: a byte-level language model on real text, from config to picture."""
+"""`fuselayers train`: trains a byte-level language model on text."""
 
 import argparse
 import logging
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with joined_processes() as group:
         if group.is_main:
             return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
-        # The others would say the same.
+        # The other processes would print the same.
         logging.getLogger("fuselayers").setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FallbackWarning)
@@ -78,7 +78,7 @@ def train(
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
         imports: modules of `--import`, which the hint for resuming repeats.
-        processes: of the run, which all call this; None for this one alone. Rank 0 prints and writes.
+        processes: those of the run, which all call this; None for this process alone. Rank 0 prints and writes.
 
     Returns:
         The exit code: 0, also after SIGTERM, or 128 + the number of another signal that stopped the run.

@@ -31,11 +31,11 @@ class Comparison:
     """The measured models, the baseline first.
 
     Attributes:
-        rows: of the models.
+        rows: the measurements of the models.
         loss_difference: the largest difference between the losses of EAGER and FUSED, nats per byte.
-        plain_difference: the same of PLAIN and EAGER without dropout; None without PLAIN.
+        plain_difference: the same for PLAIN and EAGER, without dropout; None without PLAIN.
         conditions: machine, threads and versions.
-        compile_seconds: what compiling took, if known.
+        compile_seconds: the time of compiling, if known.
     """
 
     rows: list[Measured]
@@ -76,14 +76,14 @@ def compare(
     device: torch.device,
     compile_seconds: float | None = None,
 ) -> Comparison:
-    """Measure the models in training mode, in which they stay; weights and gradients do not change.
+    """Measure the models in training mode. They stay in that mode; weights and gradients do not change.
 
     Args:
         models: of `compared_models`.
-        batches: tokens and targets, int64 [B, T] on the device, all of the shape that was trained with.
+        batches: tokens and targets, int64 [B, T] on the device, all of the training shape.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
-        compile_seconds: what compiling took, if known.
+        compile_seconds: the time of compiling, if known.
     """
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor]:

@@ -54,14 +54,13 @@ def standard_library() -> Path:
 def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
     """Read a text file, or the files of a folder, and hold out the end.
 
-    The files of a folder come in an order that their paths relative to it decide, by a hash, so that the end is of all
-    kinds of files, and the same on every machine. A zero byte ends each, so that the model can learn where a file
-    begins.
+    The files of a folder are ordered by a hash of their relative paths, so that the held-out end has all kinds of files
+    and is the same on every machine. A zero byte ends each file, so that the model can learn where a file begins.
 
     Args:
         path: a text file or a folder; "" is the source of Python's standard library, without its own tests.
         held_out: the share of the bytes, above 0 and below 1.
-        suffixes: of the files of a folder; none takes all without a zero byte, and of Python's library its source.
+        suffixes: of the files of a folder; by default all without a zero byte, and of Python's library its source.
 
     Raises:
         ValueError: no text.
@@ -113,9 +112,9 @@ def evaluation_batches(
 def seed_generators(seed: int, *, step: int, micro_batch: int = 0, dp_rank: int = 0) -> None:
     """Seed torch's generators, on all devices, for a forward and backward.
 
-    The random numbers of a step follow from the seed and the step, so a checkpoint holds no generator's state, and what
-    drew numbers before, as a validation, changes nothing. All ranks of a tensor-parallel group have one `dp_rank` and
-    draw the same numbers.
+    The random numbers of a step follow from the seed and the step, so a checkpoint holds no generator's state, and
+    earlier draws, as in a validation, change nothing. All ranks of a tensor-parallel group have one `dp_rank` and draw
+    the same numbers.
     """
     digest = hashlib.blake2b(f"generators/{seed}/{step}/{micro_batch}/{dp_rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little"))
@@ -143,7 +142,7 @@ def _files(root: Path, suffixes: tuple[str, ...]) -> list[bytes]:
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS and not name.startswith(".")]
         for path in (Path(folder, name) for name in names):
-            # Hidden files belong to tools; a file with a zero byte at its start is no text, as for Git.
+            # Hidden files belong to tools. A file with a zero byte near its start is no text, as in Git.
             if path.is_file() and path.name.endswith(suffixes or ("",)) and not path.name.startswith("."):
                 content = path.read_bytes()
                 if content and (suffixes or b"\0" not in content[:_START]):

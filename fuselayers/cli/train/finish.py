@@ -1,4 +1,4 @@
-"""The end of a run: its validation loss, a sample of text, and the fused model beside unfused ones."""
+"""The end of a run: its validation loss, a sample of text, and a comparison of the fused model with unfused ones."""
 
 import json
 import statistics
@@ -63,7 +63,7 @@ def finish(run: Run, console: Console) -> None:
 
 
 def _compile_seconds(run: Run) -> float | None:
-    """The time of the session's first step beyond the others' median; None if nothing is compiled or there are none."""
+    """The time of the session's first step minus the median of the others; None without compiling or other steps."""
     rows = [] if run.metrics is None else run.metrics.rows[run.done :]
     seconds = [run.trainer.step_tokens / row.tokens_per_second for row in rows]
     if run.config.fusion.scope == "none" or len(seconds) < 3:
@@ -72,9 +72,9 @@ def _compile_seconds(run: Run) -> float | None:
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:
-    """Text that a decoder writes after a line break, safe to print, drawn by a generator of its own.
+    """Return text that a decoder writes after a line break, safe to print, drawn by a separate generator.
 
-    A model's vocabulary may be larger than a byte; the other tokens are replaced.
+    A vocabulary may be larger than a byte; tokens that are no byte are replaced.
     """
     prompt_BT = torch.tensor([list(_PROMPT)], device=device)
     generator = torch.Generator(device=device).manual_seed(seed)

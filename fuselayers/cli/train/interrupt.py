@@ -16,14 +16,14 @@ class Interrupt:
 
 @contextmanager
 def noted_signals(*, second_stops: bool = True) -> Iterator[Interrupt]:
-    """A context in which Ctrl-C, SIGTERM and a lost terminal's SIGHUP are noted instead of ending the process.
+    """Note Ctrl-C, SIGTERM and the SIGHUP of a closed terminal, instead of ending the process.
 
-    The loop reads the note after each step. A second Ctrl-C or SIGTERM raises KeyboardInterrupt at once. Where SIGHUP
-    was ignored, as under nohup, it still is.
+    The loop reads the note after each step. A second Ctrl-C or SIGTERM raises KeyboardInterrupt at once. If SIGHUP was
+    ignored, as under nohup, it stays ignored.
 
     Args:
-        second_stops: False where every signal comes twice, as to the processes of torchrun: from the terminal, and from
-            torchrun, which kills those that do not end in time.
+        second_stops: False if every signal comes twice, as under torchrun: from the terminal and from torchrun.
+            torchrun kills processes that do not end in time.
     """
     interrupt, asked = Interrupt(), False
 
@@ -49,7 +49,7 @@ def noted_signals(*, second_stops: bool = True) -> Iterator[Interrupt]:
 def exit_code(number: int) -> int:
     """The exit code of a run that a signal stopped, after its checkpoint.
 
-    SIGTERM is how a scheduler takes a machine back: the run did what it was asked to, and a supervisor need not restart
-    it as failed. Ctrl-C and a lost terminal end it as they end any program, with 128 + the signal.
+    A scheduler sends SIGTERM to take a machine back. The run then did what it was asked to, and a supervisor need not
+    restart it as failed. Ctrl-C and a closed terminal give 128 + the signal, as in any program.
     """
     return 0 if number == signal.SIGTERM else 128 + number

@@ -1,4 +1,4 @@
-"""One process at a time in the folder of a run."""
+"""The lock that keeps a second process out of a run's folder."""
 
 import fcntl
 import os
@@ -17,10 +17,10 @@ FILE_NAME = "run.lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, and remove what killed processes left half-written there.
+    """Hold the lock of a run's folder, and remove half-written files that killed processes left there.
 
-    The system releases the lock when the process ends, however it ends. The file stays: another process may already
-    wait at it.
+    The system releases the lock when the process ends, however it ends. The file stays: another process may have it
+    open.
 
     Raises:
         OSError: another process holds the lock, which the text names, or the file cannot be written.

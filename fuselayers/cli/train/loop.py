@@ -41,7 +41,7 @@ class Update:
     def read(self) -> tuple[float, float]:
         """This process's mean loss in nats per byte, and the norm of the whole gradient before clipping.
 
-        It waits until a GPU has finished this step, and not for later ones.
+        It waits until a GPU has finished this step, but not for later steps.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -81,9 +81,9 @@ class Trainer:
         )
 
     def step(self, step: int) -> Update:
-        """One update of the weights; `step` is 1 for the first. Each process computes its rows of every batch.
+        """Update the weights once; `step` is 1 for the first. Each process computes its rows of every batch.
 
-        Nothing here waits for a GPU: its numbers are on their way to the host when this returns.
+        This does not wait for a GPU. The loss and the norm are copied to the host asynchronously.
         """
         config = self.config
         rate = learning_rate(
@@ -108,7 +108,7 @@ class Trainer:
         return Update(step, rate, numbers, copied)
 
     def _gradients(self, step: int) -> Tensor:
-        """Forward and backward of a step's micro-batches; the mean loss of this process."""
+        """Run forward and backward of a step's micro-batches; return the mean loss of this process."""
         config, engine = self.config, self.engine
         losses = []
         for micro_batch in range(config.accumulate):
@@ -131,7 +131,7 @@ class Trainer:
     def _own_rows(self, batch_BT: Tensor) -> Tensor:
         rows_BT = batch_BT[self.engine.grid.rows(len(batch_BT))]
         if self.device.type == "cuda":
-            rows_BT = rows_BT.pin_memory()  # any other memory is copied while the host waits
+            rows_BT = rows_BT.pin_memory()  # else the host waits for the copy
         return rows_BT.to(self.device, non_blocking=True)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
@@ -160,9 +160,9 @@ class Run:
 
     Attributes:
         config: of the run, with the overrides of this session.
-        trainer: of its model, at the weights of its checkpoint.
+        trainer: with the weights of the checkpoint, if there is one.
         metrics: the curve so far; None in the processes that write no files.
-        config_yaml: what its config.yaml says.
+        config_yaml: the text of config.yaml.
         done: the steps of earlier sessions.
     """
 
@@ -211,9 +211,9 @@ class _Curve:
 
 
 def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
-    """Run the steps that are not done; write the curve, and checkpoints, one after the last step or a signal.
+    """Run the remaining steps; write the curve and checkpoints, also after the last step or a signal.
 
-    The numbers of a step on a GPU are read when the next one is on its way, so that the GPU never waits for the host.
+    On a GPU the numbers of a step are read after the next step is launched, so that the GPU never waits for the host.
 
     Returns:
         The last step, and the signal that stopped the run, if any.
@@ -231,7 +231,7 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
     ):
         for step in range(run.done + 1, config.steps + 1):
             unread.append(trainer.step(step))
-            # A signal reaches one process only, or each at another time; all stop after the same step.
+            # A signal may reach one process only, or each at another time. All must stop after the same step.
             signal_number = processes.largest(interrupt.signal_number or 0) or None
             last = step == config.steps or signal_number is not None
             saves = last or step % config.checkpoint_every == 0
@@ -245,7 +245,7 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
                 _check_weights(trainer, step)
                 _save(run, step)
                 curve.last_end = time.perf_counter()
-            # Shown last: a closed terminal must not stop the writing.
+            # Printed last: a closed terminal must not stop the writing.
             for row in rows:
                 log(row)
                 rows_of_session = [] if curve.metrics is None else curve.metrics.rows[run.done :]
@@ -267,7 +267,7 @@ def _save(run: Run, step: int) -> None:
 
 
 def _check_weights(trainer: Trainer, step: int) -> None:
-    """A loss is of the weights before its update: the next step would tell too late."""
+    """Raise ValueError if a weight is not finite. The step's loss cannot show this: it comes before the update."""
     names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
     check_finite(step, dict.fromkeys(names, math.nan))
 

@@ -51,9 +51,9 @@ class MetricsFile:
     """Appends rows to the curve of a run. Floats are written exactly.
 
     Args:
-        path: the CSV file, which is written anew.
-        rows: what it begins with: those of a resumed run's checkpoint. A resumed run thereby writes the curve of an
-            uninterrupted one, and a damaged file is repaired.
+        path: the CSV file, which is overwritten.
+        rows: the first rows, from a resumed run's checkpoint. So a resumed run writes the curve of an uninterrupted
+            one, and a damaged file is repaired.
 
     Raises:
         OSError: the file cannot be written.
@@ -84,7 +84,7 @@ def _line(row: Metrics) -> str:
 
 
 def show_progress(console: Console, row: Metrics, rows: Sequence[Metrics], *, steps: int, step_tokens: int) -> None:
-    """Print a finished step, if it is its turn, and after every validation.
+    """Print a finished step, about twenty times in a run and after every validation.
 
     Args:
         rows: of this session, since a resumed run may be on another machine; none in the processes that print nothing.

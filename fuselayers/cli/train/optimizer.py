@@ -15,7 +15,7 @@ def learning_rate(step: int, *, steps: int, warmup_steps: int, peak: float, mini
     Args:
         step: 1 for the first, `steps` for the last.
         steps: of the whole run.
-        warmup_steps: the last of them is the first with the full rate.
+        warmup_steps: the last of them has the full rate.
     """
     if step <= warmup_steps:
         return peak * step / warmup_steps
@@ -26,7 +26,7 @@ def learning_rate(step: int, *, steps: int, warmup_steps: int, peak: float, mini
 def build_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.AdamW:
-    """AdamW whose weight decay is for matrices only: biases and the weights of norms are not pulled to zero."""
+    """Return AdamW with weight decay for matrices only, not for biases and the weights of norms."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [parameter for parameter in parameters if parameter.ndim >= 2], "weight_decay": weight_decay},

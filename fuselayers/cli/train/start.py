@@ -25,10 +25,10 @@ from .state import load_state
 
 
 def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, processes: Processes) -> Run:
-    """Start a new run or continue one, lock its folder, and say what it is.
+    """Start a new run or continue one, lock its folder, and print what it is.
 
     Args:
-        overrides: of the config; a file, a model's name or an override comes first.
+        overrides: of the config; the first may also be a file or the name of a model.
         stack: holds the lock.
 
     Raises:
@@ -98,7 +98,7 @@ def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
     """The config of a checkpoint, with the overrides of this session."""
     saved = config_of(path, content)
     config = compose(saved, overrides)
-    # Weights of equal shapes are not enough: four heads have the weights of eight.
+    # Equal shapes of the weights are not enough: four heads have weights of the same shapes as eight.
     changed = [name for name in COMPONENT_SECTIONS if getattr(config, name) != getattr(saved, name)]
     if changed:
         raise ValueError(
@@ -123,7 +123,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
             "the processes read different texts; set data.path= to a file or a folder that all machines see"
         )
     torch.manual_seed(config.train.seed)
-    # The engine fuses blocks and models, after it has split them.
+    # The engine fuses blocks and models after it splits them.
     unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
     engine = start_engine(module, config, processes=processes, grid=grid, device=device)
@@ -131,7 +131,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
 
 
 def _folder_to_continue(resume: str, output: str) -> Path | None:
-    """The folder of the run to resume, unless `train.output` is another one or its checkpoint was copied elsewhere."""
+    """Return the folder of the run to resume; None if `train.output` is another folder or the checkpoint was copied."""
     run = run_of(resume)
     if run is None or not run.is_dir():
         return None
@@ -139,19 +139,19 @@ def _folder_to_continue(resume: str, output: str) -> Path | None:
 
 
 def _new_folder(output: str, stack: ExitStack) -> Path:
-    """Make and lock the folder of a run; a new one below runs/ where none is named.
+    """Make and lock the folder of a run; by default a new one in runs/.
 
     Raises:
-        FileExistsError: it holds a run. One that ended before its first checkpoint may be replaced.
+        FileExistsError: it holds a run. A run without a checkpoint may be replaced.
     """
     folder = Path(output).expanduser() if output else Path("runs") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(locked(folder))
     held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
     curve = folder / FILE_NAME
-    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):  # a table of the user's own
+    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):  # a table that the user made
         held.append(FILE_NAME)
-    if (folder / PICTURE).exists():  # of a run that ended, and whose checkpoints somebody deleted
+    if (folder / PICTURE).exists():  # of a finished run whose checkpoints were deleted
         held.append(PICTURE)
     if held:
         raise FileExistsError(

@@ -1,4 +1,4 @@
-"""The state of a model and its AdamW by parameter names: the same however the parameters are split or wrapped."""
+"""The state of a model and its AdamW by parameter names, which do not depend on splitting or wrapping."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,18 +28,18 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     A model may be sharded by FSDP2 or tensor parallelism, or wrapped in DDP or `torch.compile`: the names are those of
     the plain model. The options of the optimizer belong to the config.
     """
-    # Asked for the state of a new optimizer, torch makes one, as after a step.
+    # For a new optimizer torch would create state, as after a step.
     return _model_state(model) | (_flat(get_optimizer_state_dict(model, optimizer)) if optimizer.state else {})
 
 
 def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, processes: Processes) -> None:
     """Load a checkpoint into a model and its AdamW; all processes call it.
 
-    The options of the optimizer stay those of its session.
+    The options of the optimizer are not loaded.
 
     Args:
-        model: split or wrapped in any way, also in another one than the saved model.
-        path: of the checkpoint, of which `read_checkpoint` has compared the checksums.
+        model: split or wrapped in any way, even differently from the saved model.
+        path: of the checkpoint; `read_checkpoint` must have compared its checksums.
 
     Raises:
         ValueError: the model has another architecture.
@@ -65,7 +65,7 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
 
 
 def not_finite(model: nn.Module) -> str | None:
-    """The name of the first parameter that is not finite, or None; of a DTensor this rank's part counts."""
+    """Return the name of the first parameter that is not finite, or None; of a DTensor only this rank's part counts."""
     for name, parameter in model.named_parameters():
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         if not local.isfinite().all():

@@ -10,10 +10,10 @@ from .metrics import Metrics
 
 @contextmanager
 def event_files(folder: Path, *, done: int) -> Iterator[Callable[[Metrics], None]]:
-    """A function that writes each row of the curve; open it in one process of a run only.
+    """Yield a function that writes a row of the curve; open it in one process of a run only.
 
     Args:
-        done: steps of earlier sessions; later ones that are there already are hidden, since this session repeats them.
+        done: steps of earlier sessions. TensorBoard hides existing events of later steps: this session repeats them.
 
     Raises:
         ValueError: TensorBoard is not installed.

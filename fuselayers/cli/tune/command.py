@@ -35,8 +35,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure, print, and store.
 
     Raises:
-        ValueError: an argument that is no override, an option that does not go with the others, or a model in which
-            nothing is fused.
+        ValueError: an argument is no override, options do not fit together, or nothing in the model is fused.
     """
     device = choose_device(arguments.device, setting="--device")
     file, overrides = split_source(arguments.overrides)

@@ -1,4 +1,4 @@
-"""The figures of this machine, by which the fusion core weighs memory against arithmetic."""
+"""Measures the figures of this machine that the fusion core uses to weigh memory against arithmetic."""
 
 from collections.abc import Callable
 from typing import Final
@@ -13,7 +13,7 @@ from ..text import print_table, say
 from ..timer import Step, median_seconds, time_in_turns
 
 _REPEATS: Final = 9
-# How often an op of microseconds is run within one reading of the clock.
+# How often a short op runs in one timed span.
 _CHAIN: Final = 32
 # Elements of a float32 vector that fits into no cache, and the width of the matrices that are multiplied.
 SIZES_ON_A_CPU: Final = (1 << 25, 1536)
@@ -23,7 +23,7 @@ _EXP_FLOPS: Final = 16
 
 
 def tune_prices(device: torch.device, *, console: Console) -> None:
-    """Measure, print beside the figures until now, and store."""
+    """Measure, print the new figures beside the old ones, and store the new ones."""
     before, machine = machine_of(device.type), measure(device)
     say(console, describe_machine(device))
     rows = [
@@ -45,9 +45,10 @@ def tune_prices(device: torch.device, *, console: Console) -> None:
 
 
 def measure(device: torch.device) -> Machine:
-    """Return the machine that `device` is, from medians of a few runs each.
+    """Return the figures of a device, from medians of a few runs each.
 
-    On a GPU the times are its own, between two events, and every run but that of the smallest kernel fills the chip.
+    On a GPU the times are the GPU's own, between two events. Every run except that of the smallest kernel fills the
+    chip.
     """
     on_cpu = device.type == "cpu"
     size, width = SIZES_ON_A_CPU if on_cpu else _SIZES_ON_A_GPU
@@ -61,14 +62,14 @@ def measure(device: torch.device) -> Machine:
         bandwidth=bandwidth,
         flop_rate=rates[torch.float32],
         low_precision_flop_rate=rates[torch.bfloat16],
-        # Without TF32 a GPU's float32 matmul runs on the units of elementwise ops, which no such op could keep busy.
+        # Without TF32 a GPU's float32 matmul runs on the units of elementwise ops. No such op could keep them busy.
         vector_flop_rate=_exp_rate(kernel_seconds) if on_cpu else rates[torch.float32],
         kernel_seconds=kernel_seconds,
     )
 
 
 def _exp_rate(kernel_seconds: float) -> float:
-    """FLOPs per second of exponentials, of a vector that fits into the cache, so that arithmetic takes the time."""
+    """Return FLOPs per second of exponentials. The vector fits into the cache, so that arithmetic dominates."""
     x = torch.rand(1 << 14)
     out = torch.empty_like(x)
     seconds = _seconds(lambda: _repeat(lambda: torch.exp(x, out=out)), torch.device("cpu")) / _CHAIN - kernel_seconds
@@ -81,7 +82,7 @@ def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _launch(device: torch.device) -> float:
-    """Seconds for one more op that does next to nothing."""
+    """Return the seconds that one more op takes if it does almost no work."""
     tiny = torch.zeros(8, device=device)
     return _seconds(lambda: _repeat(tiny.neg_), device) / _CHAIN
 

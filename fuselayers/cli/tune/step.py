@@ -17,16 +17,15 @@ _ROUNDS: Final = 31
 
 
 def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: torch.device) -> dict[str, float]:
-    """Return the median seconds of a forward and backward, for each override that chooses a backend, or none.
+    """Return the median seconds of a forward and backward, by the override that chooses a backend or turns fusion off.
 
-    The steps take turns, so that other load falls on each; all models are in memory at once.
+    The steps take turns, so that other load affects all of them. All models are in memory at once.
 
     Args:
         batch_size: examples at once; None is the config's `train.batch_size`.
 
     Raises:
-        ValueError: an override that does not fit, a model in which nothing is fused, or one that does not say what it
-            is called with.
+        ValueError: an override is invalid, nothing in the model is fused, or the model has no `example_inputs`.
     """
     config = compose("gpt_nano", overrides)
     if config.fusion.scope == "none":

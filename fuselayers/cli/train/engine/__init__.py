@@ -1,4 +1,4 @@
-"""The engine of a training: one process, or PyTorch's own pieces over several."""
+"""The engine of a training: one process, or several through PyTorch's distributed wrappers."""
 
 from .engine import Engine as Engine
 from .engine import device_of as device_of

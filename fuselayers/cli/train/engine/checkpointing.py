@@ -1,4 +1,4 @@
-"""Activation checkpointing: what forward does not keep, backward computes again."""
+"""Activation checkpointing: backward recomputes the values that forward does not keep."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,8 +25,8 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
     """Make backward recompute each block of a model: all of it ("block"), or all but attention and every second
     matrix product ("selective").
 
-    It changes the forward of each block, below the hooks of FSDP and inside of what is fused later: the fusion core
-    obeys the tags of checkpointing.
+    It replaces the forward of each block. The hooks of FSDP stay outside of it, and a later fusion includes it: the
+    fusion core obeys the tags of checkpointing.
 
     Raises:
         ValueError: a reversible block, which keeps nothing already.
@@ -39,7 +39,7 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
             )
         forward = block.forward
         recomputed = partial(checkpoint, forward, use_reentrant=False)
-        # Dynamo traces a context of ours, and not torch's default where it is given.
+        # Dynamo traces our context_fn, but not torch's default if that is passed.
         block.forward = partial(recomputed, context_fn=_selective) if way == "selective" else recomputed
 
 
@@ -49,11 +49,11 @@ def _selective() -> Any:
 
 
 def selective_policy() -> Callable[..., CheckpointPolicy]:
-    """The policy for one call of a block: attention and every second matrix product are kept. `plan` asks it too."""
+    """The policy for one call of a block: attention and every second matrix product are kept."""
     counts = {False: 0, True: 0}  # of products, in forward and in its repetition
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        # All random results or none: a replay that skips one draw gives the next ones other numbers. Attention is
+        # Keep all random results: a recompute that skips one draw gives the next draws other numbers. Attention is
         # tagged as random too.
         kept = isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
         if op in _PRODUCTS:

@@ -1,4 +1,4 @@
-"""The engine of a training: one process, or PyTorch's own pieces over several (DDP, FSDP2, DTensor)."""
+"""The engine of a training: one process, or several through PyTorch's DDP, FSDP2 and DTensor."""
 
 import math
 from collections import defaultdict
@@ -25,7 +25,7 @@ class Engine:
 
     Args:
         module: the model, with its parameters under their own names.
-        wrapper: what forward calls instead of the module, as DDP.
+        wrapper: the module that is called instead, such as DDP.
     """
 
     module: nn.Module
@@ -35,12 +35,12 @@ class Engine:
 
     @property
     def model(self) -> nn.Module:
-        """What forward calls."""
+        """The module to call."""
         return self.module if self.wrapper is None else self.wrapper
 
     @contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[None]:
-        """Around forward and backward of a micro-batch; only the last one of a step sends its gradients."""
+        """A context for forward and backward of a micro-batch; only the last micro-batch of a step sends gradients."""
         if isinstance(self.model, DistributedDataParallel) and not last:
             with self.model.no_sync():
                 yield
@@ -50,9 +50,9 @@ class Engine:
         yield
 
     def clip(self, limit: float) -> Tensor:
-        """The norm of the whole gradient, over all processes; a larger one is scaled down to the limit.
+        """Return the norm of the whole gradient, over all processes, and scale the gradient down to the limit.
 
-        torch's own does not mix tensors and DTensors of several meshes.
+        torch's `clip_grad_norm_` cannot mix tensors and DTensors of several meshes.
 
         Args:
             limit: above 0; infinity scales nothing.
@@ -109,12 +109,12 @@ def start_engine(
         module: of `build`, without fusion of blocks, with the same weights on every process.
 
     Raises:
-        ValueError: the model cannot be split or checkpointed so.
+        ValueError: the model cannot be split or checkpointed in this way.
     """
     if not processes.launched:
         return Engine(prepared(module.to(device), config))
     if config.parallel.shard != "fsdp" or grid.tp > 1:
-        # FSDP2 alone takes the weights to the device in parts.
+        # FSDP2 without tensor parallelism moves the weights to the device itself, in parts.
         module.to(device)
     mesh = grid.mesh(device)
     module, wrapper = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"]), None

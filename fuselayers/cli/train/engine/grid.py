@@ -1,4 +1,4 @@
-"""Which process computes what: data-parallel groups of tensor-parallel processes."""
+"""The grid of the processes: data-parallel groups of tensor-parallel processes."""
 
 from dataclasses import dataclass
 

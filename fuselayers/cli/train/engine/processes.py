@@ -1,6 +1,6 @@
 """The processes of a run: this one alone, or those that torchrun started.
 
-They agree through a process group: gloo for numbers on the CPU, nccl for tensors on GPUs.
+They communicate through a process group: gloo for numbers on the CPU, nccl for tensors on GPUs.
 """
 
 import gc
@@ -72,7 +72,7 @@ def joined_processes() -> Iterator[Processes]:
     """The processes of this run, joined until the end.
 
     torchrun sets the variables RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Without RANK and WORLD_SIZE
-    this process is alone. After an error in one process the others lose it, or torchrun ends them.
+    this process is alone. After an error in one process the others lose the connection, or torchrun ends them.
 
     Raises:
         ConnectionError: another process is lost.
@@ -87,7 +87,7 @@ def joined_processes() -> Iterator[Processes]:
         yield group
         # gloo may abort a process that still holds tensors of a group.
         gc.collect()
-        group.largest(0)  # a barrier; that of torch waits on a GPU for nccl
+        group.largest(0)  # a barrier; torch's own would use nccl on a GPU
     except RuntimeError as error:
         if _is_a_lost_process(error):
             raise ConnectionError(

@@ -17,7 +17,7 @@ from .checkpointing import checkpoint_blocks
 def prepared(
     model: nn.Module, config: Config, *, data: DeviceMesh | None = None, tensor: DeviceMesh | None = None
 ) -> nn.Module:
-    """A model as its run needs it, from one that is built without the fusion of blocks.
+    """Split, checkpoint and fuse a model that was built without fusion.
 
     Args:
         model: of `build`; its weights are the same on every process.
@@ -39,10 +39,10 @@ def prepared(
 
 
 def fusion_of(config: Config) -> FusionConfig:
-    """The fusion of a run: a budget is its partition, and with fsdp it is of blocks.
+    """Return the fusion of a run: a budget becomes its partition, and fsdp fuses blocks instead of the model.
 
     Raises:
-        ValueError: a budget without a fusion core to keep to it, or a checkpoint that torch cannot trace.
+        ValueError: a budget without fusion, or a checkpointing that torch cannot trace.
     """
     fusion, parallel = config.fusion, config.parallel
     if fusion.scope == "model" and parallel.shard == "fsdp":
@@ -70,7 +70,7 @@ def _shard(model: nn.Module, mesh: DeviceMesh, config: Config) -> None:
     if config.train.precision == "bfloat16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in blocks_of(model):
-        # A stack never calls a reversible block, so that its weights belong to the whole model's.
+        # A stack never calls a reversible block itself, so its weights are gathered with the whole model's.
         if not getattr(block, "reversible", False):
             fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.parallel.reshard)
     fully_shard(model, mesh=mesh, mp_policy=policy)
