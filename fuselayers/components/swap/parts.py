@@ -21,7 +21,7 @@ def original_type(value: Any) -> type:
 
 
 def is_plain(module: Any) -> bool:
-    """Return whether calling a module does no more than its class says."""
+    """Return whether calling a module runs the forward of its class and nothing else."""
     if not isinstance(module, nn.Module) or has_hooks(module):
         return False
     if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):

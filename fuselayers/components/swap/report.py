@@ -72,7 +72,7 @@ class SwapReport:
     notes: tuple[str, ...] = ()
 
     def require(self, rule: str, *, at_least: int = 1) -> None:
-        """Raise unless a rule was found at least so often. It is for scripts that rely on the rule.
+        """Raise unless a rule was found at least `at_least` times. It is for scripts that rely on the rule.
 
         Raises:
             ValueError: it was found less often; the text lists the rules found and the modules skipped.

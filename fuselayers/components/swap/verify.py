@@ -108,7 +108,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     original where that cannot run. The module does not change. Returns the site with the measurements, or the reason
     not to swap it.
     """
-    is_loss = kind.rule == loss.NAME  # of the whole model: a copy in float64 would take too much memory
+    is_loss = kind.rule == loss.NAME  # the module is the whole model, too large for a copy in float64
     try:
         original, swapped = (_sharing_parameters(module).eval() for _ in range(2))
         wide = None if is_loss else copy.deepcopy(module).eval()
@@ -119,7 +119,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
-    original.training = swapped.training = is_loss  # a loss without logits is for training alone
+    original.training = swapped.training = is_loss  # logits are left out only in training
     try:
         before = _run(original, call)
     except Exception:  # the original fails on these inputs

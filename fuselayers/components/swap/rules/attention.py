@@ -27,7 +27,7 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether a module's class is called an attention and drops weights, and no attention is inside it."""
+    """Return whether a module's class is named an attention, it drops weights, and it contains no other attention."""
     inside = [child for child in module.modules() if "Attention" in type(child).__name__]
     return inside == [module] and _drops(module) and not type(module).__module__.startswith("torch.")
 

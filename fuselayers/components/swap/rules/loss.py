@@ -60,7 +60,7 @@ class _Reading:
 
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The output with the loss, and without logits, in training with labels."""
+    """Return the output with a loss and without logits in training with labels; else call the model's own forward."""
     cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP makes subclasses of the swapped class
     key = cls, cls.forward
     if key not in _readings:  # a copy in another process
