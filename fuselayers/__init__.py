@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__ as __version__
 from .other_names import missing_attribute as _missing_attribute
 
-# Note: [imported when used] Torch takes two seconds to import. `fuselayers --version` and a typo on the command line do
-# without it, so a package is imported when one of its names is first looked up.
+# Note: [imported when used] Importing torch takes two seconds. `fuselayers --version` and a typo on the command line do
+# not need it, so a package is imported when one of its names is first looked up.
 if TYPE_CHECKING:
     from . import components as components
     from . import configs as configs

@@ -1,3 +1,3 @@
-"""The version: setup.py reads it from here, and nothing else states it."""
+"""The version of the package, which setup.py reads from here."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Errors and warnings about backends that do not work here. Every package uses them, so this file imports none."""
+"""Errors and warnings about backends and packages. Every package here uses them, so this file imports none of those."""
 
 import warnings
 
@@ -15,7 +15,7 @@ class FallbackWarning(UserWarning):
 
 
 class MissingPackageError(ImportError):
-    """A package that need not be installed, and that this call needs."""
+    """The call needs an optional package that is not installed."""
 
 
 def in_one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A figure of matplotlib, which is not required: whatever draws takes its figure here."""
+"""Figures of matplotlib, which is optional. All plots get their figures here."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,13 @@ __all__ = ["new_figure"]
 
 
 def new_figure(**options: Any) -> "Figure":
-    """Return an empty figure that draws into memory: no display is needed, and the user's own backend is left alone.
+    """Return an empty figure that draws into memory. It needs no display and does not change the user's backend.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
     try:
-        from matplotlib.figure import Figure  # half a second
+        from matplotlib.figure import Figure  # takes half a second
     except ImportError as error:
         raise MissingPackageError(
             "a picture needs matplotlib; install it with: pip install 'fuselayers[plots]'"

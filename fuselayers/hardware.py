@@ -1,14 +1,14 @@
-"""hardware -- how fast machines are: the class of all of them, and the GPUs that the library knows. Used everywhere.
+"""hardware -- the speed of machines: a class, and a table of GPUs. The planner and the fusion core use it.
 
-Sources of the table, read on 2026-11-26. A GB is 10^9 bytes; arithmetic is dense, which is half of what data sheets
-state "with sparsity"; links and networks count one direction.
+Sources of the table, read on 2026-11-26. A GB is 10^9 bytes. Arithmetic is dense, which is half of the figure "with
+sparsity" in data sheets. Links and networks count one direction.
 
     arithmetic, memory   Bekman, "Machine Learning Engineering", github.com/stas00/ml-engineering at b9e2972,
-                         compute/accelerator; bfloat16 of MI300X is 2.1 GHz x 1,216 cores x 512, there too. MI325X:
-                         the same compute. L4: its data sheet as shops repeat it
+                         compute/accelerator, also for bfloat16 of MI300X: 2.1 GHz x 1,216 cores x 512. MI325X has the
+                         same compute. L4: its data sheet, as quoted by shops
     A100                 the SXM card of 80 GB: 2,039 GB/s, NVIDIA's data sheet
-    B200                 180 GB of its 192 can be used: DGX B200 has 1,440 GB for eight
-    links                the same book, network: NVLink 3 to 5, xGMI, PCIe 4 and 5 of 16 lanes
+    B200                 180 GB of its 192 are usable: DGX B200 has 1,440 GB for eight
+    links                the same book, network: NVLink 3 to 5, xGMI, PCIe 4 and 5 with 16 lanes
     network              assumed as in DGX systems, one adapter for each GPU: 200 Gb/s beside an A100, else 400 Gb/s
     kernels              launches of Triton kernels from Python, measured without a GPU; assumed equal for all
 """
@@ -22,22 +22,22 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Machine:
-    """The speeds of a machine, of a data sheet or measured by `fuselayers tune`.
+    """The speeds of a machine, from a data sheet or measured by `fuselayers tune`.
 
     Args:
-        name: the source of the figures, or that of a GPU.
+        name: the source of the figures, or the name of a GPU.
         bandwidth: bytes per second to and from memory, streaming.
         flop_rate: floating point operations per second of a float32 matmul.
         low_precision_flop_rate: the same in bfloat16 or float16.
-        vector_flop_rate: the same for elementwise ops, which never see a matrix unit.
-        kernel_seconds: the least time of one more kernel.
-        memory: bytes; as the next two 0 for a measured machine.
-        link: bytes/s of one direction between a GPU and all others of its node.
-        network: bytes/s of one direction between a GPU and other nodes.
-        mesh: whether the link is divided among the other GPUs of a node, as xGMI is, so that a small group gets less.
+        vector_flop_rate: the same for elementwise ops, which use no matrix unit.
+        kernel_seconds: the least time that one more kernel takes.
+        memory: bytes. This and the next two are 0 for a measured machine.
+        link: bytes/s in one direction between a GPU and all others of its node.
+        network: bytes/s in one direction between a GPU and other nodes.
+        mesh: whether the link is divided among the other GPUs of a node, as with xGMI, so that a small group gets less.
 
     Raises:
-        ValueError: one of the speeds that every machine has is not a finite number above 0.
+        ValueError: a speed without a default is not a finite number above 0.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Machine:
                 raise ValueError(f"{field.name} of a machine must be a finite number above 0, got {value}")
 
     def bytes_of_flops(self, flops: float, *, itemsize: int) -> float:
-        """The bytes that could be moved while a matmul does so many FLOPs on elements of `itemsize` bytes."""
+        """Return the bytes that could be moved while a matmul does `flops` on elements of `itemsize` bytes."""
         rate = self.flop_rate if itemsize >= 4 else self.low_precision_flop_rate
         return flops * self.bandwidth / rate
 

@@ -1,4 +1,4 @@
-"""Names and values in error texts. Every package uses it, so it imports nothing that imports torch."""
+"""Names and values in error texts. Every package uses this file, so it imports nothing that imports torch."""
 
 import difflib
 import numbers
@@ -11,7 +11,7 @@ _LONGEST: Final = 80
 
 
 def shown(value: object) -> str:
-    """Return a caller's value as an error text quotes it, cut after 80 characters.
+    """Return a caller's value as text for an error, cut after 80 characters.
 
     >>> shown("mpl"), shown(3), len(shown(10_000 * "x"))
     ("'mpl'", '3', 83)
@@ -19,7 +19,7 @@ def shown(value: object) -> str:
     try:
         # The repr of numpy's whole numbers names their type.
         text = str(value) if isinstance(value, numbers.Integral) else repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python formats no integer of more than 4,300 digits
         return f"a very long {type(value).__name__}"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
@@ -34,13 +34,13 @@ def name_of(function: object) -> str:
 
 
 def no_such(kind: str, name: object, known: Iterable[str], *, elsewhere: Sequence[str] = ()) -> str:
-    """Return the text: `name` is no `kind`, what may have been meant, all known names.
+    """Return an error text: `name` is no `kind`, the likely meaning, all known names.
 
     Args:
         kind: in words: "feedforward", "mlp option".
-        name: from the caller, of any type.
+        name: the caller's name, of any type.
         known: the valid names, in any order.
-        elsewhere: where the name, or ours for it, is valid: "attention.num_heads".
+        elsewhere: paths where the name, or this library's name for it, is valid: "attention.num_heads".
 
     >>> no_such("feedforward", "mpl", ["mlp", "fused_mlp"])
     "no feedforward 'mpl'; did you mean 'mlp'? there are: fused_mlp, mlp"

@@ -1,11 +1,11 @@
-"""Names in other libraries for the models, components and options of this one; for the hints of error texts."""
+"""Names in other libraries for the models, components and options of this one. Hints in error texts use them."""
 
 import functools
 from collections.abc import Mapping
 from typing import Final, NoReturn
 
-# Our name -> theirs, in lower case, without hyphens and underscores. Theirs may have several meanings: an error text
-# takes the first of ours that is valid in its place. Words after our name go into the hint.
+# Our name -> their names, in lower case, without hyphens and underscores. If one of theirs means several of ours, an
+# error text suggests the first one that is valid there. Words after our name go into the hint.
 _THEIRS: Final = {
     # groups of a config
     "model": "arch architecture",
@@ -129,7 +129,7 @@ def _ours() -> Mapping[str, tuple[str, ...]]:
 
 
 def ours_for(name: str) -> tuple[str, ...]:
-    """Return what this library calls a thing that others call so; with words after a name that is not all.
+    """Return this library's names for a name in other libraries. Words may follow a name, such as an option to set.
 
     >>> ours_for("n_heads"), ours_for("GEGLU"), ours_for("gated_mlp")
     (('num_heads',), ('gated_mlp with activation=gelu', 'gelu'), ())
@@ -159,9 +159,9 @@ _OF_XFORMERS: Final = {
 
 
 def missing_attribute(name: str) -> NoReturn:
-    """Raise, as a module's `__getattr__`. For a name of xFormers the error says what replaces it.
+    """Raise AttributeError for a module's `__getattr__`; for a name of xFormers, ImportError with its replacement.
 
-    That is an ImportError: `from MODULE import NAME` would lose the text of an AttributeError.
+    It is an ImportError because `from MODULE import NAME` would lose the text of an AttributeError.
     """
     if name in _OF_XFORMERS:
         raise ImportError(f"{name} of xFormers is {_OF_XFORMERS[name]} here")

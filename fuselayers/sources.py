@@ -1,4 +1,4 @@
-"""A hash of the package's sources, for the keys of caches. `ops` and `partition` use it; it imports nothing of them."""
+"""A hash of the package's sources, for cache keys. `ops` and `partition` use it, so it imports neither."""
 
 import functools
 import hashlib
@@ -10,7 +10,7 @@ _SOURCES: Final = frozenset({".py", ".cpp", ".h"})
 
 @functools.cache
 def sources_hash() -> str:
-    """Return a hash of the sources that decide on compiled code: what was compiled or measured with others is stale."""
+    """Return a hash of the sources that affect compiled code. Code or timings from other sources are stale."""
     package = Path(__file__).parent
     digest = hashlib.sha256()
     folders = (package / name for name in ("_torch", "ops", "partition"))

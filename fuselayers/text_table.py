@@ -1,4 +1,4 @@
-"""Tables of text, and figures in words. Used by the reports and the commands; it imports nothing that imports torch."""
+"""Text tables, and figures as text. The reports and commands use this file; it imports nothing that imports torch."""
 
 import itertools
 import re
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from types import MappingProxyType
 from typing import Final
 
-# A line may end after a space, and after a dot that is no decimal point. A figure and its unit have no space between.
+# A line may break after a space, or after a dot that is no decimal point. `whole` keeps a figure and its unit together.
 _BREAK: Final = re.compile(r"(?<=\S )(?=\S)|(?<=[^\W\d]\.)(?=\w)|(?<=\d\.)(?=[^\W\d])")
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _SCALES: Final = MappingProxyType({"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0})
@@ -16,10 +16,10 @@ Row = str | tuple[str, ...]
 
 
 def table_lines(rows: Sequence[Row], width: int | None, *, left: Collection[int]) -> Iterator[str]:
-    """Return the lines of a table. A cell that is too wide is folded between words, or at a dot of a name.
+    """Yield the lines of a table. A cell that is too wide is wrapped between words, or after a dot in a name.
 
-    A row that is no tuple is a line of its own. `left` are the columns that are aligned to the left. Where names are
-    too long for columns, the text in the last column stands below its row. Without a width nothing is folded.
+    A row that is a string fills a line. `left` holds the columns that are aligned to the left. If the columns do not
+    fit and the last one is among `left`, its text goes below each row. If `width` is None, no cell is wrapped.
     """
     columns = [*zip(*(row for row in rows if isinstance(row, tuple)), strict=True)]
     natural = [max(map(len, column)) for column in columns]
@@ -33,7 +33,7 @@ def table_lines(rows: Sequence[Row], width: int | None, *, left: Collection[int]
         yield from table_lines(lines, width, left=left)
         return
     for _ in range(spare):
-        # The narrowest column that wants more gets one more character.
+        # The narrowest column that is still wrapped gets one more character.
         wanting = [place for place, size in enumerate(widths) if size < natural[place]]
         if not wanting:
             break
@@ -53,7 +53,7 @@ def table_lines(rows: Sequence[Row], width: int | None, *, left: Collection[int]
 
 
 def _folded(cell: str, width: int) -> list[str]:
-    """Return a cell as lines of a width, or as wide as its longest word."""
+    """Return a cell as lines of at most `width`, or of its longest word."""
     text = cell.lstrip(" ")
     lines = [indent := cell[: len(cell) - len(text)]]
     for piece in _BREAK.split(text):
@@ -64,7 +64,7 @@ def _folded(cell: str, width: int) -> list[str]:
 
 
 def whole(figure: str) -> str:
-    """Return a figure in whose cell no line ends between number and unit."""
+    """Return a figure that is not wrapped between number and unit."""
     return figure.replace(" ", _NO_BREAK)
 
 
@@ -84,7 +84,7 @@ def amount(value: float, unit: str) -> str:
     ('1.5 GFLOP', '1.0 GB', '12 FLOP')
     """
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= 0.99995 * scale:  # what is rounded to 1,000 of a unit is 1 of the next
+        if value >= 0.99995 * scale:  # a value that rounds to 1,000 of a unit is 1 of the next
             return f"{value / scale:,.1f} {prefix}{unit}"
     return f"{value:.0f} {unit}"
 
@@ -93,7 +93,7 @@ def bytes_of(text: str) -> int:
     """Return the bytes of a size as text.
 
     Raises:
-        ValueError: it is no number with a unit.
+        ValueError: the text is not a number with a unit.
 
     >>> bytes_of("2 GB"), bytes_of("12.5kB")
     (2000000000, 12500)

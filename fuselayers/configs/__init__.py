@@ -1,4 +1,4 @@
-"""Build models from config: YAML groups composed by Hydra, checked, and turned into plain dataclasses once."""
+"""Build models from config. Hydra composes YAML groups, which are checked and turned into plain dataclasses once."""
 
 from .build import build as build
 from .build import compose as compose

@@ -20,16 +20,16 @@ _log = logging.getLogger("fuselayers")
 def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Module:
     """Return the model that a config describes, fused as its section `fusion` says.
 
-    It is the model itself at every scope: its class, attributes and keys of the state_dict are the plain model's. At
-    the scopes "block" and "model" the blocks or the model are `FusedModule` too. The attribute `built_from` holds the
-    `Config`, which `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
+    At every scope the model keeps its class's name, its attributes and its state_dict keys. With the scope "block" the
+    blocks, and with "model" the model, also become `FusedModule`. The attribute `built_from` holds the `Config`, which
+    `rebuild` reads. Under `torch.device("meta")` the model takes no memory.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping or a `Config`, as for `compose`.
-        overrides: of the config, as for `compose`.
+        overrides: changes to the config, as for `compose`.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose`; or a component refuses an option's value.
+        TypeError, OSError, ValueError: as `compose`; or a component rejects an option's value.
 
     >>> model = build("gpt_nano", ["feedforward=fused_mlp", "fusion=off", "model.num_layers=1"])
     >>> type(model).__name__, type(model.blocks[0].feedforward).__name__
@@ -38,14 +38,14 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
     config = source if isinstance(source, Config) and not overrides else compose(source, overrides)
     components = {group: getattr(config, group) for group in COMPONENT_GROUPS}
     model: nn.Module = create("model", with_layer_changes(config), **components)
-    # Not through nn.Module's own way to set an attribute, which is for parameters and modules.
+    # Not through nn.Module's __setattr__, which is for parameters and modules.
     vars(model)["built_from"] = config
     fuse_as(model, config.fusion)
     return model
 
 
 def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
-    """Fuse a model, or its blocks, in place, as a scope of "model" or "block" says."""
+    """Fuse in place the model with the scope "model", its blocks with the scope "block", nothing with "none"."""
     fused = {"block": blocks_of(model), "model": [model]}.get(fusion.scope, [])
     fuse_in_place(fused, backend=fusion.backend, partition=fusion.partition, compress=fusion.compress)
 
@@ -57,25 +57,26 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Config:
-    """Return the config that a source and overrides make.
+    """Return the config that results from a source and overrides.
 
     Args:
         source: the name of a shipped model, the path of a .yaml file, a mapping, a `Config`, or the `DictConfig` of a
             Hydra application. It is layered over the shipped files, and is not changed; see `read_source`.
-        overrides: in Hydra's grammar: "feedforward=fused_mlp" chooses, "feedforward.expansion=2" sets an option. They
-            win over the source, which wins over a model's file, and the last one of a path wins. Choices come before
-            options. "hydra.searchpath=[/my/configs]" names folders of your own, laid out as the shipped groups are.
+        overrides: in Hydra's grammar: "feedforward=fused_mlp" chooses, "feedforward.expansion=2" sets an option.
+            Overrides win over the source, and the source wins over a model's file. Of two overrides with one path the
+            last one wins. Choices are applied before options. "hydra.searchpath=[/my/configs]" adds your own folders,
+            with the layout of the shipped groups.
 
-    Choosing another component keeps every value that differs from the old component's default and that the new one has
-    an option for. A line in the log "fuselayers" tells the options that take the new component's default, or are
-    dropped. Choosing another file of model, fusion, train or data replaces the source's section, and a model's file
-    those of its components too.
+    Choosing another component keeps each option that differs from the old component's default, if the new component has
+    it. The logger "fuselayers" lists the options that take the new component's default or are dropped. Choosing another
+    file of model, fusion, train, data or parallel replaces the source's section; a model's file also replaces the
+    sections of its components.
 
     Raises:
-        TypeError: the source or the overrides are of another type.
+        TypeError: the source or the overrides have another type.
         OSError: the file cannot be read, or there is no such folder.
-        ValueError: a name, key, type or value is wrong; or the config asks for what no config may do, such as to name a
-            class or a function, to run a resolver, or to set up Hydra.
+        ValueError: a name, key, type or value is wrong; or the config names a class or a function, runs a resolver, or
+            sets up Hydra, which no config may do.
 
     >>> config = compose("gpt_nano", ["feedforward=gated_mlp", "model.num_layers=2"])
     >>> config.feedforward.name, config.model.options["num_layers"]
@@ -83,7 +84,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     """
     asked, last = read_source(source), parse_overrides(overrides)
     folders = open_folders(last.search_path)
-    # A caller who only names shipped files wrote none of the options that a note is about.
+    # If the caller only names shipped files, the notes are not about options that the caller wrote.
     level = logging.WARNING if asked.settings or len(folders) > 1 else logging.INFO
     notes = _replace(asked, last)
     presets = {name: choice for name, choice in (asked.choices | last.choices).items() if name not in COMPONENT_GROUPS}
@@ -91,7 +92,7 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     for group in COMPONENT_SECTIONS:
         files = {} if asked.complete else sections[group]
         section = changed(group, {}, files, where=group, notes=notes, merged=True) if files else {}
-        # A source on top of the shipped files replaces nothing that its author wrote, so it makes no notes.
+        # A source over the shipped files replaces no options that its author wrote, so there are no notes.
         section = _applied(asked, group, section, folders, notes if asked.complete else [])
         sections[group] = _applied(last, group, section, folders, notes)
     for group in SECTIONS:
@@ -103,9 +104,12 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
 
 
 def _replace(asked: Request, last: Request) -> list[str]:
-    """Remove the sections that presets replace: train=quick over a saved config means the shipped numbers."""
+    """Remove the sections that presets replace: train=quick over a saved config means the shipped numbers.
+
+    Return a note about the removed sections that the caller wrote.
+    """
     presets = {group: choice for group, choice in last.choices.items() if group not in COMPONENT_GROUPS}
-    # A model's file chooses its components; those of the source belonged to the model that is replaced.
+    # A model's file chooses its components. The source's components belonged to the replaced model.
     replaced = [*presets, *(COMPONENT_GROUPS if "model" in presets else ())]
     mentioned = asked.settings.keys() | (asked.choices.keys() - presets.keys())
     if asked.complete:

@@ -1,6 +1,6 @@
-"""costs -- parameters, arithmetic, and memory between forward and backward of a model.
+"""costs -- a model's parameters, its arithmetic, and its memory between forward and backward.
 
-Nothing is computed and no memory is taken: the model is built on the meta device and called with fake tensors.
+The model is built on the meta device and called with fake tensors, so nothing is computed or allocated.
 """
 
 import copy
@@ -22,23 +22,23 @@ from .sources import Source
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """The costs of one example, a sequence as long as the model's context, in training without fusion.
+    """The costs of training one example without fusion. An example is a sequence as long as the model's context.
 
     The example of an encoder_decoder is two such sequences, a source and a target.
 
     FLOPs are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them: two for a
-    multiplication and its addition. Attention counts as if every token looked at every other one, causal or not, and
-    its backward without the work that some kernels do twice.
+    multiplication and its addition. Attention is counted as if every token attended to all tokens, causal or not. Its
+    backward is counted without the work that some kernels recompute.
 
     Attributes:
-        parameters: their number, tied ones once.
-        embedding_parameters: how many of them are in tables that are looked up, `nn.Embedding`.
-        tokens: of a sequence of the example, the model's `context_length`.
-        forward_flops: of an example.
-        backward_flops: of an example.
+        parameters: the number of parameters; tied ones count once.
+        embedding_parameters: the number of those in lookup tables, `nn.Embedding`.
+        tokens: the length of a sequence, the model's `context_length`.
+        forward_flops: FLOPs of forward for an example.
+        backward_flops: FLOPs of backward for an example.
         float32_bytes: bytes that eager mode saves for backward of an example, without the weights, if weights and
             activations are float32.
-        bfloat16_bytes: the same, if they are bfloat16.
+        bfloat16_bytes: the same in bfloat16.
     """
 
     parameters: int
@@ -55,16 +55,16 @@ class ModelCosts:
 def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> ModelCosts:
     """Return the costs of a config's model, trained in eager mode on a CPU.
 
-    A GPU saves about as much, depending on torch's attention kernel. `fuselayers.explain` shows the bytes that a fused
-    model saves.
+    On a GPU about as much is saved, depending on torch's attention kernel. `fuselayers.explain` shows the bytes that a
+    fused model saves.
 
     Args:
-        source: as for `build`; the section `fusion` does not matter.
+        source: as for `build`; the section `fusion` has no effect.
         overrides: as for `build`.
 
     Raises:
-        TypeError, OSError, ValueError: as `build`; or the model has no `example_inputs`, or its
-            computation depends on values, which fake tensors do not have.
+        TypeError, OSError, ValueError: as `build`; or the model has no `example_inputs`, or its computation depends on
+            values, which fake tensors do not have.
 
     >>> costs = model_costs("gpt2_small")
     >>> costs.parameters, costs.tokens
@@ -97,7 +97,7 @@ def model_costs(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> M
 
 
 def check_described(config: Config, model: Any, *attributes: str) -> None:
-    """Raise ValueError unless a model has `example_inputs` and the attributes. The commands use it too."""
+    """Raise ValueError unless a model has `example_inputs` and the attributes. The commands use this too."""
     if not all(hasattr(model, name) for name in ("example_inputs", *attributes)):
         wanted = "".join(f" and an attribute {name}" for name in attributes)
         raise ValueError(
@@ -107,7 +107,7 @@ def check_described(config: Config, model: Any, *attributes: str) -> None:
 
 
 def parameter_counts(model: nn.Module) -> tuple[int, int]:
-    """Return how many parameters a model has, tied ones once, and how many of these are in an `nn.Embedding`.
+    """Return the number of a model's parameters, and how many of them are in an `nn.Embedding`. Tied ones count once.
 
     >>> parameter_counts(nn.Sequential(nn.Embedding(5, 2), nn.Linear(2, 3)))
     (19, 10)
@@ -137,7 +137,7 @@ def _saved_bytes(model: nn.Module, dtype: torch.dtype) -> int:
 
 
 def _fake_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameters and buffers as fake tensors on a CPU, the floating ones of a dtype; torch chooses a CPU's kernels."""
+    """Return parameters and buffers as fake CPU tensors, the floating ones in `dtype`; torch chooses CPU kernels."""
     named = (*model.named_parameters(), *model.named_buffers())
     return {
         name: torch.empty(tensor.shape, dtype=_in(dtype, tensor), device="cpu", requires_grad=tensor.requires_grad)
@@ -146,7 +146,7 @@ def _fake_weights(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _call(model: Any, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    # Whatever the caller's default device is.
+    # The caller's default device may be another one.
     with torch.device("cpu"):
         inputs = tuple(tensor.to(_in(dtype, tensor)) for tensor in model.example_inputs(device="cpu"))
         loss: Tensor = torch.func.functional_call(model, weights, inputs)

@@ -1,4 +1,4 @@
-"""from_pretrained -- a model with the weights of a Hugging Face checkpoint: a folder, or a repository of the hub."""
+"""from_pretrained -- a model with the weights of a Hugging Face checkpoint, from a folder or the hub."""
 
 import json
 import os
@@ -35,28 +35,28 @@ def from_pretrained(
 ) -> nn.Module:
     """Return the model of a Hugging Face checkpoint, or of `fuselayers export`, with its weights, in eval mode.
 
-    GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with the head of
-    their pretraining (ViT: with its classifier). `transformers` is not needed. The model is as `build` makes it, so
+    It supports GPT-2, BERT, Llama, Mistral, Mixtral, Gemma 2, Qwen2, Qwen3, OPT, GPT-NeoX, Phi, BLOOM, ViT and T5, with
+    the head of their pretraining (ViT with its classifier). `transformers` is not needed. `build` makes the model, so
     `rebuild` and `fuse` work.
 
     Args:
-        name_or_path: a folder with config.json, or config.yaml as `fuselayers export` writes it, and
-            model.safetensors (or its shards and their index), or the name of a repository of the hub, such as
-            "openai-community/gpt2", which is downloaded into the cache of `huggingface_hub`.
-        overrides: of the config that config.json or config.yaml gives, as for `build`: ["fusion=off",
+        name_or_path: a folder, or the name of a repository of the hub, such as "openai-community/gpt2", which is
+            downloaded into the cache of `huggingface_hub`. The folder holds config.json, or config.yaml as
+            `fuselayers export` writes it, and model.safetensors (or its shards and their index).
+        overrides: changes to the config that config.json or config.yaml gives, as for `build`: ["fusion=off",
             "attention.dropout=0"].
         revision: a branch, tag or commit of the repository; None for the newest.
-        device: where the model will be; None for torch's default device.
-        dtype: of all weights; None for the dtype that config.json names, or float32 if it names none. An exported
-            folder has the dtypes of its file.
+        device: the device of the model; None for torch's default device.
+        dtype: the dtype of all weights; None for the dtype that config.json names, or float32 if it names none. For an
+            exported folder None keeps the dtypes of its file.
 
     Raises:
         ImportError: `safetensors`, or for the hub `huggingface_hub`, is not installed.
         FileNotFoundError: there is no such folder, or a file of it is missing.
-        ValueError: config.json has an unknown model_type, or asks for what this library does not have; a weight is
-            missing, has another shape or no place in the model; or a file is damaged.
+        ValueError: config.json has an unknown model_type or an option that this library does not support; a weight is
+            missing, has another shape or does not belong to the model; or a file is damaged.
         TypeError, ValueError: as `build`, for the overrides.
-        Exception: of `huggingface_hub`, such as for a repository that does not exist, or without a network.
+        Exception: from `huggingface_hub`, for example if the repository does not exist or there is no network.
 
     >>> from_pretrained("gpt2_small")
     Traceback (most recent call last):
@@ -75,7 +75,7 @@ def from_pretrained(
         model = build(config, overrides)
     weights = _read_weights(folder)
     ours = matched(model, weights, family=family) if family else weights
-    # Copied one by one: a file's tensors are views of the file.
+    # Copied one by one, since the tensors are views of the file.
     state = {}
     for name in list(ours):
         tensor = ours.pop(name)

@@ -1,19 +1,19 @@
-"""The groups and their files: which choices there are, and how Hydra composes them.
+"""The config groups and their files: the choices in each group, and how Hydra composes them.
 
-The shipped folder is `groups`. `hydra.searchpath` names others, with the same layout:
+The shipped folder is `groups`. `hydra.searchpath` adds others with the same layout:
 
-    /my/configs/model/mine.yaml         with # @package _global_: chooses and sets its components too
+    /my/configs/model/mine.yaml         with # @package _global_: also chooses and sets the model's components
     /my/configs/feedforward/wide.yaml   sets options of its own group
 """
 
-# Note: [who wins] Hydra takes the first file of a name, and looks through the shipped folder first. A file that a
-# shipped name or a registered component would hide is refused, where Hydra alone would ignore it.
+# Note: [which file wins] Hydra takes the first file of a name, and searches the shipped folder first. A file that a
+# shipped name or a registered component would hide raises an error. Hydra alone would ignore it silently.
 #
-# Note: [why no structured configs] A dataclass for each component, made of its signature and put into Hydra's
-# ConfigStore, would check types while Hydra composes. It refuses what a swap means (the multiple_of that llama_tiny
-# sets, with feedforward=mlp), takes "4" for a number and 1 for true, knows neither Literal nor `Choice | str`, and its
-# errors lack the value. The groups' files of two lines would stay: a user's Hydra application finds files without an
-# import of ours.
+# Note: [why no structured configs] A dataclass per component, made from its signature and put into Hydra's ConfigStore,
+# would check types while Hydra composes. But it rejects a swap that must work (llama_tiny sets multiple_of, which
+# feedforward=mlp does not have). It accepts "4" as a number and 1 as true, and supports neither Literal nor
+# `Choice | str`. Its errors do not show the value. The groups' files of two lines would remain: a user's Hydra
+# application finds files without importing this library.
 
 import functools
 import os
@@ -38,7 +38,7 @@ from ..other_names import ours_for
 from .schemas import SECTIONS, section_options
 from .values import in_a_word, plain_copy, read_yaml
 
-# A choice in these names a registered component as well as a file: `feedforward=mine` needs no YAML.
+# A choice in these groups names a file or a registered component, so `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
 # The sections that name a component.
 COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
@@ -51,11 +51,11 @@ _LOCK: Final = threading.RLock()
 
 
 def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names that `group=` takes, sorted: the files and, for a group of components, every registered one.
+    """Return the sorted names that `group=` accepts: the files and, for a group of components, all registered ones.
 
     Args:
         group: one of `GROUPS`.
-        searchpath: folders of your own beside the shipped one, as `hydra.searchpath` takes them.
+        searchpath: your own folders beside the shipped one, as for `hydra.searchpath`.
 
     Raises:
         ValueError, OSError: there is no such group; or the search path is wrong, see `open_folders`.
@@ -68,13 +68,13 @@ def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def check_group(group: str) -> None:
-    """Raise ValueError, with the nearest one, unless there is such a group."""
+    """Raise ValueError, with the nearest name, if there is no such group."""
     if group not in GROUPS:
         raise ValueError(no_such("config group", group, GROUPS, elsewhere=paths_with(group)))
 
 
 def paths_with(option: str, *, without: str = "") -> list[str]:
-    """Return the paths of the options of this name, or of ours for it, in every section but one. For error texts.
+    """Return the paths of the options with this name, or with ours for it, in every section but one. For error texts.
 
     >>> paths_with("num_layers"), paths_with("lr")
     (['model.num_layers'], ['train.learning_rate'])
@@ -94,15 +94,15 @@ def _options_in(group: str) -> set[str]:
 
 
 def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
-    """Return the names that may be chosen in a group, sorted."""
+    """Return the sorted names that may be chosen in a group."""
     files = {name for folder in folders for name in _files(folder, group)}
     return tuple(sorted(files.union(names(group) if group in COMPONENT_GROUPS else ())))
 
 
 def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """Return every section as the files make it, with its references unresolved and without defaults of components.
+    """Return every section as composed from the files, with unresolved references and without the components' defaults.
 
-    `presets` is group -> choice; the model's file chooses in the other groups.
+    `presets` is group -> choice. The model's file chooses in the other groups.
 
     Raises:
         ValueError: a group has no such choice, or Hydra cannot compose a user's file.
@@ -113,7 +113,7 @@ def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str
 
 
 def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
-    """Return the section of a choice in a group of components: the registered name, or what its file holds.
+    """Return the section of a choice in a group of components: the registered name, or the content of its file.
 
     Raises:
         ValueError: as `composed_files`.
@@ -129,7 +129,7 @@ def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str
 
 
 def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
-    # A name out of a list also keeps `model=../../somewhere` from being a path.
+    # Names must be in the list, so that `model=../../somewhere` is not read as a path.
     known = names_in(folders, group)
     if name not in known:
         raise ValueError(no_such(group, name, known) + of_another_kind(group, name))
@@ -137,7 +137,7 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
 
 def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
     compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
-    # A copy, since the next call may get the same object.
+    # A copy, since the next call may return the same object.
     sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
     for group in sections:
         check_group(group)  # a file may name another package
@@ -145,8 +145,8 @@ def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
 
 
 def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    # Note: [the caller's Hydra] Hydra's public API works on process-wide singletons. A caller may build a model inside
-    # a Hydra application of their own, so all three are put back.
+    # Note: [the caller's Hydra] Hydra's public API changes process-wide singletons. A caller may build a model inside
+    # their own Hydra application, so all three are restored.
     quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
     search_path = f"hydra.searchpath=[{','.join(quoted)}]"
     with _LOCK:
@@ -165,20 +165,21 @@ def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
             instance.hydra, versions.version_base = hydra, version
 
 
-# For the shipped files: they do not change while the program runs, and Hydra takes 50 ms (2 CPU cores).
+# Only for the shipped files, which do not change while the program runs. Hydra takes 50 ms (2 CPU cores).
 _by_hydra_once: Final = functools.cache(_by_hydra)
 
 
 def open_folders(entries: Any) -> tuple[Path, ...]:
-    """Return the shipped folder and those that a search path names. Every group file in the latter is checked.
+    """Return the shipped folder and the folders of a search path, with every group file in the latter checked.
 
-    Hydra runs resolvers in a defaults list, and expands anchors. So a file is checked before Hydra reads it.
+    Hydra runs resolvers in a defaults list and expands anchors, so a file is checked before Hydra reads it.
 
     Args:
-        entries: of `hydra.searchpath`: folders, relative ones below the working directory.
+        entries: the folders of `hydra.searchpath`; relative ones are below the working directory.
 
     Raises:
-        ValueError: no list of texts, a URL, a folder without groups, or a file with a refused name or content.
+        ValueError: `entries` is not a list of texts; an entry is a URL or a folder without groups; or the name or the
+            content of a file is refused.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -211,7 +212,7 @@ def _opened(entry: str) -> Path:
 
 
 def _files(folder: Path, group: str) -> dict[str, Path]:
-    """Return name -> file, for the files that a folder has in a group."""
+    """Return name -> file for the files of a group in a folder."""
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
 
 
@@ -240,7 +241,7 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
         )
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
-        # Hydra merges the files of other groups later: they would win without a word.
+        # Hydra merges the files of other groups later, so they would win silently.
         if (is_global and section not in COMPONENT_SECTIONS) or not isinstance(settings, dict):
             raise ValueError(
                 f"a file of model sets options of the model and its components, not {section}: {shown(settings)}; it "
@@ -254,7 +255,7 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
 def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
     if entry == "_self_":
         return
-    # A name out of a list: a path would lead to a file that is not checked.
+    # Names must be in the list: a path would lead to a file that is not checked.
     if isinstance(entry, str):
         _check_name(folders, group, entry)
         return

@@ -1,4 +1,4 @@
-"""rebuild -- the same model with other components, and with its weights."""
+"""rebuild -- the same model with other components and the same weights."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from .sources import Source
 
 
 class _Report(Exception):
-    """Its text is a report.
+    """A warning or error whose text is a report.
 
     Attributes:
         carried: the report.
@@ -43,16 +43,16 @@ class RebuildError(_Report, ValueError):
 def rebuild(
     model: nn.Module, overrides: Sequence[str] = (), *, config: Source | None = None, strict: bool = False
 ) -> nn.Module:
-    """Return the model that `overrides` make of a model's config, with the model's weights.
+    """Return a model built from a model's config with `overrides`, with the model's weights.
 
     Each weight (parameter or persistent buffer) that fits the new model is copied, see `components.carry_weights`. The
     others are initialised as by `build`. A `RebuildWarning` names them and the old weights that were not copied.
     `components.compare_weights` of the two models gives the same report.
 
-    The old model does not change. A weight has the device and dtype of the old one of its name, or else of the old
-    model's first weight. A copied weight keeps its requires_grad. Modules keep train or eval mode by name. Hooks,
-    gradients, adapters, wrappers and ties of the caller's own are not copied. Make a new optimizer: the old one holds
-    the old parameters.
+    A new weight has the device and dtype of the old weight with its name, or else of the old model's first floating
+    weight. A copied weight keeps its requires_grad. Modules keep train or eval mode by name. Hooks, gradients,
+    adapters, wrappers and ties that the caller added are not copied. Make a new optimizer, since the old one holds the
+    old parameters.
 
     A config holds values, not references: gpt_nano's feedforward.dropout comes from model.dropout, but an override of
     model.dropout does not change it.
@@ -61,15 +61,15 @@ def rebuild(
     restored afterwards.
 
     Args:
-        model: one that `build` or `rebuild` returned; it is not changed.
-        overrides: of its config, as for `compose`.
-        config: for a model that `build` did not make: its config, as `compose` takes it.
+        model: a model that `build` or `rebuild` returned; it is not changed.
+        overrides: changes to its config, as for `compose`.
+        config: the config of a model that `build` did not make, as for `compose`.
         strict: whether a weight that is not copied raises a RebuildError instead of a warning.
 
     Raises:
-        TypeError, OSError, ValueError: as `compose` and `build`; or the model does not know its config, or only a part
-            of it is on the meta device.
-        RebuildError: with `strict`, the report.
+        TypeError, OSError, ValueError: as `compose` and `build`; or the model has no config, or only a part of it is on
+            the meta device.
+        RebuildError: with `strict`, some weights are not copied; the text is the report.
 
     >>> model = build("gpt_nano", ["feedforward=mlp", "fusion=off", "model.num_layers=1"])
     >>> fused = rebuild(model, ["feedforward=fused_mlp"], strict=True)
@@ -120,12 +120,12 @@ def rebuild(
         after[name].requires_grad_(before[name].requires_grad)
     modes = {name: module.training for name, module in model.named_modules()}
     for name, module in rebuilt.named_modules():
-        module.train(modes.get(name, module.training))  # a new module has the mode of the one around it
+        module.train(modes.get(name, module.training))  # a new module has the mode of the module around it
     if not carried.complete:
         warnings.warn(RebuildWarning(carried), stacklevel=2)
     return rebuilt
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and buffer; a tied one is under each of its names."""
+    """Return every parameter and buffer; a tied tensor has an entry for each of its names."""
     return dict((*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)))

@@ -1,6 +1,6 @@
-"""The config as dataclasses, and how a value is checked against its type and range.
+"""The config as dataclasses, and the checks of values against types and ranges.
 
-The numbers are in the YAML groups; types, ranges and meanings are here and in the components' signatures.
+The values are in the YAML groups. Types, ranges and meanings are here and in the components' signatures.
 """
 
 import re
@@ -20,7 +20,7 @@ _INTEGERS_BELOW: Final = 2**63  # torch's sizes
 
 
 def checked_option(where: str, value: Any, option: Option) -> Any:
-    """Return the value of an option, checked by its annotation and its range.
+    """Return the value of an option, checked against its annotation and its range.
 
     Raises:
         ValueError: the value has another type, is out of range, or names no registered component.
@@ -41,9 +41,9 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def _checked(where: str, value: Any, annotation: Any) -> Any:
-    """Return the value as the annotation has it: an int as a float where a float is wanted, a list as a tuple.
+    """Return the value converted to its annotation: an int to a float, a list to a tuple.
 
-    The component checks a type other than bool, int, float, str, None, Literal, a tuple of any length or a union.
+    It checks bool, int, float, str, None, Literal, tuples of any length, and unions. The component checks other types.
     """
     wanted = alternatives(annotation)
     for alternative in wanted:
@@ -71,7 +71,7 @@ def _fits(value: Any, wanted: Any) -> bool:
         return any(type(value) is type(name) and value == name for name in get_args(wanted))
     if _is_any_length(wanted):
         return isinstance(value, (list, tuple))
-    if wanted is float:  # finite; a whole number may be too large for a float
+    if wanted is float:  # it must be finite, and an int may be too large for a float
         return type(value) in (int, float) and abs(value) <= sys.float_info.max
     return wanted not in _WORDS or type(value) is wanted
 
@@ -81,12 +81,12 @@ def _is_any_length(annotation: Any) -> bool:
 
 
 def setting(doc: str, *, default: Any = MISSING) -> Any:
-    """Return a dataclass field with its meaning. Its type and range are in its annotation."""
+    """Return a dataclass field with its meaning. The annotation holds its type and range."""
     return field(default=default, metadata={"doc": doc})
 
 
 def section_options(section: type) -> tuple[Option, ...]:
-    """Return the fields of a section as the registry returns the options of a component."""
+    """Return the fields of a section as `Option`s, as the registry does for a component."""
     types, annotations = get_type_hints(section), get_type_hints(section, include_extras=True)
     return tuple(
         Option(
@@ -109,7 +109,7 @@ def _check(name: str, section: Any) -> None:
 
 @dataclass(frozen=True)
 class FusionConfig:
-    """How much of a model goes through the fusion core, and how.
+    """How much of a model is fused, and how.
 
     Raises:
         ValueError: an unknown backend, partitioner, compression or scope.
@@ -140,7 +140,7 @@ class TrainConfig:
     """A training run.
 
     Raises:
-        ValueError: a value of another type or out of its range.
+        ValueError: a value has another type or is out of range.
     """
 
     steps: Size = setting("updates of the weights (steps)")
@@ -185,7 +185,7 @@ class DataConfig:
     """The text to train on.
 
     Raises:
-        ValueError: a value of another type or out of its range.
+        ValueError: a value has another type or is out of range.
     """
 
     path: str = setting('a text file or a folder; "" is the source of Python\'s standard library')
@@ -206,7 +206,8 @@ class ParallelConfig:
     """How a training is spread over the processes that torchrun starts.
 
     Raises:
-        ValueError: a value of another type or out of its range, an unknown checkpointing, or `sequence` without `tp`.
+        ValueError: a value has another type or is out of range, `checkpointing` is unknown, or `sequence` is set
+            without `tp`.
     """
 
     dp: Count = setting("data parallel: parts of each batch; 0 for as many as the processes allow (groups)")
@@ -236,16 +237,16 @@ class ParallelConfig:
 
     @property
     def budget(self) -> str | None:
-        """The partition of the fusion core that `checkpointing` asks for, or None."""
+        """The partitioner that `checkpointing` names, or None."""
         return self.checkpointing if self.checkpointing.startswith("budget") else None
 
 
 @dataclass(frozen=True)
 class Config:
-    """A model, how it is fused, and how it is trained, on what. Made by `compose`.
+    """A model, its fusion, its training and its data. `compose` makes it.
 
-    A `Choice` names a registered component, with every option. The model's block is a choice of its own, and its layers
-    are as asked for.
+    A `Choice` names a registered component and holds all of its options. The model's block is a `Choice` too. The
+    model's layers are as the caller wrote them.
     """
 
     model: Choice
@@ -260,5 +261,5 @@ class Config:
     parallel: ParallelConfig
 
 
-# The sections that are dataclasses of their own; the others name a component.
+# The sections that are dataclasses. The others name a component.
 SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig, "parallel": ParallelConfig}

@@ -1,7 +1,7 @@
-"""Sections of a config: change one that names a component, complete it, check it against the signature.
+"""Sections of a config that name a component: change them, complete them, and check them against the signature.
 
 Such a section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such
-as a model's block or the expert of a mixture: it is such a dict again, or the bare name.
+as a model's block or the expert of a mixture. Its value is such a dict, or only the name.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from .group_files import COMPONENT_SECTIONS, paths_with
 from .schemas import SECTIONS, Config, alternatives, checked_option, section_options
 from .values import REFERENCE, plain_copy
 
-# The options of models that hold lists of {at: which layers, component: its name or options}.
+# The options of models whose values are lists of {at: layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
 _MISSING: Final = "???"
 _ABSENT: Final = object()
@@ -33,20 +33,20 @@ def changed(
     notes: list[str] | None = None,
     merged: bool = False,
 ) -> dict[str, Any]:
-    """Return a section with changes made; a change of `name` swaps the component first.
+    """Return a section with changes applied. A change of `name` swaps the component first.
 
-    This is what a file, a saved config and an override mean, each on top of the one before. A swap keeps every value
-    that differs from the old component's default, if the new component has the option. Other options take the new
+    Files, a saved config and overrides are all applied in this way, one after the other. A swap keeps every value that
+    differs from the old component's default, if the new component has the option. Other options take the new
     component's default.
 
     Args:
-        kind: of the component.
-        section: before; it may be empty.
-        changes: a section too, or options alone.
-        where: the path of the section, for texts.
-        notes: gets a line for each swap about what it drops, and about defaults that change.
-        merged: whether Hydra merged the changes from several files. Options of another component are dropped then:
-            llama_tiny.yaml sets multiple_of of its gated_mlp, and still does with feedforward=mlp.
+        kind: the kind of the component.
+        section: the section before the changes; it may be empty.
+        changes: a section, or options without a name.
+        where: the path of the section, for error texts and notes.
+        notes: a list that gets one line per swap: the options that it drops, and the defaults that change.
+        merged: whether Hydra merged the changes from several files. If so, options of another component are dropped:
+            llama_tiny.yaml sets multiple_of for its gated_mlp, also with feedforward=mlp.
 
     Raises:
         ValueError: no such component or option.
@@ -80,7 +80,7 @@ def changed(
         if inner is not None:
             path = f"{where}.{key}"
             before = _as_section(result.get(key, known[key].default) or {}, path)
-            # A default that nobody wrote is replaced without a note.
+            # A default that is not in the section is replaced without a note.
             noted = notes if key in result else None
             value = changed(inner, before, _as_section(value, path), where=path, notes=noted, merged=merged)
         result[key] = value
@@ -88,9 +88,9 @@ def changed(
 
 
 def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the changes of a section as one; the last one of a path wins.
+    """Return the changes of a section merged into one. Of two changes of one path the last one wins.
 
-    A component within a component is chosen before its options are set, whichever comes first.
+    An inner component is chosen before its options are set, in whichever order they come.
     """
     sections = [
         {key: {"name": value} if isinstance(value, str) and _holds_component(kind, key) else value}
@@ -108,7 +108,7 @@ def _holds_component(kind: str, key: str) -> bool:
 
 
 def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where: str) -> list[str]:
-    """Return one line about what a swap changes: options that take another default, options that are dropped."""
+    """Return one line about a swap, or none: options that take another default, and options that are dropped."""
     old, new = _options(kind, before["name"]), _options(kind, after["name"])
     parts = [
         f"{name}={_in_a_note(option.default)} (was {_in_a_note(old[name].default)})"
@@ -127,7 +127,7 @@ def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where:
 
 
 def _in_a_note(value: Any) -> str:
-    """Return a value as the log shows it: a component by its name, a number with four digits."""
+    """Return a value as text for the log: a component by its name, a number with four digits."""
     if isinstance(value, Choice):
         return value.name
     if isinstance(value, dict) and "name" in value:
@@ -146,11 +146,11 @@ def _is_default(option: Option, value: Any) -> bool:
 
 
 def checked_config(sections: dict[str, dict[str, Any]]) -> Config:
-    """Return the config of all sections, each complete, its references resolved, and checked.
+    """Return the config of all sections, each completed, with references resolved, and checked.
 
     Raises:
-        ValueError: an option is missing, is unknown, has another type or is out of range; or a reference names nothing,
-            a whole section or list, or itself.
+        ValueError: an option is missing, is unknown, has another type or is out of range; or a reference names an
+            unknown option, a section, a list, or itself.
     """
     complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
     every: dict[str, Any] = {**sections, **complete}
@@ -158,7 +158,7 @@ def checked_config(sections: dict[str, dict[str, Any]]) -> Config:
     plain = {name: _resolved(section, name, tree) for name, section in every.items()}
     components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
     config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
-    with_layer_changes(config)  # raises here for a wrong layer, before anything is built
+    with_layer_changes(config)  # raises for a wrong layer before anything is built
     return config
 
 
@@ -178,7 +178,7 @@ def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
         raise ValueError(f"{where} refers to itself, through {value}; give it a value") from error
     if named is _ABSENT:
         raise ValueError(f"{where} refers to {value}, which this config does not have")
-    # OmegaConf would copy lists too, and a list of references to lists of references grows without bound.
+    # OmegaConf would copy lists, and lists of references to lists of references grow without bound.
     if isinstance(named, Container):
         raise ValueError(f"{where} refers to {value}, which is no single value")
     return named
@@ -195,7 +195,7 @@ def _section(name: str, values: dict[str, Any]) -> Any:
 
 
 def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Return a section with every option, in the component's order.
+    """Return a section with all options, in the order of the component's signature.
 
     Raises:
         ValueError: no such component, or an option without a default is missing.
@@ -213,7 +213,7 @@ def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, An
 
 
 def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
-    """Return a completed section as a choice, each option checked by its annotation and its range.
+    """Return a completed section as a `Choice`, each option checked against its annotation and its range.
 
     Raises:
         ValueError: an option has another type or is out of range.
@@ -232,12 +232,12 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 
 
 # Note: [layers as written]
-# A config holds the entries of `model.layers` as they were written, and completes them when a model is built. Complete
-# entries would hide an override of a saved config: attention.soft_cap=null must reach the layers that differ too.
+# A config holds the entries of `model.layers` as they were written. They are completed when a model is built. Completed
+# entries would hide an override of a saved config: attention.soft_cap=null must also apply to the layers that differ.
 
 
 def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
-    """Return the entries of `model.layers` as they were written, each `at` as text."""
+    """Return the entries of `model.layers` as they were written, with each `at` as text."""
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"{where} must be a list of mappings {{at: ..., component: ...}}, got {shown(entries)}")
     for index, entry in enumerate(entries):
@@ -254,9 +254,9 @@ def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def with_layer_changes(config: Config) -> Choice:
-    """Return the choice of a config's model with its layers as `LayerChange`s, each component complete and checked.
+    """Return the `Choice` of a config's model, with its layers as `LayerChange`s of completed and checked components.
 
-    An entry changes a component as an override would.
+    An entry changes a component in the same way as an override.
 
     Raises:
         ValueError: no such component or option; or an option has another type or is out of range.
@@ -279,13 +279,13 @@ def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerCha
         if kind == "at":
             continue
         path = f"{where}.{kind}"
-        # The block is an option of the model, the other components are sections.
+        # The block is an option of the model. The other components are sections.
         base = config.model.options.get("block") if kind == "block" else getattr(config, kind)
         try:
             before = {} if base is None else _as_section(plain_copy(base), path)
             section = completed(kind, changed(kind, before, _as_section(change, path), where=path), where=path)
         except ValueError as error:
-            # The text names the option alone, but only some layers have this component.
+            # Some errors do not name the path, and only some layers have this component.
             raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from error
         choices[kind] = checked_choice(kind, section, where=path)
     return LayerChange(entry["at"], **choices)
@@ -296,7 +296,7 @@ def _options(kind: str, name: str) -> dict[str, Option]:
 
 
 def _kind_within(option: Option, value: Any) -> str | None:
-    """Return the kind of the component that an option holds, or None where it holds no component."""
+    """Return the kind of the component that an option holds, or None if it holds none."""
     wanted = alternatives(option.annotation)
     if value is None and type(None) in wanted:
         return None
@@ -304,7 +304,7 @@ def _kind_within(option: Option, value: Any) -> str | None:
 
 
 def _as_section(value: Any, where: str) -> dict[str, Any]:
-    """Return a component, given by its name, its section or its `Choice`, as a section."""
+    """Return a component as a section. The value is its name, its section or its `Choice`."""
     if isinstance(value, Choice):
         return {"name": value.name, **value.options}
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The request of a caller: the name of a model, a file, a mapping, a `Config`; and overrides in Hydra's grammar."""
+"""Read a source (a model's name, a file, a mapping or a `Config`) and overrides in Hydra's grammar."""
 
 import os
 import re
@@ -26,13 +26,13 @@ _PARSER: Final = OverridesParser.create()
 
 @dataclass
 class Request:
-    """The choices and settings of a source, or of all overrides.
+    """The choices and settings in a source, or in all overrides.
 
     Attributes:
         choices: group -> the name chosen in it.
-        settings: group -> sections or parts of them, in their order.
-        search_path: of `hydra.searchpath`; only overrides may set it.
-        complete: whether it names every component, so that the shipped files add nothing to them.
+        settings: group -> sections or parts of them, in order.
+        search_path: the value of `hydra.searchpath`; only overrides may set it.
+        complete: whether it names every component. If so, the shipped files add nothing to the components.
     """
 
     choices: dict[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Request:
         """Add a choice, or options, of a group.
 
         Raises:
-            ValueError: no such group, or a value that is no choice and no mapping.
+            ValueError: there is no such group, or the value is neither a choice nor a mapping.
         """
         check_group(group)
         if value is False:
@@ -58,11 +58,11 @@ class Request:
 
 
 def parse_overrides(overrides: Sequence[str]) -> Request:
-    """Read overrides in their order.
+    """Read overrides in order.
 
     Raises:
-        TypeError: `overrides` is no sequence of strings.
-        ValueError: an override cannot be read, or asks for what a config cannot do.
+        TypeError: `overrides` is not a sequence of strings.
+        ValueError: an override cannot be read, or does something that a config may not do.
 
     >>> request = parse_overrides(["feedforward=mlp", "feedforward.expansion=2"])
     >>> request.choices, request.settings
@@ -118,9 +118,9 @@ def _is_path(text: str) -> bool:
 
 
 def split_source(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the config file that a command line begins with, "" if there is none, and the overrides.
+    """Return the config file at the start of a command line, or "" if there is none, and the overrides.
 
-    A model's name in front is the override that chooses it.
+    A model's name at the start becomes the override that chooses it.
 
     >>> split_source(["tiny.yaml", "train.steps=5"])
     ('tiny.yaml', ['train.steps=5'])
@@ -136,21 +136,21 @@ def split_source(arguments: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def read_source(source: Source) -> Request:
-    """Return what a source asks for. The caller's mapping is copied.
+    """Return the request in a source. The caller's mapping is copied.
 
     A mapping has one entry per group: the name of a choice, or options (for a component with its registered `name`). To
     choose and to set options in the same group, put the choice into a `defaults` list, as in Hydra:
     `{"defaults": [{"model": "llama_tiny"}], "model": {"hidden_dim": 64}}`.
 
-    A mapping with every component section, each with its name, is complete: the shipped files add nothing to them. So
-    is a saved config, and the `DictConfig` of the caller's own Hydra application whose defaults list has `fuselayers`.
-    The `DictConfig`'s component sections and `fusion` are taken; `train`, `data` and `parallel` only if it has all
-    three. The rest is the application's.
+    A mapping with every component section, each with its name, is complete: the shipped files add nothing to these
+    sections. A saved config is complete, and so is the `DictConfig` of a Hydra application with `fuselayers` in its
+    defaults list. Of a complete `DictConfig` the component sections and `fusion` are read. `train`, `data` and
+    `parallel` are read only if it has all three. Its other sections belong to the application and are ignored.
 
     Raises:
-        TypeError: it is none of the four.
+        TypeError: the source has another type.
         OSError: the file cannot be read.
-        ValueError: the file or mapping holds something that a config cannot.
+        ValueError: the file or mapping holds something that a config may not hold.
     """
     if isinstance(source, str) and not _is_path(source):
         return Request(choices={"model": source})
@@ -161,7 +161,7 @@ def read_source(source: Source) -> Request:
         content = OmegaConf.to_container(source, resolve=False)
     elif isinstance(source, (str, os.PathLike)):
         path = Path(os.path.expanduser(source) if isinstance(source, str) else source)
-        content = read_yaml(path) or None  # an empty file may have been cut off
+        content = read_yaml(path) or None  # an empty file may be a truncated one
     elif not isinstance(source, Mapping):
         raise TypeError(
             "a config is the name of a shipped model, the path of a .yaml file or a mapping, "
@@ -171,7 +171,7 @@ def read_source(source: Source) -> Request:
         raise ValueError(f"a config must be a mapping of groups, got {in_a_word(content)}")
     request = Request(complete=all(_names_component(kind, content.get(kind)) for kind in COMPONENT_SECTIONS))
     if isinstance(source, DictConfig) and request.complete:
-        # Other libraries call theirs train and data too.
+        # The application may have sections of its own named train and data.
         ours = GROUPS if content.keys() >= set(GROUPS) else (*COMPONENT_SECTIONS, "fusion")
         content = {group: content[group] for group in ours if group in content}
     elif isinstance(source, DictConfig) and (others := content.keys() - {*GROUPS, "defaults"}):
@@ -191,7 +191,7 @@ def read_source(source: Source) -> Request:
 
 def _names_component(kind: str, section: Any) -> bool:
     if isinstance(section, str):
-        return kind != "model"  # of a model it is a file
+        return kind != "model"  # the name of a model's file
     return isinstance(section, Choice) or (isinstance(section, Mapping) and "name" in section)
 
 
@@ -213,7 +213,7 @@ def plain_sections(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return a config as YAML, every option of it; `compose` of a file with this text gives an equal config.
+    """Return a config as YAML with every option. `compose` of a file with this text gives an equal config.
 
     >>> from fuselayers.configs import compose
     >>> "  eps: 1.0e-06\\n" in to_yaml(compose("gpt_nano", ["norm.eps=1e-6"]))

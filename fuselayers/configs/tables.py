@@ -1,4 +1,4 @@
-"""Tables of options, for the command line and the docs: from the components' signatures and the sections' schemas."""
+"""Tables of options from the components' signatures and the sections' schemas, for the command line and the docs."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ TABLES: Final = (*KINDS, *SECTIONS)
 
 @dataclass(frozen=True)
 class OptionRow:
-    """A line of a table, as text: one option, or a component without any, whose `option` is ""."""
+    """A row of a table, as text: one option, or a component without options, whose `option` is ""."""
 
     name: str
     option: str = ""
@@ -27,10 +27,10 @@ class OptionRow:
 
 
 def option_rows(kind: str) -> list[OptionRow]:
-    """Return the options of every component of a kind, or of a section of the config as the shipped files set it.
+    """Return the options of every component of a kind, or of a config section with the values of the shipped files.
 
     Raises:
-        ValueError: `kind` is none of `TABLES`.
+        ValueError: `kind` is not in `TABLES`.
 
     >>> [row.range for row in option_rows("feedforward") if row.option == "dropout"][0]
     'at least 0 and at most 1'
@@ -47,7 +47,7 @@ def option_rows(kind: str) -> list[OptionRow]:
 
 
 def _row(name: str, option: Option, default: Any) -> OptionRow:
-    # float | None, and not Optional[builtins.float].
+    # Write float | None instead of Optional[builtins.float].
     text = re.sub(r"[\w.]+\.(?=\w)", "", inspect.formatannotation(option.annotation))
     return OptionRow(
         name=name,

@@ -1,4 +1,4 @@
-"""Plain values: what a caller's config may hold, and how YAML is read.
+"""The plain values that a caller's config may hold, and the reading of YAML.
 
 A config may come from a stranger, so nothing in it runs: no tags, no import paths, no resolvers.
 """
@@ -15,7 +15,7 @@ from omegaconf import Container, OmegaConf
 from ..components import Choice
 from ..names import shown
 
-# One whole value that names another option: no text around it, no resolver, no nesting.
+# A whole value that names another option, without other text, resolvers or nesting.
 REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
 _NO_RESOLVERS: Final = (
     "${...} may only stand alone and name another value, as ${model.dropout}; resolvers such as ${oc.env:...} are not "
@@ -27,11 +27,11 @@ _DEEPEST: Final = 8
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file holds, as plain dicts, lists and scalars; as Hydra reads it, but more strictly.
+    """Return the content of a YAML file as plain dicts, lists and scalars. It is read as by Hydra, but more strictly.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is too large, is not UTF-8 or not YAML, or uses tags or anchors.
+        ValueError: the file is too large, is not UTF-8 or not YAML, or uses tags, anchors or resolvers.
     """
     try:
         with open(path, "rb") as file:
@@ -42,13 +42,13 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(content: bytes, source: str) -> Any:
-    """Return what YAML holds, as `read_yaml` does; errors name the `source`.
+    """Return the content of YAML, as `read_yaml` does. Errors name the `source`.
 
     Raises:
-        ValueError: it is too large, is not UTF-8 or not YAML, or uses tags or anchors.
+        ValueError: as `read_yaml`.
     """
-    # The path may be that of a secret file. So the texts here quote a duplicate key and nothing else, and no error is
-    # chained to its cause. Later checks quote keys and the values of known keys, 80 characters at most.
+    # The path may name a secret file. So the texts here quote only a duplicate key, and no error is chained to its
+    # cause. Later checks quote keys and the values of known keys, 80 characters at most.
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
@@ -69,10 +69,10 @@ def parse_yaml(content: bytes, source: str) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    # The events come before anything is built: an anchor could otherwise grow a few lines into gigabytes.
+    # The events are checked before anything is built, since anchors can expand a few lines into gigabytes.
     events = list(yaml.parse(text, Loader=yaml.SafeLoader))
     first = next((event for event in events if isinstance(event, yaml.NodeEvent)), None)
-    if isinstance(first, yaml.ScalarEvent):  # OmegaConf would take it for a key
+    if isinstance(first, yaml.ScalarEvent):  # OmegaConf would read it as a key
         raise ValueError("a config must be a mapping of groups, got a single value")
     for event in events:
         assert event.start_mark is not None
@@ -87,12 +87,12 @@ def _parsed(text: str) -> Any:
 
 
 def plain_copy(value: Any, where: str = "", *, depth: int = 0) -> Any:
-    """Return a copy made of dict, list, str, int, float, bool and None alone.
+    """Return a copy that consists only of dict, list, str, int, float, bool and None.
 
     Args:
         value: mappings (omegaconf's too), sequences, choices and scalars.
         where: the path of the value, for error texts: "model.position".
-        depth: how deep it is nested.
+        depth: the nesting depth of the value.
 
     Raises:
         ValueError: the value could run code (`_target_`, a resolver), has another type or is nested too deeply.
@@ -129,7 +129,7 @@ def plain_copy(value: Any, where: str = "", *, depth: int = 0) -> Any:
 
 
 def in_a_word(content: Any) -> str:
-    """Return the kind of a value, for an error that must not show the value."""
+    """Return the type of a value in words, for an error that must not show the value."""
     return "nothing" if content is None else f"a {type(content).__name__}"
 
 

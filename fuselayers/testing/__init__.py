@@ -1,6 +1,6 @@
-"""The contract of this library's ops, for anybody's: `check` a function, `check_module` a layer, of any library.
+"""The contract of this library's ops, for any library: `check` tests a function, `check_module` a layer.
 
-Import it by name, `import fuselayers.testing`; it needs no test framework.
+Import it with `import fuselayers.testing`. It needs no test framework.
 """
 
 from .checks import NotApplicable as NotApplicable

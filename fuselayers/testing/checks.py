@@ -1,8 +1,8 @@
 """The contract of a fused function, one check per clause.
 
 Each check takes an op, its reference in plain torch, the op's tensors, and options for both. It raises AssertionError
-if the op breaks the clause, and NotApplicable, which pytest and unittest skip, if the clause does not apply. An op
-that draws random numbers needs its seed as an option.
+if the op breaks the clause. It raises NotApplicable, which pytest and unittest treat as a skip, if the clause does not
+apply. An op that draws random numbers needs its seed as an option.
 """
 
 import unittest
@@ -30,7 +30,7 @@ from .comparison import (
     untouched,
 )
 
-# Second derivatives and batched calls round elsewhere than the reference. Their checks look for errors, not precision.
+# Second derivatives and batched calls round in other places than the reference. Their checks test correctness only.
 _LOOSE: Final = 8.0
 
 
@@ -39,14 +39,14 @@ class NotApplicable(unittest.SkipTest):
 
 
 def check_single_gradients(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Each input may be the only one that needs a gradient."""
+    """Gradients are right if only one input needs a gradient, for each input."""
     for place, value in enumerate(inputs):
         if value.is_floating_point():
             assert_as_good_as(op, reference, inputs, wanted=[place], **options)
 
 
 def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Op, reference and traced op return the same dtypes, also if one input has another dtype.
+    """Op, reference and traced op return the same dtypes and values if one input has another dtype.
 
     The other dtype is float32, or bfloat16 where the inputs are float32.
     """
@@ -63,7 +63,7 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
 
 
 def check_autocast(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
-    """Autocast changes nothing, or the same as in the reference: dtypes and precision of ops with a matmul."""
+    """Autocast changes nothing, or the same as in the reference: dtype and precision of ops with a matmul."""
 
     def under_autocast(fn: Op) -> Op:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def poisoned_memory() -> Iterator[None]:
 def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """NaN and infinities in the first floating input reach the same results and gradients as in the reference.
 
-    The reference in float64 is accepted too: on a CPU torch's vectorised gelu of inf is NaN, its scalar one inf.
+    The reference in float64 counts too: on a CPU torch's vectorised gelu of inf is NaN, its scalar one inf.
     """
     _floating_dtype(inputs)
     for value in (torch.nan, torch.inf, -torch.inf):
@@ -120,7 +120,7 @@ def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
 
 def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> str | None:
-    """A second derivative is right, or an error; never a wrong number. Return the error, if it is one."""
+    """A second derivative is right or raises; it is never a wrong number. Return the error, if it raises."""
 
     def second(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         def gradients(*leaves: Tensor, **options: Any) -> tuple[Tensor, ...]:
@@ -136,7 +136,7 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
         torch.autograd.backward([gradient for gradient, _ in reached], [incoming for _, incoming in reached])
         zeros = {place: torch.zeros_like(leaf) for place, leaf in leaves.items()}
         seconds = {place: zeros[place] if leaf.grad is None else leaf.grad for place, leaf in leaves.items()}
-        # All are named as gradients: they are sums of many values.
+        # All are named as gradients, since they are sums of many values.
         first = {f"d{place}": value.detach() for place, value in zip(leaves, firsts, strict=True)}
         return first | {f"dd{place}": value for place, value in seconds.items()}
 
@@ -152,7 +152,7 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
 
 
 def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> str | None:
-    """`torch.vmap` and `torch.func.vjp` give the reference's numbers, or an error; return the error, if it is one."""
+    """`torch.vmap` and `torch.func.vjp` give the reference's numbers, or raise. Return the error, if they raise."""
 
     def mapped(*batches: Tensor) -> Any:
         return torch.vmap(lambda *args: op(*args, **options))(*batches)
@@ -171,7 +171,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     if not all(value.is_floating_point() for value in inputs):
         raise NotApplicable("has inputs that are not floating")
-    # The same values in another order: the function may be defined only for those.
+    # The same values in another order, since the function may be defined only for these values.
     stacked = [torch.stack([value, value.flip(tuple(range(value.dim()))), value.roll(1)]) for value in inputs]
     doubles = cast(inputs, torch.float64)
     exact = results(row_by_row, cast(stacked, torch.float64)), by_func(reference, doubles)
@@ -191,7 +191,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
 
 def check_fused(op: Op, reference: Op, inputs: Sequence[Tensor], *, backend: str, **options: Any) -> None:
-    """Fused in one graph, the op gives the reference's numbers, with the same mask for the same seed.
+    """Fused in one graph, the op gives the reference's numbers, and the same mask for the same seed.
 
     Dynamo traces it, as for `torch.compile` with `fullgraph=True`. The backend "eager" compiles nothing.
     """
@@ -211,12 +211,12 @@ def check_dynamic(
 ) -> None:
     """With dynamic sizes, the op is not compiled again for new sizes.
 
-    Dynamo compiles separately for a size of one, and dropout's mask for widths that are multiples of its eight lanes,
-    so the first two calls may compile.
+    The first two calls may compile: Dynamo compiles separately for a size of one, and dropout's mask for widths that
+    are multiples of its eight lanes.
 
     Args:
-        inputs: tensors, which are enlarged with the same values, shuffled; or a function that makes them for
-            [rows, columns].
+        inputs: tensors, which are enlarged by repeating and shuffling their values; or a function that returns the
+            inputs for a shape [rows, columns].
     """
     if callable(inputs):
         families = [inputs(shape) for shape in ((3, 21), (2, 16), (7, 129), (5, 40))]

@@ -1,7 +1,7 @@
 """comparison -- values and gradients of a function against a reference in float64.
 
-The reference runs in the tested dtype and in float64, which shows the error of that dtype. The error of the function
-may be at most SLACK times as large, element by element, plus the last bit of a result.
+The reference runs in the tested dtype and in float64. The difference is the error of that dtype. The error of the
+function may be at most SLACK times as large, element by element, plus the last bit of a result.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Op = Callable[..., Any]
 
 
 class Overwritten(AssertionError):
-    """A function wrote into its inputs, outputs or incoming gradients."""
+    """A call wrote into its inputs, outputs or incoming gradients."""
 
 
 def samples(
@@ -26,7 +26,7 @@ def samples(
 ) -> list[Tensor]:
     """Return random tensors of the given shapes, the same ones every time.
 
-    They are multiples of 1/32 within +-4, which every floating dtype holds exactly, so that all get the same.
+    The values are multiples of 1/32 within +-4. Every floating dtype holds them exactly, so all dtypes get the same.
 
     >>> [tuple(tensor.shape) for tensor in samples((2, 3), (3,))]
     [(2, 3), (3,)]
@@ -50,10 +50,10 @@ def forward(
 ) -> tuple[dict[int, Tensor], tuple[Tensor, ...]]:
     """Call `fn` and return its leaves and its outputs.
 
-    The inputs keep their strides. Leaves are the inputs at `wanted`, or all floating ones, by index.
+    The inputs keep their strides. The leaves are the inputs at `wanted`, or all floating ones, by index.
 
     Raises:
-        Overwritten: an input has other values afterwards.
+        Overwritten: the call changed an input.
     """
     places = wanted or [place for place, value in enumerate(inputs) if value.is_floating_point()]
     own = [value.detach() for value in inputs]
@@ -65,7 +65,7 @@ def forward(
 
 @contextmanager
 def untouched(tensors: Mapping[str, Tensor], *, by: str) -> Iterator[None]:
-    """Raise Overwritten if the block leaves other bits in one of the tensors, which have names for the message.
+    """Raise Overwritten if the `with` block changes a bit of a tensor. The keys name the tensors in the message.
 
     Nothing is compared while a CUDA graph is captured.
     """
@@ -101,7 +101,7 @@ def backward(
         again: whether another backward will follow.
 
     Raises:
-        Overwritten: a leaf, an output or an incoming gradient has other values afterwards.
+        Overwritten: backward changed a leaf, an output or an incoming gradient.
     """
     named = {f"y{place}": out.detach() for place, out in enumerate(outputs)}
     reached = [place for place, out in enumerate(outputs) if out.requires_grad]
@@ -136,11 +136,11 @@ def assert_as_good_as(
         form: takes the inputs and the options; returns a tensor or several.
         reference: the same function in plain torch.
         inputs: of any dtypes; only floating ones have gradients.
-        wanted: places of the inputs that need a gradient; all floating ones if empty.
+        wanted: indices of the inputs that need a gradient; all floating ones if empty.
         options: for both.
 
     Raises:
-        AssertionError: values, gradients, their dtypes or their shapes differ; it says which, and by how much.
+        AssertionError: values, gradients, their dtypes or their shapes differ; the text says which, and by how much.
 
     >>> assert_as_good_as(lambda x: x * torch.sigmoid(x), torch.nn.functional.silu, samples((3, 5)))
     >>> assert_as_good_as(lambda x: x * x.sigmoid().round(decimals=3), torch.nn.functional.silu, samples((3, 5)))
@@ -167,15 +167,16 @@ def compare(
     Also allowed are the mean error of the reference beyond a last rounding; the last bit of a result, in the coarsest
     dtype of the inputs; and the error of a sum of numbers near one, in float32 at least.
 
-    Where both are infinite or NaN, `got` must be the same; where one of them is, `got` may equal either.
+    Where `plain` and `exact` are both infinite or NaN, `got` must equal one of them. Where only one is, `got` may equal
+    either.
 
     Args:
         got: results of the function.
-        plain: of the reference.
-        exact: of the reference in float64.
-        inputs: of the first two.
+        plain: results of the reference.
+        exact: results of the reference in float64.
+        inputs: the inputs of the function and of `plain`.
         where: start of the error text.
-        slack: the whole tolerance grows with it.
+        slack: the whole tolerance is proportional to it.
     """
     single = torch.finfo(torch.float32).eps
     coarse = max((torch.finfo(value.dtype).eps for value in inputs if value.is_floating_point()), default=single)
@@ -194,7 +195,7 @@ def compare(
         error = (got_wide - truth).abs()
         both = plain_wide.isfinite() & exact_wide.isfinite()
         own = (plain_wide - exact_wide).abs().where(both, 0)
-        # An error beyond a last rounding comes from earlier roundings, which hit other elements in another function.
+        # An error beyond a last rounding comes from earlier roundings, which affect other elements in another function.
         on_the_way = (own - coarse / 2 * size).clamp(min=0).mean()
         allowed = SLACK * (own + on_the_way)
         # A result has one more rounding at most, by half a unit; a gradient is a sum of such results. A gradient that

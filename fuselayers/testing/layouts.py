@@ -1,4 +1,4 @@
-"""Seven memory layouts, and the check that a function supports them."""
+"""Seven memory layouts, and a check that a function supports them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,7 +17,7 @@ LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     "chunked": lambda x: torch.cat([_nan(x), x], dim=-1).chunk(2, dim=-1)[1] if x.dim() else x,
     "0-sized": lambda x: x[:0] if x.dim() > 1 else x,
 }
-"""Each takes a tensor [..., N] and returns one with another layout, and NaN in unused memory. Two change values:
+"""Each function takes a tensor [..., N] and returns it in another layout, with NaN in unused memory. Two change values:
 "expanded" repeats the first row, or the first element, and "0-sized" has no rows."""
 
 
@@ -31,11 +31,11 @@ _FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
 def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """The op supports every layout of its inputs with every layout of its incoming gradients.
 
-    Consecutive inputs have consecutive layouts, so no two share their strides; incoming gradients likewise. The 0-sized
-    layout applies to tensors with the dimensions and rows of the first, if the reference takes it.
+    Consecutive inputs have consecutive layouts, so that their strides differ; so do incoming gradients. The 0-sized
+    layout applies to tensors with as many dimensions and rows as the first, if the reference accepts it.
 
     Raises:
-        AssertionError: naming the layouts.
+        AssertionError: results differ; the text names the layouts.
     """
     truths: dict[tuple[Any, ...], Any] = {}
     for first in range(len(_FULL)):
@@ -45,7 +45,7 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
             for name, tensor in zip(names, inputs, strict=True)
         ]
         for at, (got, gradient_names) in enumerate(_every_gradient(op, laid_out, options)):
-            # Layouts that do not change the values share a truth.
+            # Layouts that do not change the values share the reference's results.
             key = *(name == "expanded" for name in names), -1, *(name == "expanded" for name in gradient_names)
             if key not in truths:
                 truths[key] = _truth(reference, laid_out, gradient_names, options)
@@ -73,7 +73,7 @@ def _every_gradient(
 def _truth(
     reference: Op, inputs: Sequence[Tensor], gradient_names: Sequence[str], options: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Results of the reference on the same values, contiguous: in the inputs' dtypes, and in float64."""
+    """Return the reference's results on contiguous copies of the values, in the inputs' dtypes and in float64."""
 
     def results(values: Sequence[Tensor]) -> dict[str, Tensor]:
         leaves, outputs = forward(reference, [value.contiguous() for value in values], **options)

@@ -29,7 +29,7 @@ CHECKS: Final[dict[str, Callable[..., str | None]]] = {
     "torch.func": contract.check_transforms,
     "dynamic sizes": contract.check_dynamic,
 }
-"""Every check by its name in the report; "fused, <backend>" is added for each backend."""
+"""Every check by its name in the report. `check` adds "fused, <backend>" for each backend."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Cell:
     """One check in one dtype.
 
     Attributes:
-        check: its name in the report.
-        dtype: "float32".
-        outcome: of the check.
-        reason: why it failed or does not apply; a remark on a pass.
+        check: the name of the check in the report.
+        dtype: the name of the dtype, such as "float32".
+        outcome: the result of the check.
+        reason: why it failed or does not apply, or a remark on a pass.
     """
 
     check: str
@@ -51,7 +51,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Report:
-    """The contract of one function. `print` shows it as a table, with the reasons below.
+    """The results of all checks of one function. `print` shows them as a table, with the reasons below.
 
     Attributes:
         subject: what was checked.
@@ -67,10 +67,11 @@ class Report:
         return [cell for cell in self.cells if cell.outcome == "FAIL"]
 
     def raise_on_failure(self) -> None:
-        """Raise if a check failed, or if none of values passed, as where the reference always raises.
+        """Raise if a check failed, or if nothing was compared, as when the reference always raises.
 
         Raises:
-            AssertionError: the text is the whole report.
+            AssertionError: a check failed, "values and gradients" passed in no dtype, or, without it, no check passed.
+                The text is the whole report.
         """
         needed = [cell for cell in self.cells if cell.check == _VALUES] or self.cells
         if self.failures or not any(cell.outcome == "pass" for cell in needed):
@@ -108,15 +109,15 @@ def check(
     """Run every check that the ops of this library pass.
 
     Args:
-        op: takes the inputs, and the options by name; returns a tensor or several.
-        reference: the same function in plain torch; where it raises, the check does not apply.
+        op: the function; it takes the inputs, and the options by name, and returns a tensor or several.
+        reference: the same function in plain torch. If it raises, the check does not apply.
         inputs: tensors, or shapes of random tensors on the CPU. Small ones suffice; give different dimensions different
             sizes. Only floating inputs get gradients and other dtypes.
-        options: for both. An op that draws random numbers needs its seed here.
-        checks: names of CHECKS, and "fused, <backend>"; all if None. Keep "values and gradients": a report fails if
+        options: for both functions. An op that draws random numbers needs its seed here.
+        checks: names in CHECKS, or "fused, <backend>"; all if None. Keep "values and gradients": a report fails if
             that check passed in no dtype, or, without it, if no check passed.
-        backends: of `fuselayers.fuse`, to compile the op. "inductor" takes seconds for a dtype.
-        dtypes: of the floating inputs; a column each.
+        backends: backends of `fuselayers.fuse` that compile the op. "inductor" takes seconds per dtype.
+        dtypes: dtypes of the floating inputs, one column each.
 
     Raises:
         ValueError: no inputs, or an unknown check.
@@ -151,21 +152,21 @@ def check_module(
 ) -> Report:
     """Run the same checks on the forward of a module of any library, parameters included.
 
-    Parameters are inputs: each has its layouts, its dtype and its gradient. Their values are the module's, moved by up
-    to 1/4, since weights of one and biases of zero hide errors. The module keeps its mode, train or eval, and its
-    values; a module that draws random numbers cannot be compared.
+    Parameters count as inputs: their layouts, dtypes and gradients are checked too. Their values are the module's,
+    moved by up to 1/4, since weights of one and biases of zero hide errors. The module keeps its mode, train or eval,
+    and its values. A module that draws random numbers cannot be compared.
 
     Args:
-        module: takes the inputs.
+        module: the module; its forward takes the inputs.
         reference: a module whose parameters have the same names, or a function in plain torch that takes the inputs,
             and the module's parameters by name.
-        inputs: as in `check`. Only their first dimension is a dynamic size.
+        inputs: as in `check`. Only their first dimension has dynamic sizes.
         checks: as in `check`.
         backends: as in `check`.
         dtypes: as in `check`.
 
     Raises:
-        ValueError: the reference's parameters have other names; else as `check`.
+        ValueError: as `check`; or the reference's parameters have other names.
 
     >>> def layer_norm(x, weight, bias):
     ...     centred = x - x.mean(-1, keepdim=True)
@@ -196,14 +197,14 @@ def check_module(
 
 
 def _call_of(form: nn.Module | Op, count: int, names: Sequence[str]) -> Op:
-    """A function of the inputs, `count` of them, and of the parameters by position."""
+    """Return a function that takes `count` inputs and then the parameters, by position."""
 
     def call(*args: Tensor) -> Any:
         parameters = dict(zip(names, args[count:], strict=True))
         if not isinstance(form, nn.Module):
             return form(*args[:count], **parameters)
         dtype = next(value.dtype for value in args if value.is_floating_point())
-        # Copies: a call may write into them.
+        # Copies, since a call may write into them.
         buffers = {
             name: value.to(dtype if value.is_floating_point() else value.dtype, copy=True)
             for name, value in form.named_buffers()
@@ -231,7 +232,7 @@ def _matrix(
     cells = []
     for name, run in runs.items():
         for dtype in dtypes if wanted is None or name in wanted else ():
-            # Copies for each check, which may overwrite them.
+            # Copies for each check, since it may overwrite them.
             own: Any = [value.detach().clone() for value in cast(inputs, dtype)]
             if name == "dynamic sizes" and inputs_of is not None:
                 own = partial(_sized, inputs_of, dtype)

@@ -1,4 +1,4 @@
-"""Functions of values that are made again in backward, and not saved."""
+"""Functions whose inputs are recomputed in backward instead of saved."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,26 +19,26 @@ def _records() -> bool:
 def linear_again(
     make: Callable[..., Tensor], sources: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """Return make(*sources) @ weight.T + bias, and save the sources for backward in place of what is made of them.
+    """Return make(*sources) @ weight.T + bias; save the sources for backward, which recomputes make(*sources).
 
-    A compiler that traces this sees the plain functions and decides by itself. A transform of `torch.func` runs them.
+    A compiler traces the plain functions and decides what to save. A transform of `torch.func` runs them too.
 
     Args:
-        make: a function of the sources that gives the same values each time, [..., K]. The first source has its shape
-            but for the last dimension. It must not hold tensors: hooks on saved tensors could not free those.
-        sources: tensors; what they require gradients for is computed through `make`.
+        make: a deterministic function of the sources, [..., K]. The first source has the same shape except for the last
+            dimension. The function must not hold tensors, since hooks on saved tensors could not free them.
+        sources: tensors; their gradients are computed through `make`.
         weight: [N, K]
         bias: [N] or None.
     """
     if not _records():
         return F.linear(make(*sources), weight, bias)
     rows: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
-    # Out here, since what a custom function returns as a view cannot be written into.
+    # The view is made here, since a view that a custom function returns cannot be written into.
     return rows.view(*sources[0].shape[:-1], rows.shape[-1])
 
 
 def made_again(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-    """Return make(*sources), and save the sources alone. See `linear_again`."""
+    """Return make(*sources), and save only the sources. See `linear_again`."""
     if not _records():
         return make(*sources)
     made: Tensor = _MadeAgain.apply(make, *sources)  # type: ignore[no-untyped-call]
@@ -102,7 +102,7 @@ class _MadeAgain(torch.autograd.Function):
 
 def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     device = made.device.type
-    if not torch.amp.is_autocast_available(device):  # on the meta device, for one
+    if not torch.amp.is_autocast_available(device):  # such as the meta device
         return "cpu", False, torch.bfloat16
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
@@ -113,14 +113,14 @@ def _autocast_of_forward(ctx: Any) -> torch.autocast:
 
 
 def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Make the value of forward again under autograd; return it and the leaves it was made from."""
+    """Recompute the value of forward under autograd; return it and its leaves."""
     with torch.enable_grad(), _autocast_of_forward(ctx):
         inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
         return ctx.make(*inputs), inputs
 
 
 def _through(made: Tensor, inputs: Sequence[Tensor], dmade: Tensor) -> list[Tensor | None]:
-    """The gradients of the inputs."""
+    """Return the gradients of the inputs; None for an input that requires none."""
     wanted = [source for source in inputs if source.requires_grad]
     gradients = iter(torch.autograd.grad(made, wanted, dmade))
     return [next(gradients) if source.requires_grad else None for source in inputs]

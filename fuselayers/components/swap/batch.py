@@ -1,4 +1,4 @@
-"""A batch for a model that comes without one, from its config."""
+"""A batch made from a model's config, for callers that pass none."""
 
 import inspect
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _TOKENS: Final = 16
 
 
 def as_call(batch: Any) -> Call:
-    """The arguments that a batch is: a mapping by name, a tuple by position, or one tensor."""
+    """Return a batch as call arguments: a mapping by name, a tuple by position, or one tensor."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, (tuple, list)) else ((batch,), {})
@@ -24,7 +24,7 @@ def as_call(batch: Any) -> Call:
 def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
     """Return a small batch for a model of transformers; None for another model, or an input of an unknown kind.
 
-    Its tensors are where the model's parameters are. torch's random state stays as it is.
+    Its tensors are on the device of the model's parameters. torch's random state does not change.
     """
     config = getattr(model, "config", None)
     main: Any = getattr(model, "main_input_name", None)
@@ -34,9 +34,9 @@ def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
     parameter = next(model.parameters(), torch.empty(0))
     try:
         batch = {main: make(config)}
-        if hasattr(model, "logit_scale") and main == "input_ids":  # it compares texts with images
+        if hasattr(model, "logit_scale") and main == "input_ids":  # the model compares texts with images
             batch["pixel_values"] = _pixels(config)
-    except (AttributeError, TypeError, ValueError):  # Musicgen has two texts
+    except (AttributeError, TypeError, ValueError):  # Musicgen has two text configs
         return None
     takes = inspect.signature(type(model).forward).parameters
     if main == "input_ids" and "labels" in takes and _has_token_labels(model):
@@ -55,7 +55,7 @@ def _has_token_labels(model: nn.Module) -> bool:
 
 def _tokens(config: Any) -> Tensor:
     text = config.get_text_config()
-    # Small numbers are often special: padding, for one, would be masked.
+    # Small numbers are often special tokens, such as padding, which would be masked.
     lowest = min(4, text.vocab_size - 1)
     tokens = torch.arange(_ROWS * _TOKENS).reshape(_ROWS, _TOKENS)
     return tokens % int(text.vocab_size - lowest) + int(lowest)

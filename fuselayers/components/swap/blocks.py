@@ -1,4 +1,4 @@
-"""Repeated blocks as one fused function per class."""
+"""Fuse repeated blocks, with one function per class."""
 
 import functools
 import itertools
@@ -18,10 +18,10 @@ from .seeded_attention import SeededDropout
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks of a model by qualified name: two or more modules of one class and size in a list, with linear
-    layers inside.
+    """Yield the repeated blocks of a model by qualified name.
 
-    A list inside a list does not count. Stages of different widths are no blocks; the layers that a stage repeats are.
+    Blocks are two or more modules of one class and size in a list, with linear layers inside. Lists inside blocks are
+    skipped. Stages of different widths are not blocks, but the repeated layers of a stage are.
     """
     inside: list[str] = []
     for name, module in model.named_modules():
@@ -37,7 +37,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def share_graphs(blocks: Sequence[nn.Module]) -> bool:
-    """Return whether there are blocks, and one or two graphs serve all blocks of a class."""
+    """Return whether there are blocks, and all blocks of a class have the same sizes, so that they share graphs."""
     classes: dict[type, list[nn.Module]] = {}
     for block in blocks:
         classes.setdefault(type(block), []).append(block)
@@ -45,25 +45,26 @@ def share_graphs(blocks: Sequence[nn.Module]) -> bool:
 
 
 def _are_alike(first: nn.Module, *others: nn.Module) -> bool:
-    """Whether modules are of one class, and parameters of the same name of the same size."""
+    """Return whether the modules have one class, and parameters with the same name have the same size."""
     sizes = {name: parameter.shape for name, parameter in first.named_parameters()}
     return all(
         type(other) is type(first)
-        # The first block of a T5 has one more, its relative positions.
+        # The first block of a T5 has an extra parameter, its relative positions.
         and all(sizes.get(name, parameter.shape) == parameter.shape for name, parameter in other.named_parameters())
         for other in others
     )
 
 
 def block_class(block: nn.Module, backend: str, compress: str | None) -> type:
-    """Return a subclass whose forward is that of the block's class, fused, in training and wherever a gradient can be
-    asked for.
+    """Return a subclass whose forward is fused.
 
-    One fused function serves all blocks of a class with parameters of the same sizes, which are inputs of its graphs. A
-    size of an input becomes symbolic when it first changes: from the start it would take minutes to trace a window of
-    an image. In evaluation without gradients there is nothing to save, and a cache of keys and values may be filled:
-    then the block's own forward runs. In training the fused one runs without gradients too, as reentrant checkpointing
-    calls it: backward must drop the same elements.
+    One fused function serves all blocks of a class whose parameters have the same sizes. The parameters are inputs of
+    its graphs. An input's size becomes symbolic only when it first changes: with symbolic sizes from the start, tracing
+    a window of an image takes minutes.
+
+    In evaluation without gradients the block's own forward runs: there is nothing to save, and the call may fill a
+    cache of keys and values. In training the fused forward runs without gradients too: reentrant checkpointing calls it
+    that way, and backward must drop the same elements.
     """
     sizes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
     return _block_class(type(block), backend, compress, sizes)
@@ -75,7 +76,7 @@ def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) 
 
 @functools.cache
 def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compress: str | None, sizes: Hashable) -> type:
-    """The class as long as the block's class has this forward: a patch may give it another one."""
+    """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
     fused = fuse(
         _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
     )
@@ -98,10 +99,10 @@ _numbers: Final = itertools.count()
 
 
 def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
-    # functools.wraps would let Dynamo trace the function inside.
+    # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
     def call(*args: Any, **kwargs: Any) -> Any:
         with SeededDropout():
             return forward(*args, **kwargs)
 
-    call.__name__ = name  # by which Dynamo remembers the sizes that have changed
+    call.__name__ = name  # Dynamo remembers by this name which sizes have changed
     return call

@@ -1,7 +1,7 @@
-"""In training a model of transformers is called with `use_cache=False`, unless its caller says otherwise.
+"""A hook that passes `use_cache=False` to a model of transformers in training, unless the caller passes `use_cache`.
 
-By default such a model fills a cache of keys and values in each call, which nobody reads in training. A block that
-fills a cache writes to the entry of its own number, so a compiler would make a graph for each block.
+By default such a model fills a cache of keys and values in each call, which training does not read. Each block writes
+to the cache entry of its layer number, so a compiler would make one graph per block.
 """
 
 import inspect
@@ -16,7 +16,7 @@ class _WithoutCache:
     """The hook of one module.
 
     Attributes:
-        position: the place of `use_cache` among the arguments by position.
+        position: the index of `use_cache` among the positional arguments.
     """
 
     def __init__(self, position: int) -> None:

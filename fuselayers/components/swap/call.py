@@ -36,44 +36,46 @@ def swap(
     verify: bool = True,
     batch: Any = None,
 ) -> SwapReport:
-    """Put fused layers into a model, in place, wherever its modules compute what can be fused.
+    """Put fused layers into a model, in place, wherever a rule fits one of its modules.
 
-    Parameters, buffers, hooks, names of modules and keys of the state_dict stay the same objects. A swapped module gets
-    a subclass of its own class, of the same name. `unswap` takes it back.
+    Parameters, buffers and hooks stay the same objects. Names of modules and keys of the state_dict do not change. A
+    swapped module gets a subclass of its class, with the same name. `unswap` restores the class.
 
-    A rule recognises a class, or a forward whatever its variables are called, in transformers and in your own code. In
-    each call a swapped layer looks whether the modules inside it are still what they were. Where one is not (an
-    adapter, a quantised layer, a hook, a sharded parameter) the original forward runs.
+    A rule recognises a class, or a forward regardless of its variables' names, in transformers and in your own code. In
+    each call a swapped layer checks that the modules inside it have not changed. If one has (an adapter, a quantised
+    layer, a hook, a sharded parameter), the original forward runs.
 
-    A model of transformers is called with `use_cache=False` in training from then on, unless its caller passes
-    `use_cache` or a cache. In training with labels the loss of a causal one makes no logits: the output's are None.
+    From then on a model of transformers runs with `use_cache=False` in training, unless the caller passes `use_cache`
+    or a cache. In training with labels, a causal language model computes its loss without logits: the logits of its
+    output are None.
 
     Args:
         model: any module.
-        where: only modules whose qualified name matches this pattern, or one of these: `layers.1[0-9].*`.
-        rules: what to look for; None for all that are shipped, `swap.RULES`.
-        level: "layers" gives modules forwards that save less. "blocks" sends each repeated block of the model (a
-            decoder layer) through `fuse`, all blocks of a class as one function, and swaps layers outside of them.
-            "auto" measures what both save on the batch, and takes the better; with `verify=False` it takes blocks. It
-            takes layers where nothing can be verified, where Inductor cannot compile, and where blocks have several
-            widths, as in Swin: each of those would be compiled by itself.
+        where: a pattern for the qualified names of modules to swap, such as `layers.1[0-9].*`, or several patterns.
+        rules: the rules to apply; None for all shipped ones, `swap.RULES`.
+        level: "layers" gives modules forwards that save less. "blocks" fuses each repeated block of the model (a
+            decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
+            "auto" measures what both save on the batch and takes the better one; with `verify=False` it takes blocks.
+            It takes layers if nothing can be verified, if Inductor cannot compile, or if blocks of a class have several
+            widths, as in Swin, since each width would be compiled separately.
         backend: of `fuse`, for blocks.
-        compress: of `fuse`, for level "blocks" alone: "int8", "float8" or "bfloat16".
-        verify: whether each module is compared with its original, on inputs from `batch`, in evaluation mode, so that
-            nothing is dropped; a causal loss in training mode. Then one training step of it must run. It is not swapped
-            if it raises, or if its error is more than twice the larger of the original's error and the dtype's rounding
-            (16 roundings, or 2 in 16 bits, for blocks, and where float64 cannot run).
-        batch: arguments of the model, which runs on it in evaluation mode; its buffers are put back then. A mapping by
-            name, a tuple by position, or one tensor. None makes one from the config of a model of transformers. Sites
-            that no inputs reach are not verified.
+        compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
+        verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
+            evaluation mode, so that nothing is dropped; for a causal loss it is in training mode. Then the module must
+            run forward and backward in training mode. It is not swapped if it raises, or if its error is more than
+            twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
+            16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
+        batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in
+            evaluation and in training mode; its modes and buffers are restored. None makes a batch from the config of a
+            model of transformers. Modules that the model does not call are not verified.
 
     Warns:
         UserWarning: nothing was swapped; the text says why.
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: there is no such level, backend or compression, compression at another level than "blocks", or a
-            model that is swapped already.
+        ValueError: an unknown level, backend or compression; compression at another level than "blocks"; or the model
+            is swapped already.
 
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
@@ -112,27 +114,27 @@ def _check_arguments(model: nn.Module, level: str, backend: str, compress: str |
         raise ValueError(no_such("level", level, _LEVELS))
     if compress is not None and level != "blocks":
         raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
-    fuse(backend=backend, compress=compress)  # knows their names
+    fuse(backend=backend, compress=compress)  # raises for an unknown name
     if any(map(is_swapped, model.modules())):
         raise ValueError("this model is swapped already; call unswap(model) first")
 
 
 def unswap(model: nn.Module) -> int:
-    """Give each swapped module of the model its own class back; return how many there were."""
+    """Restore the original class of each swapped module; return how many there were."""
     unhook_cache(model)
     return sum(unswap_class(module) for module in model.modules())
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The classes that modules get, by qualified name, and the modules that a rule knows and cannot swap."""
+    """The new classes of modules, by qualified name, and the modules that a rule matches but that cannot be swapped."""
 
     level: str
     kinds: dict[str, Any]
     skipped: list[Skipped]
 
     def report(self, *notes: str) -> SwapReport:
-        """Return the report of the plan, not verified."""
+        """Return the report of the plan without verification."""
         sites = tuple(_site(name, kind) for name, kind in self.kinds.items())
         return SwapReport(self.level, sites, tuple(self.skipped), notes=notes)
 
@@ -165,10 +167,10 @@ class _Search:
     compress: str | None
 
     def levels(self, level: str) -> tuple[str, ...]:
-        """The levels to try, the one to take without a comparison first."""
+        """Return the levels to try. The first one is taken with `verify=False`."""
         if level != "auto":
             return (level,)
-        # Stages of several widths share no graph, and compiling each takes longer than a user waits for a default.
+        # Stages of several widths share no graph, and compiling each of them takes too long for a default.
         tries_blocks = share_graphs([block for _, block in self._blocks()]) and _inductor_compiles(self.model)
         return ("blocks", "layers") if tries_blocks else ("layers",)
 
@@ -180,7 +182,7 @@ class _Search:
         skipped: list[Skipped] = []
         for name, module in self._modules():
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
-                continue  # a compiler decides about the inside of a block
+                continue  # the compiler handles the inside of a block
             for rule in self.rules:
                 place = rule.place(module)
                 reason = place if isinstance(place, str) else cannot_swap(module) if place else None
@@ -193,11 +195,11 @@ class _Search:
         return _Plan("blocks" if blocks else "layers", kinds, skipped)
 
     def matches(self) -> bool:
-        """Whether there is a module to look at."""
+        """Return whether a module matches the patterns."""
         return next(self._modules(), None) is not None
 
     def why_nothing(self) -> list[Skipped]:
-        """Why no rule fits the modules that compute something, one of each class."""
+        """Return why no rule fits, for one module of each class that computes something."""
         reasons: dict[type, Skipped] = {}
         for name, module in self._modules():
             computes = any(isinstance(child, nn.Linear) for child in module.children())
@@ -231,7 +233,7 @@ def _inductor_compiles(model: nn.Module) -> bool:
 def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
     """Return the plan that saves most, without the modules that failed verification, and its report.
 
-    Where nothing can be verified it is the last plan: layers, not blocks.
+    If nothing can be verified, return the last plan: layers, not blocks.
     """
     own = batch is None
     batch = made_batch(model) if own else batch
@@ -271,12 +273,13 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
 
 
 def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any) -> tuple[_Plan, SwapReport]:
-    """The plan without the modules that fail, and what was measured. The model stays as it is."""
+    """Return the plan without the modules that fail, and its report with measurements. The model does not change."""
     modules = dict(model.named_modules())
     sites: list[Site] = []
     skipped = list(plan.skipped)
     seen: dict[type, Site | Skipped] = {}
-    # Blocks that share a graph are compared once, with gradients of inputs if one of them has such inputs.
+    # Blocks that share a graph are compared once. If inputs of one of them require gradients, so do
+    # those of the comparison.
     trained = {
         plan.kinds[name]
         for name, call in calls.items()

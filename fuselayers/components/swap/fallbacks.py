@@ -1,4 +1,4 @@
-"""The calls of swapped modules that took the original forward, and why."""
+"""A record of the swapped modules that ran their original forward, and why."""
 
 import weakref
 
@@ -8,17 +8,17 @@ from ..._torch.dispatch import is_compiling
 from ...errors import say_once
 from .report import Skipped
 
-# Beside the modules and not in them: what a module holds is copied, pickled and guarded by Dynamo.
+# Kept outside the modules: Dynamo would guard an attribute of a module, and copies and pickles would include it.
 _reasons: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 
 
 def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
-    """Return the swapped modules of a model that have run their original forward, and why they did so first.
+    """Return the swapped modules of a model that have run their original forward, each with its first reason.
 
-    A swapped layer looks at the modules that it bypasses in each call. Where one of them has become an adapter, a
-    quantised layer, has got a hook or holds a shard, that call is right and not fused. The first such call of a
-    class also warns, with a `FallbackWarning`. Calls of compiled code are not seen: the compiler traces one of the two
-    forwards.
+    In each call a swapped layer checks the modules that it bypasses. If one of them has become an adapter or a
+    quantised layer, or has a hook or a sharded parameter, the call is correct but not fused. The first such call for
+    each class and reason warns, with a `FallbackWarning`. Calls of compiled code are not recorded: the compiler traces
+    one of the two forwards.
 
     >>> import torch, warnings
     >>> from fuselayers.components.swap import swap
@@ -39,7 +39,7 @@ def fallbacks(model: nn.Module) -> tuple[Skipped, ...]:
 
 
 def note(module: nn.Module, reason: str) -> None:
-    """Keep that a call of the module takes the original forward, and warn."""
+    """Record that a call of the module runs the original forward, and warn."""
     if is_compiling():
         return
     _reasons.setdefault(module, reason)
@@ -47,5 +47,5 @@ def note(module: nn.Module, reason: str) -> None:
 
 
 def forget(module: nn.Module) -> None:
-    """Drop what was noted of a module."""
+    """Drop the recorded reason of a module."""
     _reasons.pop(module, None)

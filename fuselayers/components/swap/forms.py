@@ -1,14 +1,14 @@
-"""A forward in a normal form, equal for two that return the same expression once local variables are put in.
+"""Normal forms: equal for two forwards that return the same expression after local variables are substituted.
 
     def forward(self, hidden_states):                         def forward(self, x):
         gate = self.gate_proj(hidden_states)                      return self.down(self.act(self.gate(x)) * self.up(x))
         up = self.up_proj(hidden_states)            ->
         return self.down_proj(self.act_fn(gate) * up)         self._0(self._1(self._2(x0)) * self._3(x0))
 
-Local variables are put in, parameters and attributes are numbered, functions get their full names, annotations and
-docstrings go. The rules compare the normal form of a module's forward with that of a forward that is written in them.
-Only assignments, a return, and an `if` around one assignment are read: a forward that loops, branches or writes in
-place has no normal form.
+Local variables are substituted, parameters and attributes are numbered, functions get their full names, and annotations
+and docstrings are dropped. A rule compares the normal form of a module's forward with that of its own source. Only
+assignments, a return, and an `if` around one assignment are read: a forward that loops, branches in another way or
+writes in place has no normal form.
 """
 
 import ast
@@ -31,10 +31,10 @@ class Form:
 
     Attributes:
         text: the normal form of what it returns.
-        result: the same as a syntax tree, with the own names of attributes and parameters.
+        result: the same as a syntax tree, with the original names of attributes and parameters.
         attributes: the names of the attributes that the text numbers, in the order of their numbers.
         inputs: the names of the parameters that the text numbers, likewise.
-        methods: the names of the methods whose own results stand in the text.
+        methods: the names of the module's methods that are inlined in the text.
     """
 
     text: str
@@ -47,21 +47,21 @@ class Form:
 _WRAPPERS: Final = frozenset(
     {"can_return_tuple.<locals>.wrapper", "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func"}
 )
-"""Decorators of transformers that change neither what is computed nor, for positional arguments, what is taken."""
+"""Decorators of transformers that change neither the result nor, for positional arguments, the parameters."""
 
 
 def form_of(cls: Any) -> Form:
     """Return the normal form of the forward of a class of modules.
 
     Raises:
-        Unreadable: its source is not at hand, or holds what has no normal form.
+        Unreadable: its source cannot be read, or it has no normal form.
     """
     tree, names = _source(cls.forward)
     return _form(tree, names, cls)
 
 
 def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
-    """The syntax tree of a function, and its globals."""
+    """Return the syntax tree of a function, and its globals."""
     while hasattr(forward, "__wrapped__"):
         name = getattr(getattr(forward, "__code__", None), "co_qualname", type(forward).__name__)
         if name not in _WRAPPERS:
@@ -78,7 +78,7 @@ def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
 
 
 def form_of_source(source: str, names: dict[str, Any]) -> Form:
-    """Return the normal form of a written forward; `names` are its globals."""
+    """Return the normal form of a forward given as source; `names` are its globals."""
     tree = ast.parse(textwrap.dedent(source)).body[0]
     assert isinstance(tree, ast.FunctionDef)
     return _form(tree, names, None)
@@ -128,12 +128,12 @@ def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
 
 
 class _Reader(ast.NodeTransformer):
-    """Puts values in place of local variables and of calls of methods, and full names in place of globals."""
+    """Replaces local variables and method calls by their values, and globals by their full names."""
 
     def __init__(self, values: dict[str, ast.expr], names: dict[str, Any], cls: Any) -> None:
         self.values, self.names, self.cls = values, names, cls
         self.methods: list[str] = []
-        self.unread: dict[str, ast.expr] = {}  # calls that were assigned: what nobody reads may be there for its effect
+        self.unread: dict[str, ast.expr] = {}  # assigned calls: one that is not read may have a side effect
 
     def read(self, expression: ast.expr) -> ast.expr:
         read: ast.expr = self.visit(copy.deepcopy(expression))
@@ -157,7 +157,7 @@ class _Reader(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         value = self.unread.get(node.id)
-        if value is not None:  # of a tuple one part is enough
+        if value is not None:  # reading one part of a tuple is enough
             self.unread = {name: other for name, other in self.unread.items() if other is not value}
         return self.values[node.id] if node.id in self.values else self._global(node, node.id)
 
@@ -201,13 +201,13 @@ class _Reader(ast.NodeTransformer):
         full = getattr(value, "__qualname__", None)
         if full is None:
             return ast.Name(repr(value), ast.Load())
-        if not hasattr(value, "__module__"):  # a method of Tensor, for one
+        if not hasattr(value, "__module__"):  # such as a method of Tensor
             raise Unreadable(f"its forward names {path}, whose module is not known")
         return ast.Name(f"{value.__module__}.{full}", ast.Load())
 
 
 def _path(node: ast.expr) -> str | None:
-    """The dotted name that an expression is; None for another expression."""
+    """Return the dotted name of an expression, or None if it is not a dotted name."""
     if isinstance(node, ast.Name):
         return node.id
     if not isinstance(node, ast.Attribute):
@@ -220,7 +220,7 @@ def _numbered(result: ast.expr, methods: tuple[str, ...]) -> Form:
     numbered = copy.deepcopy(result)
     attributes: dict[str, str] = {}
     inputs: dict[str, str] = {}
-    # One node may stand in several places.
+    # One node may occur several times.
     for node in {id(node): node for node in _names(numbered)}.values():
         if isinstance(node, ast.Attribute):
             node.attr = attributes.setdefault(node.attr, f"_{len(attributes)}")
@@ -231,7 +231,7 @@ def _numbered(result: ast.expr, methods: tuple[str, ...]) -> Form:
 
 
 def _names(node: ast.AST) -> Iterator[ast.Attribute | ast.Name]:
-    """Each `self.name` and each parameter in an expression, in the order of the text."""
+    """Yield each `self.name` and each parameter in an expression, in the order of the text."""
     match node:
         case ast.Attribute(value=ast.Name(id="self")):
             yield node

@@ -1,4 +1,4 @@
-"""A module whose class is a subclass with a rule's forward, and the way back."""
+"""Replace a module's class by a subclass with a rule's forward, and restore it."""
 
 import functools
 import inspect
@@ -24,7 +24,7 @@ def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
 
 @functools.cache
 def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place) -> type:
-    """The class as long as the module's class has this forward: a patch may give it another one."""
+    """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
     take = _taking(own, place.inputs or ())
 
     @functools.wraps(own)
@@ -36,7 +36,7 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
         inputs = take(args, kwargs)
-        if inputs is None:  # most often the caller's mistake: then the own forward raises
+        if inputs is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
             note(self, "its arguments are not read")
             return result
@@ -49,9 +49,10 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
 def _taking(
     forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]
 ) -> Callable[[Any, Any], dict[str, Any] | None]:
-    """Return a function that takes the inputs out of the arguments of a call, by the rule's names.
+    """Return a function that reads the rule's inputs, by the rule's names, from the arguments of a call.
 
-    It returns None for arguments that the forward does not take. Dynamo cannot trace `bind` of `inspect.Signature`.
+    It returns None if the forward does not accept the arguments. `bind` of `inspect.Signature` is not used,
+    since Dynamo cannot trace it.
     """
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     others = [parameters.pop().name] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
@@ -75,25 +76,26 @@ def _taking(
 
 
 def own_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call the forward that a swapped module had before."""
-    # After `unswap` another wrapper, such as one of Accelerate, may still call the forward of the swapped class.
+    """Call the original forward of a swapped module."""
+    # After `unswap`, a wrapper such as Accelerate's may still call the forward of the swapped class.
     kind: Any = getattr(type(module), "swapped_from", type(module))
     return kind.forward(module, *args, **kwargs)
 
 
 def is_swapped(module: nn.Module) -> bool:
-    """Return whether a module has a class that `swap` made."""
+    """Return whether `swap` made the module's class."""
     return hasattr(type(module), "swapped_from")
 
 
 def cannot_swap(module: nn.Module) -> str | None:
-    """Return why the module's class cannot be derived from; None where it can."""
+    """Return why a subclass cannot replace the module's class, or None if it can."""
     kind: Any = type(module)
     if "forward" in module.__dict__:
         return "it has a forward of its own"
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return "its class pickles itself"
-    # Making a subclass may have an effect, such as an entry in a registry; that of transformers has none.
+    # Creating a subclass may have a side effect, such as an entry in a registry. `__init_subclass__` of
+    # transformers has none.
     if type(kind) not in (type, ABCMeta):
         return f"its class is a {type(kind).__name__}"
     owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
@@ -103,12 +105,12 @@ def cannot_swap(module: nn.Module) -> str | None:
 
 
 def unswap_class(module: nn.Module) -> bool:
-    """Give a module its own class back; return whether it had another one."""
+    """Restore the original class of a module; return whether it was swapped."""
     if not is_swapped(module):
         return False
     kind: Any = type(module)
     module.__class__ = _original(kind)
-    # Accelerate leaves a forward that it found in the class in the module itself.
+    # Accelerate stores the class's forward in the module itself.
     held = getattr(module.__dict__.get("forward"), "__func__", None)
     ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
     if held in ours and held not in own:
@@ -118,7 +120,7 @@ def unswap_class(module: nn.Module) -> bool:
 
 
 def _inside(forward: Any) -> Iterator[Any]:
-    """A function, and what its decorators were put around, from the outside in."""
+    """Yield a function, then each function that it wraps, from the outside in."""
     while forward is not None:
         yield forward
         forward = getattr(forward, "__wrapped__", None)
@@ -126,7 +128,7 @@ def _inside(forward: Any) -> Iterator[Any]:
 
 @functools.cache
 def _original(kind: Any) -> type:
-    """The class before `swap`. FSDP and parametrizations derive classes, then that of `swap` is among their bases."""
+    """Return the class before `swap`. FSDP and parametrizations make subclasses, so the swapped class may be a base."""
     if "swapped_from" in vars(kind):
         own: type = kind.swapped_from
         return own
@@ -137,9 +139,9 @@ def _original(kind: Any) -> type:
 
 
 def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key: Any) -> type:
-    """Return a subclass of the same name: wrap policies and `_no_split_modules` go by names.
+    """Return a subclass with the same name, since wrap policies and `_no_split_modules` match names.
 
-    Its modules are pickled with what makes the class: `make` and its arguments.
+    Its modules are pickled with `make` and its arguments, which create the class again.
     """
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
     ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
@@ -157,7 +159,7 @@ def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
 
 
 def _unswapped(module: nn.Module) -> nn.Module:
-    """Return a twin with the module's own class, which `torch.jit.script` compiles in its place."""
+    """Return a module with the original class and the same attributes. `torch.jit.script` compiles it instead."""
     twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
     twin.__dict__.update(module.__dict__)
     return twin

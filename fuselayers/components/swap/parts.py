@@ -1,4 +1,4 @@
-"""The tests of a rule's parts: what a call of the module bypasses."""
+"""Tests of a rule's parts, the attributes whose own calls the rule's forward bypasses."""
 
 import numbers
 from collections.abc import Hashable
@@ -16,12 +16,12 @@ def original_type(value: Any) -> type:
     """Return the type that a value had before it was swapped."""
     kind = type(value)
     original: type | None = getattr(kind, "swapped_from", None)
-    # A subclass of a swapped class, as FSDP makes one, is another type.
+    # A subclass of a swapped class, such as FSDP's, is another type.
     return original if original is not None and kind.__bases__ == (original,) else kind
 
 
 def is_plain(module: Any) -> bool:
-    """Return whether calling a module does no more than its class says."""
+    """Return whether calling a module runs the forward of its class and nothing else."""
     if not isinstance(module, nn.Module) or has_hooks(module):
         return False
     if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):
@@ -35,7 +35,7 @@ _LINEAR_OF_OTHERS: Final = frozenset(
 
 
 def is_linear(value: Any) -> bool:
-    """`nn.Linear`, or one of transformers, such as `Conv1D`, whose weight is transposed, with plain parameters."""
+    """`nn.Linear`, or a linear layer of transformers such as `Conv1D`, with plain parameters."""
     kind = original_type(value)
     if kind is not nn.Linear and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
         return False
@@ -43,10 +43,10 @@ def is_linear(value: Any) -> bool:
 
 
 def is_parameter(value: Any) -> bool:
-    """A parameter in one piece: no shard of one, and no quantised one.
+    """A whole floating-point parameter, neither sharded nor quantised.
 
-    In a call it may be a plain tensor: FSDP of the first version and `torch.func.functional_call` put one there. That
-    of a model without memory may be a fake one.
+    During a call it may be a plain tensor, which FSDP1 and `torch.func.functional_call` put there. In a model without
+    memory it may be a fake tensor.
     """
     return type(value) in (nn.Parameter, Tensor, FakeTensor) and value.is_floating_point()
 
@@ -81,9 +81,9 @@ _OF_OTHERS: Final = frozenset({"transformers.activations", "timm.layers.activati
 
 
 def is_activation(value: Any) -> bool:
-    """A function of torch that gives the same values each time, or such a module of torch, transformers or timm.
+    """A deterministic function of torch, or such a module of torch, transformers or timm.
 
-    Backward calls it again, so it has no parameters and is not in place.
+    Backward calls it again, so it must have no parameters and must not be in place.
     """
     if not isinstance(value, nn.Module):
         return isinstance(value, Hashable) and value in _ACTIVATIONS
@@ -111,7 +111,7 @@ def is_identity(value: Any) -> bool:
 
 
 def why_not(module: nn.Module, name: str) -> str:
-    """Return why a call of the module may not bypass an attribute of it, which fails a test."""
+    """Return why a call may not bypass an attribute that failed its test."""
     try:
         value: Any = getattr(module, name)
     except AttributeError:

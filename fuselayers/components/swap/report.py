@@ -17,13 +17,13 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rule: the rule that fits it; "block" for a whole block.
-        backend: a block's is the one that served its graphs, or before any is compiled the one that was asked for. A
-            layer's is the one that ran this library's ops in the verification, each of which chooses by device, size
-            and dtype: "triton" and "cpp" for kernels, "eager" for plain torch alone; "auto" where it was not verified.
-        error: the largest error of results and gradients against float64, in units of the tensor's largest value; None
-            where it was not verified.
-        error_before: the same of the original module.
-        saved_before: bytes that it kept for backward, on the inputs of the verification; None as above.
+        backend: for a block, the backend that served its graphs, or the requested one before any is compiled. For a
+            layer, the code that ran this library's ops in the verification: "triton" and "cpp" for kernels, "eager" for
+            plain torch only, "auto" if it was not verified. Each op chooses by device, size and dtype.
+        error: the largest error of results, in units of the largest result, or of gradients, in units of the largest
+            gradient. The reference is float64, or the original where float64 cannot run. None if it was not verified.
+        error_before: the same for the original module.
+        saved_before: bytes that it kept for backward, on the inputs of the verification; None if it was not verified.
         saved_after: bytes that it keeps now.
     """
 
@@ -39,7 +39,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Skipped:
-    """One module that was not swapped, swapped back, or runs its original forward, and why."""
+    """One module that was not swapped, or that runs its original forward, and why."""
 
     name: str
     kind: str
@@ -52,14 +52,15 @@ class SwapReport:
 
     Attributes:
         level: "layers" or "blocks".
-        sites: the modules that were swapped. One may be inside of another.
-        skipped: those that stayed as they were: a rule matched, or nothing was found in the whole model.
-        saved_before: bytes that one call of the whole model kept alive for backward, in training mode; None where it
-            was not verified, or does not run so on the batch.
+        sites: the modules that were swapped. One may be inside another.
+        skipped: the modules that a rule matched but that were not swapped. If nothing was swapped, also one module of
+            each class that no rule fits.
+        saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
+            does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
-        held_after: those of them that hooks on saved tensors cannot free, as gradient checkpointing and offloading do.
-        notes: what else to know: how the model is called from now on, why nothing was verified, what the other level
-            saves.
+        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
+            free.
+        notes: how the model is called from now on, why nothing was verified, what the other level saves.
     """
 
     level: str
@@ -71,10 +72,10 @@ class SwapReport:
     notes: tuple[str, ...] = ()
 
     def require(self, rule: str, *, at_least: int = 1) -> None:
-        """Raise unless a rule was found so often: for a script that relies on it.
+        """Raise unless a rule was found at least `at_least` times. It is for scripts that rely on the rule.
 
         Raises:
-            ValueError: it was found less often; the text says what was found, and what was skipped.
+            ValueError: it was found less often; the text lists the rules found and the modules skipped.
         """
         count = sum(site.rule == rule for site in self.sites)
         if count < at_least:
@@ -86,18 +87,18 @@ class SwapReport:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return the report as plain values, for JSON."""
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """One row for all sites of a class with the same rule."""
+        """Return one row for all sites with the same class, rule and backend."""
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
             groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
         return [_row(*group, sites) for group, sites in groups.items()]
 
     def _skipped_lines(self) -> list[str]:
-        """One line for all modules of a class with the same reason."""
+        """Return one line for all modules of a class with the same reason."""
         groups: dict[tuple[str, str], list[str]] = {}
         for skipped in self.skipped:
             groups.setdefault((skipped.kind, skipped.reason), []).append(skipped.name)
@@ -108,7 +109,7 @@ class SwapReport:
         return lines
 
     def _saved_lines(self) -> list[str]:
-        """The bytes that a training call keeps, where they were measured."""
+        """Return the bytes that a training call keeps, if they were measured."""
         if not self.saved_before or self.saved_after is None:
             return []
         before, after = readable_bytes(self.saved_before), readable_bytes(self.saved_after)
@@ -150,7 +151,7 @@ def _row(kind: str, rule: str, backend: str, sites: list[Site]) -> tuple[str, ..
 
 
 def _ratio(before: list[Any], after: list[Any]) -> str:
-    """New to old, of all sites that were measured."""
+    """Return the new bytes as a share of the old ones, over all sites that were measured."""
     pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
     total = sum(old for old, _ in pairs)
     return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
@@ -161,7 +162,7 @@ def _width() -> int:
 
 
 def _wrapped(lines: list[str]) -> list[str]:
-    """The lines, no longer than the terminal is wide."""
+    """Return the lines, wrapped to the width of the terminal."""
     width = _width()
     return [
         part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)

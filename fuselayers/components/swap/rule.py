@@ -1,4 +1,4 @@
-"""The rules of `swap`: a kind of module, and the forward that it gets."""
+"""The rules of `swap`: each matches a kind of module and replaces its forward."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ Test = Callable[[Any], bool]
 """A test of an attribute."""
 
 _NAMES: Final = {"math": math, "torch": torch, "F": F, "nn": nn}
-"""The globals of a written forward."""
+"""The globals of forwards that a rule gives as source."""
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Place:
     """How a rule fits the modules of a class.
 
     Attributes:
-        inputs: the rule's name of each input, and the name of that parameter of the module's forward; None where the
-            rule's forward is called as the module's.
-        parts: the rule's name of each part, and the module's name of that attribute.
-        names: of an `nn.Sequential` the names of its modules.
-        methods: methods of the module that the rule's forward computes too.
+        inputs: pairs of the rule's name of an input and the forward's parameter; None if the rule's forward takes the
+            same arguments as the module's.
+        parts: pairs of the rule's name of a part and the module's attribute.
+        names: the names of the modules of an `nn.Sequential`.
+        methods: the module's methods whose results the rule's forward computes too.
     """
 
     inputs: tuple[tuple[str, str], ...] | None = None
@@ -40,17 +40,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Rule:
-    """A kind of module, a test when the rule fits it, and the forward that it gets.
+    """A kind of module, tests that it must pass, and its new forward.
 
     Attributes:
-        name: what the report calls it.
-        of: a class, for modules of exactly this class (`nn.Module` for any); or forwards, as source, for modules whose
-            own forward has the normal form of one of them (see `forms`). The attributes that it names are its parts.
-        forward: called with the module, and with inputs and parts by the names that the written forward has for them.
-            With a class as `of` it is called as the module's own forward.
-        parts: a test of each part. Called when the model is swapped, and again in each call of the forward: where one
-            is False, the module's own forward runs.
-        fits: a test of the module, called when the model is swapped; None for any.
+        name: its name in the report.
+        of: a class, which matches modules of exactly this class (`nn.Module` matches any); or the source of forwards,
+            which matches modules whose forward has the same normal form (see `forms`). The attributes in the source are
+            the rule's parts.
+        forward: called with the module, and with inputs and parts by their names in the source. If `of` is a class, it
+            takes the same arguments as the module's own forward.
+        parts: a test for each part. The tests run when the model is swapped and again in each call. If one returns
+            False in a call, the module's own forward runs.
+        fits: a test of the module, run when the model is swapped; None accepts any module.
 
     >>> def doubled(self, *, x):
     ...     return 2 * x
@@ -68,12 +69,12 @@ class Rule:
 
     @cached_property
     def _forms(self) -> tuple[Form, ...]:
-        """The written forwards, read."""
+        """The normal forms of the forwards in `of`."""
         written = () if isinstance(self.of, type) else self.of
         return tuple(form_of_source(source, _NAMES) for source in written)
 
     def place(self, module: nn.Module) -> Place | str | None:
-        """Return how the rule fits a module; why it does not, if its forward is the rule's; or None."""
+        """Return how the rule fits a module, why not if only its parts do not fit, or None if it does not match."""
         places = self._places(module)
         if not places or (self.fits is not None and not self.fits(module)):
             return None
@@ -81,12 +82,12 @@ class Rule:
         free = [place for place, obstacle in obstacles.items() if obstacle is None]
         if free:
             return free[0]
-        # Another plain layer of torch there is another computation, and no obstacle.
+        # A plain torch layer of another kind means another computation: the rule does not match, without a reason.
         near = (place for place in places if not any(self._is_another(module, *part) for part in place.parts))
         return next((obstacles[place] for place in near), None)
 
     def _places(self, module: nn.Module) -> list[Place]:
-        """The ways that the rule's forwards are the module's. Two of them may differ in the parts alone."""
+        """Return each way that a forward of the rule matches the module's. Two ways may differ only in the parts."""
         if isinstance(self.of, type):
             is_of_class = self.of in (original_type(module), nn.Module)
             return [Place(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
@@ -113,7 +114,7 @@ class Rule:
         return test is not None and of_torch and is_plain(value) and not test(value)
 
     def obstacle(self, module: nn.Module, place: Place) -> str | None:
-        """Return why a call of the module may not take the rule's forward; None where it may."""
+        """Return why a call of the module may not use the rule's forward, or None if it may."""
         if place.names and tuple(module._modules) != place.names:
             return "its modules have changed"
         if any(name in module.__dict__ for name in place.methods):
@@ -127,7 +128,7 @@ class Rule:
 
 @cache
 def _form_of(cls: Any, forward: Any) -> Form:
-    """The form of a class as long as it has this forward: a patch may give it another one."""
+    """Return the normal form of a class. The forward is part of the cache key, since a patch may replace it."""
     return form_of(cls)
 
 

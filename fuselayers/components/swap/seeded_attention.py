@@ -4,9 +4,10 @@
     k, v   [..., S, D]
     mask   broadcast to [..., T, S], boolean or added; or None
 
-torch has a fused kernel there for attention without dropout alone. With it, torch saves the weights, a mask and the
-product: three tensors of [..., T, S]. Here q, k, v and a seed are saved, and backward makes the weights again.
-It is one registered op under a compiler too, which would merge the weights of forward and backward, and save them.
+On a CPU, torch's fused kernel supports attention only without dropout. With dropout, torch saves the weights, a mask
+and the product: three tensors of [..., T, S]. Here q, k, v and a seed are saved, and backward recomputes the weights.
+It is one registered op under a compiler too: otherwise the compiler would merge the weights of forward and backward,
+and save them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
 
 class SeededDropout(TorchFunctionMode):
-    """Computes `F.scaled_dot_product_attention` as this file does, where it drops weights on a CPU."""
+    """Runs `seeded_attention` for each `F.scaled_dot_product_attention` that drops weights on a CPU."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -48,7 +49,7 @@ class Attention(NamedTuple):
     enable_gqa: bool = False
 
     def drops_here(self) -> bool:
-        """Return whether `seeded_attention` takes it."""
+        """Return whether `seeded_attention` supports the call."""
         q, k, v, mask = self[:4]
         plain = all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (q, k, v))
         alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not self.enable_gqa
@@ -62,7 +63,7 @@ class Attention(NamedTuple):
 
 
 def seeded_attention(call: Attention) -> Tensor:
-    """Attention with a mask that a seed makes."""
+    """Return attention with a dropout mask that is generated from a seed."""
     scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
     out: Tensor = _attention(*call[:4], ops.draw_seed(), call.dropout_p, call.is_causal, scale)
     return out
@@ -131,5 +132,5 @@ def _weights(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: 
         return scores.softmax(-1)
     empty = ~mask if mask.dtype == torch.bool else mask == float("-inf")
     scores = scores.masked_fill(empty, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    nothing = empty.all(-1, keepdim=True)  # a row that attends to nothing is 0, as torch has it
+    nothing = empty.all(-1, keepdim=True)  # a row that attends to nothing is 0, as in torch
     return scores.masked_fill(nothing, 0.0).softmax(-1).masked_fill(nothing, 0.0)

@@ -20,27 +20,27 @@ from .report import Site, Skipped
 from .rules import attention, loss
 
 _ALLOWED: Final = 2.0
-"""How many times the original's error, or the dtype's own, a swapped module may have."""
+"""The largest allowed ratio of a swapped module's error to that of the original, or to the dtype's rounding."""
 
 _ROUNDINGS: Final = 16
-"""The error in units of the dtype's rounding that counts as the original's own where it cannot run in float64, and for
-blocks. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512 rows, 7.0 at
-2048 and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
+"""The error, in units of the dtype's rounding, that the original is assumed to have at least, for blocks and where it
+cannot run in float64. Compiled code sums a bias's gradient over all rows one by one: its error is 3.4 roundings at 512
+rows, 7.0 at 2048 and 21 at 8192, and eager's is 1.3 at each (a GPT-2 block of 64, float32, AMD EPYC)."""
 
 _ROUNDINGS_OF_16_BITS: Final = 2
-"""The same in float16 and bfloat16, whose last place is 0.1 and 0.8 % of a value: sums are in float32."""
+"""The same in float16 and bfloat16, whose rounding is 0.1 and 0.8 % of a value. Their sums are in float32."""
 
 _COMPRESSED: Final = 0.05
-"""The same for gradients of blocks whose saved values are compressed: those of few tokens in float8 are wrong by so
-much."""
+"""The relative error that gradients are assumed to have at least if a block's saved values are compressed. Gradients of
+few tokens in float8 have it."""
 
 
 def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
     """Run the model once, in evaluation mode, and return each module's first arguments by name.
 
     Args:
-        model: its modes and torch's random state stay as they are.
-        names: qualified names of modules of it; those that the model does not call are missing in the result.
+        model: its modes and torch's random state do not change.
+        names: qualified names of its modules. Modules that the model does not call are missing in the result.
         batch: the model's arguments: a mapping by name, a tuple by position, or one tensor.
     """
     calls: dict[str, Call] = {}
@@ -56,9 +56,9 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
     modules = dict(model.named_modules())
     hooks = [modules[name].register_forward_pre_hook(keeper(name), with_kwargs=True) for name in names]
     try:
-        # With gradients: an input is a leaf of a comparison if backward comes to it in the model.
+        # With gradients enabled: a comparison needs the gradients of the inputs that backward reaches in the model.
         with torch.enable_grad(), _as_it_was(model):
-            for module in model.modules():  # an exported one has no eval()
+            for module in model.modules():  # an exported module has no eval()
                 module.training = False
             args, kwargs = as_call(batch)
             model(*args, **kwargs)
@@ -70,10 +70,10 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
 
 @contextlib.contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Put the model's modes and buffers, and torch's random state, back at the end."""
+    """Restore the model's modes and buffers, and torch's random state, at the end."""
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    # Forward may assign others. A scripted module has no dictionary.
+    # Forward may assign other buffers. A scripted module holds them in another type.
     named = [(own, dict(own)) for module in model.modules() if isinstance(own := module._buffers, dict)]
     try:
         with forked_rng():
@@ -90,39 +90,39 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
 
 
 def _copies(values: Any) -> Any:
-    """Copies of the values of a call: a module may write into them."""
+    """Return copies of the values of a call, since a module may write into them."""
     return tree_map(_copied, values, is_leaf=is_cache)
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
-    # A second call would find the first one's keys and values in a cache.
+    # A second call would read the first call's keys and values from a cache.
     return None if is_cache(value) else copy.deepcopy(value)
 
 
 def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skipped:
-    """Compare the module with what it will be as a `kind`: results and gradients, and run a training step of it.
+    """Compare results and gradients of the module with those of its new class, `kind`, and run a training step.
 
-    The comparison is in evaluation mode, in which nothing is dropped, and a copy in float64 says what is right; where
-    that cannot run, the original does. The module stays as it is. Returns the site with what was measured, or why it
-    must not be swapped.
+    The comparison is in evaluation mode, in which nothing is dropped. The reference is a copy in float64, or the
+    original where that cannot run. The module does not change. Returns the site with the measurements, or the reason
+    not to swap it.
     """
-    is_loss = kind.rule == loss.NAME  # of the whole model, which has no room for a copy in float64
+    is_loss = kind.rule == loss.NAME  # the module is the whole model, too large for a copy in float64
     try:
         original, swapped = (_sharing_parameters(module).eval() for _ in range(2))
         wide = None if is_loss else copy.deepcopy(module).eval()
-    except Exception:  # a module may hold what cannot be copied
+    except Exception:  # a module may hold an object that cannot be copied
         return site
     for inner in () if wide is None else wide.modules():
         unswap_class(inner)
     if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
-    original.training = swapped.training = is_loss  # a loss without logits is for training alone
+    original.training = swapped.training = is_loss  # logits are left out only in training
     try:
         before = _run(original, call)
-    except Exception:  # its own, on these inputs
+    except Exception:  # the original fails on these inputs
         return site
     try:
         after = _run(swapped, call)
@@ -156,22 +156,22 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     except Exception as problem:
         return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
-    # What Dynamo was told not to compile, nothing serves.
+    # A function that Dynamo was told not to compile has no backend.
     backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
     return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
 
 
 def _sharing_parameters(module: nn.Module) -> nn.Module:
-    """Return a copy of a module with the same parameters: a comparison does not change them."""
+    """Return a copy of a module with the same parameters, which a comparison does not change."""
     return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
 _PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
-"""Ops that formulas call too."""
+"""Ops that plain formulas call too."""
 
 
 def _backend(seen: set[tuple[str, str, bool]]) -> str:
-    """Name the kind of code that ran the ops `SeeOps` saw. On a GPU every op of its own calls kernels."""
+    """Return the kind of code that ran the ops that `SeeOps` saw. On a GPU every other op calls kernels."""
     if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
         return "triton"
     return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
@@ -182,7 +182,7 @@ def _double(value: Any) -> Any:
 
 
 def with_gradients(call: Call) -> Call:
-    """Return the call with gradients for all floating inputs, if it has none."""
+    """Return the call with all floating inputs requiring gradients, if none does."""
     if any(tensor.requires_grad for tensor in tensors_of(call)):
         return call
     learning: Call = tree_map(_leaf, _copies(call))
@@ -194,7 +194,7 @@ def _leaf(value: Any) -> Any:
 
 
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
-    """The results of a call, and the gradients."""
+    """Return the results of a call, and the gradients."""
     leaves = _copies(call)
     inputs = [tensor for tensor in tensors_of(leaves) if tensor.requires_grad]
     with torch.enable_grad(), forked_rng():
@@ -214,9 +214,9 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _errors(values: tuple[list[Tensor], list[Tensor]], truth: tuple[list[Tensor], list[Tensor]]) -> list[float]:
-    """The largest error of the results in units of the largest result, and of the gradients likewise.
+    """Return the largest error of the results in units of the largest result, and the same for the gradients.
 
-    A tensor's own largest value would not do: a gradient may be zero but for rounding, as that of a key's bias is.
+    The unit is not each tensor's own largest value, since a gradient may be only rounding, as that of a key's bias is.
     """
     return [_error_of(computed, right) for computed, right in zip(values, truth, strict=True)]
 
@@ -235,26 +235,29 @@ def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
 
 
 def _from_leaves(leaves: Any) -> Any:
-    # A forward may write into what it gets, but nothing may write into a leaf.
+    # A forward may write into its inputs, but autograd allows no write into a leaf.
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
 
 
 def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
-    """Return what a call of the model saves in training mode; None if it does not run so on this batch.
+    """Return what a call of the model saves in training mode; None if it does not run in that mode on this batch.
 
-    Its modules, its buffers and torch's random state stay as they are.
+    The modes, the buffers and torch's random state are restored.
     """
     args, kwargs = as_call(batch)
     with torch.enable_grad(), _as_it_was(model):
         try:
             model.train()
             return saved_and_held(lambda: model(*args, **kwargs), exempt=(*model.parameters(), *model.buffers()))
-        except Exception:  # its own, such as one that wants labels
+        except Exception:  # the model's own error, such as for missing labels
             return None
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    """Return the bytes that autograd's hooks see. A search for other living storages takes a second: per model only."""
+    """Return the bytes that hooks on saved tensors see.
+
+    `saved_by_model` also searches for other live storages. That takes a second, too long for each module.
+    """
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), forked_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

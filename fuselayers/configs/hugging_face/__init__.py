@@ -1,4 +1,4 @@
-"""Models of Hugging Face: their weights' names and their config.json. One file is one family."""
+"""Models of Hugging Face: the names of their weights, and their config.json. One file per family."""
 
 from .config import READERS as READERS
 from .config import config_of as config_of

@@ -26,7 +26,7 @@ FAMILY: Final = Family(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    # The heads of another task, and the numbers 0, 1, 2, ...
+    # The heads of other tasks, and the position indices 0, 1, 2, ...
     skipped=(r"bert\.pooler\..*", r"cls\.seq_relationship\..*", r"bert\.embeddings\.position_ids"),
     older=((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias")),
 )
@@ -36,7 +36,7 @@ def read(fields: Fields) -> dict[str, Any]:
     fields.require("position_embedding_type", "absolute")
     fields.require("is_decoder", False)
     fields.require("add_cross_attention", False)
-    fields.require("hidden_act", "gelu")  # of the head too, which has no option for it
+    fields.require("hidden_act", "gelu")  # also for the head, which has no option for it
     config = shared(fields, tied=True, context_length=512)
     config["model"] |= {
         "num_segments": fields.get("type_vocab_size", 2),

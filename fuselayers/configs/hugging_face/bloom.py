@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi in place of positions, and a norm of the embeddings."""
+"""BLOOM: ALiBi instead of position embeddings, and a norm after the token embeddings."""
 
 from typing import Any, Final
 

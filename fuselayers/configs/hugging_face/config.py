@@ -1,7 +1,7 @@
-"""config_of -- the config.json of a Hugging Face checkpoint as a config of ours.
+"""config_of -- translates the config.json of a Hugging Face checkpoint into a config of this library.
 
 Each reader starts from a shipped model of its family, and sets every size and option that config.json decides. The
-readers were compared with `transformers` 5.20 to 5.24; a test asks for every field that its configs hold.
+readers were compared with `transformers` 5.20 to 5.24. A test covers every field that its configs hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ from typing import Any, Final
 from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit
 from .fields import Fields, translated
 
-# model_type -> a shipped model of its architecture, the family of its weights, and its reader.
+# model_type -> a shipped model of the architecture, the family of the weights, and the reader.
 READERS: Final[dict[str, tuple[str, str, Callable[[Fields], dict[str, Any]]]]] = {
     "gpt2": ("gpt2_small", "gpt2", gpt2.read),
     "bert": ("bert_base", "bert", bert.read),
@@ -30,10 +30,10 @@ READERS: Final[dict[str, tuple[str, str, Callable[[Fields], dict[str, Any]]]]] =
 
 
 def config_of(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the family of the weights and the config, as `compose` takes it, of the model of a config.json.
+    """Return the family of the weights and the config for `compose`, for the content of a config.json.
 
     Raises:
-        ValueError: an unknown model_type; or a field is missing, or asks for what this library does not have.
+        ValueError: the model_type is unknown; a field is missing; or a field has a value that is not supported.
     """
     base, family, reader = translated(READERS, content.get("model_type"), called="model_type (of config.json)")
     if content.get("quantization_config") is not None:

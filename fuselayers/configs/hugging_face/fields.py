@@ -1,7 +1,7 @@
 """The fields of a config.json, each read through a check.
 
-A field that may be missing has the default of `transformers`. A field that asks for what the library does not have is
-an error: a model that differs in one option would load, and compute something else.
+A missing field gets the default of `transformers`. A value that this library does not support raises an error.
+Otherwise a model that differs in one option would load, and compute something else.
 """
 
 from collections.abc import Mapping
@@ -43,16 +43,16 @@ class Fields:
         return next((name for name in names if self._content.get(name) is not None), names[-1])
 
     def checked(self, name: str, kind: type, *, default: Any = _REQUIRED, **bounds: float) -> Any:
-        """Return a field of a type, and within the bounds of a `Range` where it is a number."""
+        """Return a field that must have this type and, if it is a number, lie within the bounds of a `Range`."""
         option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(**bounds))
         return checked_option(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
-        """Return a field for which null has a meaning of its own."""
+        """Return a field, or its default if it is missing. Null is a value of its own."""
         return self._content.get(name, default)
 
     def require(self, name: str, value: Any) -> None:
-        """Raise ValueError if a field differs from its default, the only value that can be built here."""
+        """Raise ValueError if a field differs from `value`, its default and the only value that is supported."""
         content = self.get(name, value)
         if content != value:
             raise ValueError(f"config.json has {name} = {shown(content)}; this library has only {shown(value)}")
@@ -98,8 +98,8 @@ def grouped_heads(fields: Fields) -> dict[str, Any]:
 
 
 def translated(table: Mapping[str, Any], name: Any, *, called: str) -> Any:
-    """Return the entry of a name; an unknown name is an error."""
-    # A list, since any value of JSON may come, also one that is not hashable.
+    """Return the entry of a name; raise ValueError for an unknown name."""
+    # A list, since the name may be any JSON value, also one that is not hashable.
     if name not in list(table):
         raise ValueError(no_such(called, name, table))
     return table[name]

@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides of a sublayer, windows in some layers, soft caps."""
+"""Gemma 2: norms on both sides of each sublayer, attention windows in some layers, soft caps."""
 
 from typing import Any, Final
 

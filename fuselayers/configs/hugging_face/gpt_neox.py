@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: attention and feedforward side by side, each behind its own norm; part of a head rotates."""
+"""GPT-NeoX and Pythia: attention and feedforward in parallel, each after its own norm; part of each head rotates."""
 
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ FAMILY: Final = Family(
         Key("lm_head.weight", "head.weight"),
     ),
     repeated={"lm_head.weight": "gpt_neox.embed_in.weight"},
-    # Causal masks and the speeds of rotary positions, which older versions stored.
+    # Causal masks and the frequencies of rotary positions, which older versions stored.
     skipped=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     older=((r"^embed_out\.", "lm_head."),),
 )

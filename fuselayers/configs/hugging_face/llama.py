@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2, Qwen2.5 and Qwen3, whose weights have the same names, and what they share with others."""
+"""Llama, Mistral, Qwen2, Qwen2.5 and Qwen3, whose weights have the same names, and code that other families share."""
 
 from typing import Any, Final
 
@@ -26,14 +26,14 @@ FAMILY: Final = Family(
         *LAYER,
         *SECOND_NORM,
         *GATED,
-        # Of Qwen2.
+        # Only in Qwen2.
         *(Key(f"model.layers.{{}}.self_attn.{part}_proj.bias", "blocks.{}.attention.qkv.bias") for part in "qkv"),
-        # Of Qwen3.
+        # Only in Qwen3.
         Key("model.layers.{}.self_attn.q_norm.weight", "blocks.{}.attention.q_norm.weight"),
         Key("model.layers.{}.self_attn.k_norm.weight", "blocks.{}.attention.k_norm.weight"),
     ),
     repeated=REPEATED,
-    # The speeds of rotary positions, which older versions stored.
+    # The frequencies of rotary positions, which older versions stored.
     skipped=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
 

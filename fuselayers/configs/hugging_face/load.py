@@ -1,4 +1,4 @@
-"""load_hugging_face -- copies the weights of a `transformers` model into one of ours."""
+"""load_hugging_face -- copies the weights of a `transformers` model into a model of this library."""
 
 import re
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ FAMILIES: Final[dict[str, Family]] = {
 def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
     """Copy the weights of a `transformers` model into a model of the same architecture that was built here.
 
-    `from_pretrained` builds the model too.
+    `from_pretrained` also builds the model.
 
     Args:
-        model: a model of `fuselayers.build` with the sizes of theirs: "gpt2_small", "llama3_8b", ...
-        state_dict: of their model, or of a file. It is not changed, and no second copy of it is made: only tensors that
-            are stacked or reordered are copied first.
+        model: a model of `fuselayers.build` with the same sizes as theirs: "gpt2_small", "llama3_8b", ...
+        state_dict: the state_dict of their model, or the tensors of a file. It is not changed. Only tensors that are
+            stacked or reordered are copied first.
         family: a name in `FAMILIES`.
 
     Raises:
-        ValueError: there is no such family; a tensor of either is on the meta device; a weight of the model is missing
-            in the state_dict, or has another shape there; a tensor of the state_dict belongs to no weight of the model;
-            or two of its tensors differ that are one weight here. Nothing is copied then.
+        ValueError: there is no such family; a tensor of the model or the state_dict is on the meta device; a weight of
+            the model is missing in the state_dict or has another shape there; a tensor of the state_dict belongs to no
+            weight of the model; or two of its tensors that are one weight here differ. Nothing is copied then.
 
     >>> from fuselayers.configs import build
     >>> model = build("gpt2_tiny", ["fusion=off", "model.num_layers=1"])
@@ -86,7 +86,7 @@ def _newer(family: Family, name: str) -> str:
 def _renamed(
     family: Family, theirs: Mapping[str, Tensor], wanted: set[str], model: nn.Module
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return their tensors by our names, and a text for each tensor that has none."""
+    """Return their tensors by our names, and an error text for each tensor that does not fit."""
     patterns = [(re.compile(re.escape(key.theirs).replace(r"\{\}", r"(\d+)")), key) for key in family.keys]
     modules = dict(model.named_modules())
     parts: dict[str, dict[int, Tensor]] = {}
@@ -101,7 +101,7 @@ def _renamed(
         ]
         repeated = family.repeated.get(name)
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
-            # If the repeated tensor is missing, the error says that.
+            # If the repeated tensor is missing, another error reports it.
             if not torch.equal(tensor, theirs.get(repeated, tensor)):
                 misfits.append(f"{name} must equal {repeated}, since the two are one weight of it")
             continue
@@ -111,27 +111,27 @@ def _renamed(
             attention = modules.get(ours.rpartition(".qkv.")[0])
             parts.setdefault(ours, {})[order] = _arranged(tensor, key, getattr(attention, "num_heads", 1))
     stacked = {ours: [tensors[order] for order in sorted(tensors)] for ours, tensors in parts.items()}
-    # `cat` copies a single tensor too, and most are single.
+    # `cat` would copy a single tensor too, and most are single.
     return {ours: tensors[0] if len(tensors) == 1 else torch.cat(tensors) for ours, tensors in stacked.items()}, misfits
 
 
 def _arranged(tensor: Tensor, key: Key, num_heads: int) -> Tensor:
     """Return a tensor of theirs with its rows and columns in our order."""
     tensor = (tensor.T if key.transposed else tensor)[key.first_row :]
-    # A tensor that cannot be divided has another shape than ours; the error says so.
+    # A tensor that cannot be divided does not have our shape; `matched` reports it.
     if key.by_head and tensor.shape[0] % (3 * num_heads) == 0:
         tensor = torch.unflatten(tensor, 0, (num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)
     return tensor
 
 
 def _as_ours(tensor: Tensor, ours: Tensor) -> Tensor:
-    """Return their tensor without leading dimensions of size 1 that ours lacks, as those of a class token [1, 1, D]."""
+    """Return their tensor without leading dimensions of size 1 that ours lacks, as in a class token [1, 1, D]."""
     extra = tensor.dim() - ours.dim()
     return tensor.flatten(0, extra) if extra > 0 and set(tensor.shape[:extra]) == {1} else tensor
 
 
 def _unpacked(theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors, with experts packed as `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F] taken apart."""
+    """Return the tensors, with packed `gate_up_proj` [E, 2 F, D] and `down_proj` [E, D, F] split by expert."""
     result: dict[str, Tensor] = {}
     for name, tensor in theirs.items():
         before, experts, last = name.rpartition(".experts.")

@@ -33,7 +33,7 @@ def read(fields: Fields) -> dict[str, Any]:
         "expert": config["feedforward"],
         "num_experts": fields.get("num_local_experts"),
         "top_k": fields.get("num_experts_per_tok", 2),
-        # Theirs is of the mean over the layers; here the layers' losses are added.
+        # Theirs scales the mean over the layers. Here the losses of the layers are added.
         "balance_coefficient": fields.checked("router_aux_loss_coef", float, default=0.001, minimum=0)
         / config["model"]["num_layers"],
     }

@@ -1,4 +1,4 @@
-"""OPT: GPT-2 with relu. Its table of positions begins with two rows that no token uses."""
+"""OPT: GPT-2 with relu. The first two rows of its position table are not used by any token."""
 
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    fields.require("word_embed_proj_dim", fields.get("hidden_size"))  # of OPT-350m it is half of it
+    fields.require("word_embed_proj_dim", fields.get("hidden_size"))  # OPT-350m has half of it
     fields.require("_remove_final_layer_norm", False)
     fields.require("layer_norm_elementwise_affine", True)
     fields.require("layerdrop", 0.0)

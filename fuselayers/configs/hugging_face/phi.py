@@ -1,4 +1,4 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and feedforward side by side behind one norm, and a bias of the logits."""
+"""Phi-1, Phi-1.5 and Phi-2: attention and feedforward in parallel after one norm, and a bias on the logits."""
 
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ FAMILY: Final = Family(
         Key("model.embed_tokens.weight", "token.weight"),
         *both("model.layers.{}.input_layernorm", "blocks.{}.residual.norms.0"),
         *qkv("model.layers.{}.self_attn.", "q_proj", "k_proj", "v_proj"),
-        # Where the config has qk_layernorm.
+        # Only if the config sets qk_layernorm.
         *both("model.layers.{}.self_attn.q_layernorm", "blocks.{}.attention.q_norm"),
         *both("model.layers.{}.self_attn.k_layernorm", "blocks.{}.attention.k_norm"),
         *both("model.layers.{}.self_attn.dense", "blocks.{}.attention.out"),
@@ -22,7 +22,7 @@ FAMILY: Final = Family(
         Key("lm_head.bias", "bias"),
     ),
     repeated={"lm_head.weight": "model.embed_tokens.weight"},
-    # The speeds of rotary positions, which older versions stored.
+    # The frequencies of rotary positions, which older versions stored.
     skipped=(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),
 )
 

@@ -1,4 +1,4 @@
-"""Rotary positions of a config.json, with their scaling."""
+"""The rotary positions in a config.json, with their scaling."""
 
 from typing import Any, Final
 
@@ -21,10 +21,10 @@ def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = No
     """Return the options of rotary positions for rope_parameters, or for the older rope_scaling.
 
     Args:
-        fields: of the config.json.
-        base: rope_theta if they do not hold it, as in older files.
-        context_length: of the model; yarn stretches it if they do not hold another length.
-        fraction: partial_rotary_factor if they do not hold it; None for a family that rotates whole heads.
+        fields: the fields of the config.json.
+        base: rope_theta if the parameters do not hold it, as in older files.
+        context_length: the model's context length. yarn stretches it unless the parameters hold an original length.
+        fraction: partial_rotary_factor if the parameters do not hold it; None for a family that rotates whole heads.
     """
     asked: dict[str, Any] = {"rope_theta": base}
     for name in ("rope_scaling", "rope_parameters"):
@@ -41,7 +41,7 @@ def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = No
     if kind == "yarn":
         asked.setdefault("original_max_position_embeddings", context_length)
     for name, value in asked.items():
-        # These change nothing at these values.
+        # These options have no effect at these values.
         if (name, value) in (("partial_rotary_factor", 1.0), ("truncate", True)):
             continue
         if name not in _OPTIONS:

@@ -1,4 +1,4 @@
-"""T5, of version 1.0 and 1.1."""
+"""T5, versions 1.0 and 1.1."""
 
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ FAMILY: Final = Family(
     repeated=dict.fromkeys(
         ("lm_head.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight"
     ),
-    # No model uses it, and the first files have it.
+    # The first files hold it, but no model uses it.
     skipped=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
 )
 
@@ -43,7 +43,7 @@ def read(fields: Fields) -> dict[str, Any]:
     gated, _, activation = str(fields.get("feed_forward_proj", "relu")).rpartition("-")
     if gated not in ("", "gated"):
         raise ValueError(f"feed_forward_proj of config.json must be relu or gated-gelu, got {gated}-{activation}")
-    # Theirs takes the tanh form in this combination.
+    # `transformers` uses the tanh form in this combination.
     activation = "gelu_new" if (gated, activation) == ("gated", "gelu") else activation
     dropout = fields.get("dropout_rate", 0.1)
     return {

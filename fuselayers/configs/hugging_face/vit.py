@@ -35,7 +35,7 @@ FAMILY: Final = Family(
 
 
 def read(fields: Fields) -> dict[str, Any]:
-    classes = fields.get("id2label", {"0": "", "1": ""})  # two classes are not written
+    classes = fields.get("id2label", {"0": "", "1": ""})  # config.json leaves out the default of two classes
     if not isinstance(classes, dict):
         raise ValueError(f"id2label of config.json must name the classes, got {shown(classes)}")
     return {

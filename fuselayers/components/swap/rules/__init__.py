@@ -11,4 +11,4 @@ from .loss import RULES as _LOSS
 from .norms import RULES as _NORMS
 
 RULES: Final[tuple[Rule, ...]] = (*_LOSS, *_FEEDFORWARD, *_NORMS, *_DROPOUT, *_ACTIVATIONS, *_ATTENTION)
-"""The rules that are shipped; of two that fit a module, the first counts."""
+"""The rules that are shipped. If two fit a module, the first one is used."""

@@ -1,4 +1,4 @@
-"""GELU by a tangent, which transformers also writes op by op, as one op of torch."""
+"""The tanh form of GELU, which transformers also writes op by op, as one op of torch."""
 
 import math
 from typing import Final

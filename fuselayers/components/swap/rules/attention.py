@@ -14,20 +14,20 @@ NAME: Final = "attention_dropout"
 
 def attention_dropout(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, in which `F.scaled_dot_product_attention` saves q, k, v and a seed."""
-    # Without gradients too: reentrant checkpointing runs forward so, and backward must drop the same weights.
+    # Without gradients too: reentrant checkpointing runs forward that way, and backward must drop the same weights.
     with SeededDropout():
         return own_forward(self, *args, **kwargs)
 
 
 def _drops(module: nn.Module) -> bool:
-    """Whether a module has a dropout of its own that drops something, as a layer or as a number."""
+    """Return whether an attribute of the module, a layer or a number, is a dropout with a probability above 0."""
     own = {**vars(module), **dict(module.named_children())}
     values = [getattr(value, "p", value) for name, value in own.items() if "drop" in name]
     return any(is_number(value) and value > 0 for value in values)
 
 
 def _is_attention(module: nn.Module) -> bool:
-    """Whether a module is called an attention, and has none inside."""
+    """Return whether a module's class is named an attention, it drops weights, and it contains no other attention."""
     inside = [child for child in module.modules() if "Attention" in type(child).__name__]
     return inside == [module] and _drops(module) and not type(module).__module__.startswith("torch.")
 

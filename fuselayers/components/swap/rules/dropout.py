@@ -1,4 +1,4 @@
-"""Dropout that saves a seed instead of a mask, alone and behind a dense layer, before a residual and a norm."""
+"""Dropout that saves a seed instead of a mask: alone, or after a dense layer and before a residual and a norm."""
 
 from typing import Any, Final
 
@@ -27,9 +27,9 @@ def dropout(self: Any, input: Tensor) -> Tensor:
 def dense_dropout_residual_norm(
     self: nn.Module, *, x: Tensor, residual: Tensor, dense: nn.Module, drop: nn.Dropout, norm: nn.LayerNorm
 ) -> Tensor:
-    """norm(dropout(dense(x)) + residual), as BERT has it: of the sum and the dropout, the norm's input is saved."""
+    """norm(dropout(dense(x)) + residual), as in BERT. Of dropout and sum only the norm's input is saved."""
     x, p = linear(x, dense), probability(drop)
-    # Autocast gives the sum and the norm dtypes of their own.
+    # Under autocast the sum and the norm have other dtypes.
     if not _is_alike(x, residual, norm) or _is_autocast(x):
         return F.layer_norm(ops.dropout(x, p) + residual, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
     return ops.bias_dropout_residual_layer_norm(
@@ -38,7 +38,7 @@ def dense_dropout_residual_norm(
 
 
 def _is_alike(x: Any, residual: Any, norm: nn.LayerNorm) -> bool:
-    """Whether the op adds these: two tensors, which it neither broadcasts nor takes in two dtypes."""
+    """Return whether the op supports these: plain tensors of one shape and one dtype, which is the norm's too."""
     plain = all(type(tensor) in (Tensor, nn.Parameter) for tensor in (x, residual))
     return plain and residual.shape == x.shape and residual.dtype == x.dtype == norm.weight.dtype
 

@@ -1,4 +1,4 @@
-"""Feedforwards that save what their first layers read and return; the rest is made again in backward.
+"""Feedforwards that save the inputs and outputs of their first layers, and recompute the rest in backward.
 
 x -> up -> activation -> dropout -> down          saved: x, up(x), and the seed of the dropout
 x -> gate, up -> activation(gate) * up -> down    saved: x, gate(x), up(x)
@@ -51,7 +51,7 @@ def packed_gated_mlp(self: nn.Module, *, x: Tensor, gate_up: nn.Module, activati
 
 
 def _gated(activation: _Activation, gate: Tensor, up: Tensor) -> Tensor:
-    # The op has gradients of its own. A compiler makes one kernel of the formula anyway.
+    # The op has its own backward. A compiler makes one kernel of the formula anyway.
     if not is_compiling() and _is_silu(activation) and gate.shape == up.shape and gate.dtype == up.dtype:
         return ops.gated_activation(gate, up, activation="silu")
     return activation(gate) * up
@@ -86,14 +86,14 @@ def _down(
     """outer(down(inner(hidden(*sources)))).
 
     Args:
-        sources: they are saved.
-        hidden: a function of them, made again in backward.
+        sources: tensors that are saved for backward.
+        hidden: a function of the sources, recomputed in backward.
         down: the last layer.
-        inner: dropout before it.
-        outer: dropout behind it.
-        inner_p, outer_p, training: of calls of `F.dropout` in their place.
-        middle: an identity before it.
-        cast: whether its input gets the weight's dtype.
+        inner: dropout before the last layer.
+        outer: dropout after the last layer.
+        inner_p, outer_p, training: arguments of `F.dropout` where it is called in place of a layer.
+        middle: an identity before the last layer.
+        cast: whether the input of the last layer is cast to the weight's dtype.
     """
     p = inner_p * training if inner is None else probability(inner)
     weight = weight_of(down)
@@ -104,7 +104,7 @@ def _down(
 
 
 def _hidden(hidden: Callable[..., Tensor], p: float, dtype: torch.dtype | None, *tensors: Tensor) -> Tensor:
-    """Return the input of the last layer. The last tensor is dropout's seed, where something is dropped."""
+    """Return the input of the last layer. If `p` is above 0, the last tensor is dropout's seed."""
     if p:
         *sources, seed = tensors
         x = ops.dropout(hidden(*sources), p, seed=seed)
@@ -126,7 +126,7 @@ def t5_gated_mlp(self: nn.Module, **parts: Any) -> Tensor:
 def dense_activation_norm(
     self: nn.Module, *, x: Tensor, dense: nn.Module, activation: _Activation, norm: nn.LayerNorm
 ) -> Tensor:
-    """norm(activation(dense(x))), as the head of BERT has it."""
+    """norm(activation(dense(x))), as in the head of BERT."""
     make = functools.partial(_activated_norm, activation, norm.eps)
     return made_again(make, linear(x, dense), norm.weight, *(() if norm.bias is None else (norm.bias,)))
 
@@ -214,4 +214,4 @@ RULES: Final[tuple[Rule, ...]] = (
         parts={"dense": is_linear, "activation": is_activation, "norm": is_layer_norm},
     ),
 )
-"""Gated ones first. Of two forms alike, as with dropout inside or behind, the tests of the parts decide."""
+"""Gated forms come first. If two forms look alike (dropout before or after the last layer), the parts' tests decide."""

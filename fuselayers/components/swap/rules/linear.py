@@ -1,4 +1,4 @@
-"""Linear layers of either kind: torch's, and those of transformers with a transposed weight."""
+"""Linear layers: torch's, and those of transformers, whose weight may be transposed."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 def weight_of(layer: Any) -> Tensor:
-    """[N, K]"""
+    """Return the weight as [N, K]."""
     weight: Tensor = layer.weight
     # Conv1D has [K, N]; FalconLinear is an nn.Linear.
     return weight if isinstance(layer, nn.Linear) else weight.T
 
 
 def linear(x: Tensor, layer: Any) -> Tensor:
-    """layer(x), without its call."""
+    """Return layer(x) without calling the layer."""
     return F.linear(x, weight_of(layer), layer.bias)

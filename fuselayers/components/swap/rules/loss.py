@@ -9,9 +9,9 @@ Their forwards compute logits, then, under `if labels is not None`, a loss from 
         loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
     return CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=outputs.hidden_states, ...)
 
-The name of the model inside, its arguments and the class of the output are read from the forward. The rest must be as
-above. In training with labels `ops.linear_cross_entropy` takes the place of head and loss,
-and the logits returned are None. In evaluation mode and without labels the model's own forward runs.
+The name of the inner model, its arguments and the class of the output are read from the forward. The rest must be as
+above. In training with labels `ops.linear_cross_entropy` replaces head and loss, and the returned logits are None. In
+evaluation mode, or without labels, the model's own forward runs.
 """
 
 import ast
@@ -40,10 +40,10 @@ class _Reading:
 
     Attributes:
         head: the name of the last layer.
-        model: the path of the model inside.
-        positional: the names of the arguments that the model inside gets by position.
-        named: the names of those that it gets by name, and their names there.
-        fields: the names of what is taken from its output into the result.
+        model: the path of the inner model.
+        positional: the names of the arguments that the inner model takes by position.
+        named: for each argument that it takes by name, its name there and its name in the forward.
+        fields: the names of the fields that are copied from its output to the result.
         output: the result's class.
         parameters: the names of the forward's parameters.
         defaults: their defaults, by name.
@@ -60,8 +60,8 @@ class _Reading:
 
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The output with the loss, and without logits, in training with labels."""
-    cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP derives classes from that of swap
+    """Return the output with a loss and without logits in training with labels; else call the model's own forward."""
+    cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP makes subclasses of the swapped class
     key = cls, cls.forward
     if key not in _readings:  # a copy in another process
         _readings[key] = _read(cls)
@@ -100,7 +100,7 @@ def _keeps_all(arguments: Any) -> bool:
 
 
 def _fits(model: Any, head: Any) -> bool:
-    """Whether the model's own loss takes the head's logits: it views them as [tokens, config.vocab_size]."""
+    """Return whether the model's own loss accepts the head's logits: it views them as [tokens, config.vocab_size]."""
     return bool(model.config.vocab_size == head.weight.shape[0])
 
 
@@ -134,12 +134,12 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
 
 
 _readings: dict[tuple[type, Any], _Reading | None] = {}
-"""The reading of each class with this forward, which a patch may replace. A plain mapping, since Dynamo would trace the
-reading behind a `functools.cache`."""
+"""The readings by class and forward, since a patch may replace the forward. A plain mapping, since Dynamo would trace
+`_read` through a `functools.cache`."""
 
 
 def _read(cls: Any) -> _Reading | None:
-    """Read the forward of a class; None for a forward of another form."""
+    """Read the forward of a class; return None if it has another form."""
     try:
         result = form_of(cls).result
     except Unreadable:
@@ -190,7 +190,7 @@ _KEPT: Final = (
 
 
 def _head_of(logits: ast.expr | None) -> tuple[str | None, ast.Call | None]:
-    """The name of the layer that makes the logits, and the call of the model inside that makes its input."""
+    """Return the name of the layer that computes the logits, and the call of the inner model before it."""
     if isinstance(logits, ast.Call) and ast.unparse(logits).endswith(".contiguous()"):
         logits = logits.func.value  # type: ignore[attr-defined]
     match logits:
@@ -209,7 +209,7 @@ def _is_hidden(node: ast.AST) -> bool:
 
 def _is_causal_lm(module: Any) -> bool:
     cls: Any = original_type(module)
-    if not hasattr(module, "loss_function"):  # most modules are no models: their forwards are not read
+    if not hasattr(module, "loss_function"):  # most modules are not models, and their forwards are not read
         return False
     key = cls, cls.forward
     reading = _readings.get(key) or _read(cls)

@@ -1,7 +1,7 @@
-"""RMS norms, which save x alone.
+"""RMS norms that save only x.
 
-Four ways to write one are in use. Llama rounds before the weight, Olmo behind it. Gemma has a weight around zero. T5
-casts to the weight's dtype if that is of 16 bits.
+Four variants are in use. Llama rounds before the multiplication with the weight, Olmo after it. Gemma's weight is
+around zero. T5 casts to the weight's dtype if that has 16 bits.
 """
 
 import functools
@@ -21,11 +21,11 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 
 
 def _saving_x(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Decorate a norm: it becomes a module's forward that saves x alone."""
+    """Decorate a norm to make it a module's forward that saves only x."""
 
     @functools.wraps(norm)
     def forward(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # Below this size the op is its formula on a CPU, and saves more than x.
+        # Below this size the op runs its formula on a CPU, which saves more than x.
         if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
             return made_again(functools.partial(norm, eps=eps), x, weight)
         return norm(x, weight, eps)
@@ -53,7 +53,7 @@ def rms_norm_from_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @_saving_x
 def wide_rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """weight * (x / rms(x)), in the weight's dtype if that is of 16 bits, else in float32 at least: T5's."""
+    """weight * (x / rms(x)), in the weight's dtype if that has 16 bits, else in float32 at least: T5's."""
     wide = torch.promote_types(x.dtype, torch.float32)
     dtype = weight.dtype if weight.dtype in _HALF else torch.promote_types(wide, weight.dtype)
     return _normalised(x.to(wide), weight, eps).to(dtype)
