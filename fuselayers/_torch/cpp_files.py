@@ -31,9 +31,9 @@ class _Kernel:
 def cpp_files() -> Iterator[None]:
     """Inside this context, Inductor compiles the kernels of a graph as one file, in the background.
 
-    On exit all kernels are ready.
-    Inductor also skips its test builds for vector instructions, which take 6 s on AVX-512. A compiler that can read
-    torch's headers, in C++20, supports all vector instructions except some of AMX, which are still tested.
+    On exit all kernels are ready. Inductor also skips its test builds for vector instructions, which take 6 s on
+    AVX-512. A compiler that can read torch's headers, in C++20, supports all vector instructions but some of AMX, which
+    are still tested.
 
     Raises:
         RuntimeError: on exit, if the compiler fails.
