@@ -221,7 +221,7 @@ _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
 # mask for backward, since it does not list our op as recomputable. `again` changes only the call, so that backward
-# computes another mask from the seed. Inductor's cache on disk identifies an op by its name and arguments, not by the
+# recomputes the mask from the seed. Inductor's cache on disk identifies an op by its name and arguments, not by the
 # dtype of its result: with another dtype it needs another name.
 _library.define(  # type: ignore[no-untyped-call]
     "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
