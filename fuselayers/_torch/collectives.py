@@ -1,6 +1,6 @@
 """collectives -- torch's functional collectives: they return new tensors, and compilers trace them.
 
-The public ones of `torch.distributed` write into their arguments. Importing this file imports `torch.distributed`.
+The public collectives of `torch.distributed` write into their arguments. This file imports `torch.distributed`.
 """
 
 import torch

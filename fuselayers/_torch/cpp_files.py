@@ -1,7 +1,7 @@
-"""cpp_files -- Inductor's kernels for a CPU: one C++ file for a graph, and the files of forward and backward at once.
+"""cpp_files -- compile Inductor's CPU kernels as one C++ file per graph, forward and backward at the same time.
 
-Inductor compiles a file for each kernel, and reading torch's headers takes 2.2 of the 2.4 s of a file. A transformer
-block has 13 kernels.
+By default Inductor compiles one file per kernel. Reading torch's headers takes 2.2 of the 2.4 s of a file, and a
+transformer block has 13 kernels.
 """
 
 import contextlib
@@ -29,13 +29,14 @@ class _Kernel:
 
 @contextlib.contextmanager
 def cpp_files() -> Iterator[None]:
-    """Within it, Inductor compiles all kernels of a graph in one file, and goes on meanwhile; at the end all are ready.
+    """Inside this context, Inductor compiles the kernels of a graph as one file, in the background.
 
-    Nor does it try out whether the compiler knows the vector instructions of this machine: 6 s on AVX-512, and a
-    compiler that reads torch's headers, in C++20, knows all but some of AMX.
+    On exit all kernels are ready. Inductor also skips its test builds for vector instructions, which take 6 s on
+    AVX-512. A compiler that can read torch's headers, in C++20, supports all vector instructions but some of AMX, which
+    are still tested.
 
     Raises:
-        RuntimeError: at the end, if the compiler fails.
+        RuntimeError: on exit, if the compiler fails.
     """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
     from torch._inductor.cpu_vec_isa import VecISA
@@ -50,7 +51,7 @@ def cpp_files() -> Iterator[None]:
     def wait(self: Any, scope: dict[str, Any]) -> None:
         kernels = {name: value for name, value in scope.items() if isinstance(value, _Kernel)}
         if kernels:
-            # With one thread `submit` runs the task, which waits for a lock that its caller holds.
+            # With one thread `submit` would run the task at once, and the task would wait for a lock that we hold.
             _compile(list(kernels.values()), self.submit if get_compile_threads() > 1 else None)
         waiting.extend((scope, name, kernel) for name, kernel in kernels.items())
         wait_for_others(self, scope)
@@ -69,7 +70,7 @@ def cpp_files() -> Iterator[None]:
 
 
 def _compile(kernels: list[_Kernel], submit: Callable[..., Any] | None) -> None:
-    """Start to compile the kernels of a graph: a function that takes a kernel's number before its arguments."""
+    """Start to compile the kernels of a graph into one function, whose first argument is the number of the kernel."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     includes: dict[str, None] = {}
@@ -77,7 +78,7 @@ def _compile(kernels: list[_Kernel], submit: Callable[..., Any] | None) -> None:
     cases: list[str] = []
     for number, kernel in enumerate(kernels):
         includes.update(dict.fromkeys(_INCLUDE.findall(kernel.source)))
-        # Functions of C have no namespaces.
+        # An extern "C" function has one name in all namespaces.
         source = _ENTRY.sub("static void kernel(", _INCLUDE.sub("", kernel.source))
         namespaces.append(f"namespace kernel_{number} {{\n{source}\n}}\n")
         types = (name.replace("const ", "") for name in kernel.argument_types)
@@ -85,7 +86,7 @@ def _compile(kernels: list[_Kernel], submit: Callable[..., Any] | None) -> None:
         cases.append(f"case {number}: kernel_{number}::kernel({arguments}); break;")
     binding = CppPythonBindingsCodeCache.suffix_template.format(
         entry_func="kernel",
-        arg_len="PyTuple_GET_SIZE(args)",  # each kernel has a number of its own
+        arg_len="PyTuple_GET_SIZE(args)",  # accepts any number of arguments: kernels differ
         call_entry_func=f"switch (parse_arg<int64_t>(args, 0)) {{ {' '.join(cases)} }} Py_RETURN_NONE;",
         extra_parse_arg="",
     )

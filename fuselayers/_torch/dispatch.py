@@ -1,4 +1,4 @@
-"""dispatch -- ops, and what acts on calls: modes, transforms, hooks of all modules, fake tensors."""
+"""dispatch -- ops, storages, fake tensors, and the modes, transforms and global hooks that act on calls."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -37,25 +37,25 @@ def schema_of(op: OpOverload) -> Any:
 
 
 def constant_in_dynamo(fn: _Function) -> _Function:
-    """Decorate a function as `torch.compiler.assume_constant_result` does, which imports Dynamo.
+    """Decorate a function as `torch.compiler.assume_constant_result` does, without importing Dynamo.
 
-    Dynamo calls the function once, while it traces.
+    Dynamo calls the function once, while it traces, and treats the result as a constant.
     """
     fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return fn
 
 
 def storage_key(tensor: torch.Tensor) -> Hashable:
-    """Return what tensors in the same memory have in common. While the key is kept, no other storage has its address.
+    """Return a key that is equal for tensors that share a storage. While the key is alive, its address is not reused.
 
     Raises:
-        NotImplementedError, RuntimeError: the tensor has no storage, as a sparse one.
+        NotImplementedError, RuntimeError: the tensor has no storage, for example a sparse tensor.
     """
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def forked_rng() -> AbstractContextManager[None]:
-    """Return a context that restores the generators of the CPU and of every GPU in use.
+    """Return a context that restores the generators of the CPU and, if CUDA is initialised, of all GPUs.
 
     torch's own default initialises CUDA, and warns on a machine with several GPUs.
     """
@@ -64,7 +64,7 @@ def forked_rng() -> AbstractContextManager[None]:
 
 
 def is_of_a_transform(tensor: torch.Tensor) -> bool:
-    """True for a tensor of `torch.func`, also after the transform has ended."""
+    """True for a tensor that a transform of `torch.func` has wrapped, also after the transform has ended."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
@@ -74,7 +74,7 @@ def is_batched_gradient(tensor: torch.Tensor) -> bool:
 
 
 def transforms_are_active() -> bool:
-    """True inside `torch.vmap`, `torch.func.grad` and their kin, and in forward mode, `torch.autograd.forward_ad`."""
+    """True inside `torch.vmap`, `torch.func.grad` and similar transforms, and in forward mode."""
     return torch._C._functorch.maybe_current_level() is not None or tangents_are_active()
 
 
@@ -94,8 +94,10 @@ def dispatch_mode_is_active() -> bool:
 
 
 def is_dynamo_tracing() -> bool:
-    """True in a function that Dynamo traces outside of a transform of `torch.func`, but not for `torch.export`, whose
-    graphs load without this library."""
+    """True while Dynamo traces, outside of `torch.func` transforms and of `torch.export`.
+
+    Exported graphs must load without this library.
+    """
     return torch.compiler.is_dynamo_compiling() and not (torch.compiler.is_exporting() or _is_traced_in_a_transform())
 
 
@@ -110,7 +112,7 @@ def is_wrapper(value: object) -> bool:
 
 
 def is_intercepted() -> bool:
-    """True where something sees the calls of torch's ops before they run: a compiler, a transform, a dispatch mode."""
+    """True where a compiler, a transform or a dispatch mode intercepts the calls of torch's ops."""
     return (
         is_compiling()
         or transforms_are_active()
@@ -120,13 +122,16 @@ def is_intercepted() -> bool:
 
 
 def hooks_of_all_modules() -> bool:
-    """True if there is a hook of `torch.nn.modules.module.register_module_forward_hook` or its kin."""
+    """True if a hook for all modules is set, for example by `torch.nn.modules.module.register_module_forward_hook`."""
     return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[None]:
-    """Within it torch's algorithms are deterministic. Filled, fresh memory is NaN, or the largest integer."""
+    """Inside this context torch's algorithms are deterministic.
+
+    `fill_memory` fills fresh memory with NaN, or with the largest integer.
+    """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled_before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
@@ -139,8 +144,11 @@ def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[
 
 
 class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, `seen` collects the ops of a namespace that run: name, device, and whether they have an implementation
-    for that device alone. What they call in turn is not seen."""
+    """Inside this mode, `seen` collects the ops of a namespace that run.
+
+    An entry is the op's name, the device, and whether the op has an implementation for that device alone. Ops that
+    these ops call are not collected.
+    """
 
     def __init__(self, namespace: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -20,7 +20,7 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
 
     def disable(fn: _Function) -> _Function:
         disabled: Any = _disable_dynamo(fn)
-        disabled._torchdynamo_disable = True  # where Dynamo looks before it traces a call
+        disabled._torchdynamo_disable = True  # Dynamo checks this before it traces a call
         disabled._torchdynamo_disable_msg = reason
         return disabled  # type: ignore[no-any-return]
 
@@ -28,11 +28,11 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
 
 
 def outside_dynamo(fn: _Function) -> _Function:
-    """Decorate an implementation of a registered op: after a graph break Dynamo would trace it, when the op runs.
+    """Decorate an implementation of a registered op, which Dynamo would trace when the op runs after a graph break.
 
-    `disable_dynamo` does this too, but at the first call it imports Dynamo, which takes a second.
+    `disable_dynamo` prevents this too, but it imports Dynamo at the first call, which takes a second.
     """
-    skip = _eval_frame._FrameAction.SKIP  # this frame, and the frames of what it calls
+    skip = _eval_frame._FrameAction.SKIP  # for this frame, and for the functions that it calls
     _eval_frame.set_code_exec_strategy(fn.__code__, _eval_frame._FrameExecStrategy(skip, skip))
     return fn
 
@@ -40,11 +40,11 @@ def outside_dynamo(fn: _Function) -> _Function:
 def torch_compile(
     fn: Callable[..., Any], *, recompile_limit: int, name: str = "", **options: Any
 ) -> Callable[..., Any]:
-    """`torch.compile`, with a recompile limit of its own, also before 2.13, where the limit is a global setting.
+    """Call `torch.compile` with a recompile limit for this function, also before 2.13, where the limit is global.
 
-    All that is compiled for a Python function is freed with it, so it is compiled with a code object of its own, under
-    `name` or its own name. Functions made by one line share theirs, and freeing it while Dynamo compiles another of
-    them would crash the process. By file, line and name Dynamo remembers which sizes changed.
+    A Python function is copied with a new code object, named `name` or like the function. The compiled code is freed
+    with the copy. Functions that one line defines share a code object, and freeing it while Dynamo compiles another of
+    them would crash the process. Dynamo remembers by file, line and name which sizes changed.
     """
     if isinstance(fn, types.FunctionType):
         fn = _with_own_code(fn, name or fn.__name__)
@@ -62,7 +62,7 @@ def torch_compile(
 
 
 def _with_guards_on_hooks(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Call what is compiled so that a graph that is traced meanwhile notices hooks that a module has not had then.
+    """Return `compiled` with guards on module hooks, also on hooks that are added after tracing.
 
     By default Dynamo guards only hooks that exist. Equal modules share a graph, so a hook of one of them would be lost.
     """
@@ -87,9 +87,9 @@ def _with_own_code(fn: types.FunctionType, name: str) -> types.FunctionType:
 def _forget(code: types.CodeType) -> None:
     """Free what Dynamo compiled for a code object.
 
-    Its compiled graphs lie among a module's globals and hold the code object, which holds them: a cycle that the
-    garbage collector cannot see. Its guards are held by finalizers of whatever they compare by identity, such as
-    torch's functions: 200 KB per graph.
+    The compiled graphs are globals of a module and hold the code object, which holds them: a cycle that the garbage
+    collector cannot see. The finalizers of all objects that the guards compare by identity, such as torch's functions,
+    hold the guards: 200 KB per graph.
     """
     from torch._dynamo import eval_frame
     from torch._dynamo.guards import DeletedGuardManagerWrapper
@@ -103,7 +103,7 @@ def _forget(code: types.CodeType) -> None:
 
 
 def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[..., Any]:
-    """`torch.compile`, without the wrapping that would hide which graphs are of this backend."""
+    """Compile as `torch.compile` does, without its wrapper, which would hide the graphs that belong to this backend."""
     from torch._dynamo import optimize
 
     optimized: Callable[..., Any] = optimize(backend, nopython=nopython)
@@ -111,7 +111,7 @@ def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[
 
 
 def inner_error(error: Exception) -> Exception:
-    """Return a backend's error without the one that Dynamo wraps around it; else the error itself."""
+    """Return the error that a backend raised, without Dynamo's wrapper. Other errors are returned unchanged."""
     from torch._dynamo.exc import BackendCompilerFailed
 
     return error.inner_exception if isinstance(error, BackendCompilerFailed) else error
@@ -133,10 +133,10 @@ def is_graph_break(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def forget_compiled_code(backend: Any) -> Iterator[None]:
-    """Remove from Dynamo, at the end, the code that it compiled meanwhile with `backend`.
+    """On exit, remove the code that Dynamo compiled with `backend` inside this context.
 
-    Dynamo inlines most calls, but after a graph break it compiles each called function for itself. Its cache would keep
-    these graphs, which count towards the limit of recompilations, and their sizes would make later ones symbolic.
+    Dynamo inlines most calls, but after a graph break it compiles each called function separately. Its cache would keep
+    these graphs. They would count towards the recompile limit, and their sizes would make later graphs symbolic.
     """
     from torch._dynamo import config, eval_frame, pgo
     from torch._dynamo.convert_frame import register_bytecode_hook
@@ -160,5 +160,5 @@ def forget_compiled_code(backend: Any) -> Iterator[None]:
                 state = getattr(entry.guard_manager, "extra_state", None)
                 if entry.backend is backend and state is not None:
                     state.invalidate(entry, DeletedGuardManagerWrapper("traced for fuselayers.capture"))
-            if new_code in CleanupManager.instance:  # the names that Dynamo put among the function's globals
+            if new_code in CleanupManager.instance:  # holds the names that Dynamo added to the function's globals
                 CleanupManager.instance._remove_id(id(new_code))

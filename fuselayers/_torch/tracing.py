@@ -1,4 +1,4 @@
-"""tracing -- FX graphs, the joint graphs of AOTAutograd, and Inductor behind them."""
+"""tracing -- FX graphs, AOTAutograd's joint graphs, and Inductor."""
 
 import copy
 import functools
@@ -36,14 +36,14 @@ REALIZED: Final = "inductor_realize_to_strides"
 def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable[..., Callable[..., Any]]:
     """Return a backend for `torch.compile` that traces forward and backward, and hands each to a compiler.
 
-    With `keep_unused_draws` a random op runs, as in eager, also if its result is not read: the next one needs the state
-    that it leaves.
+    With `keep_unused_draws` a random op runs even if its result is unused, as in eager mode: it advances the generator
+    for the next random op.
     """
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor import config as inductor_config
 
     backend: Callable[..., Any] = aot_autograd(**options)
-    # By this setting `Graph.eliminate_dead_code` tells whether random ops have a side effect, whatever the compiler.
+    # `Graph.eliminate_dead_code` keeps random ops only with this setting, for every compiler.
     return inductor_config.patch(fallback_random=True)(backend) if keep_unused_draws else backend
 
 
@@ -94,12 +94,12 @@ def torch_min_cut_partition(joint_module: fx.GraphModule, joint_inputs: Any, **o
 
 
 class _ForInductor:
-    """A partitioner as Inductor's configuration takes it, with its part of the key of Inductor's cache on disk."""
+    """A partitioner in the form that Inductor's configuration takes, with its key for Inductor's cache on disk."""
 
     def __init__(self, cut: Callable[..., Any], key: str | None) -> None:
         from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-        CustomPartitionerFn.register(_ForInductor)  # as a base class it would be imported with this file
+        CustomPartitionerFn.register(_ForInductor)  # a base class would have to be imported with this file
         self._cut, self._key = cut, key
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
@@ -109,15 +109,17 @@ class _ForInductor:
         return self._key
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_ForInductor":
-        return self  # the configuration is copied
+        return self  # Inductor copies its configuration
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
         return str, (str(self._key),)
 
 
 def is_opaque(node: fx.Node) -> bool:
-    """True for a value that is no tensor and takes no memory to save: a device mesh, a script object, the state that
-    compiled autograd passes to hooks."""
+    """True for a value that is not a tensor and costs no memory to save.
+
+    Such values are device meshes, script objects, and the state that compiled autograd passes to hooks.
+    """
     return _is_opaque_to_torch(node) or isinstance(node.meta.get("val"), BackwardState | FakeScriptObject)
 
 
@@ -127,7 +129,7 @@ def _is_opaque_to_torch(node: fx.Node) -> bool:
 
 
 def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """The placeholders that forward overwrites: by a copy in the graph, or through AOTAutograd once it has run."""
+    """Return the placeholders that are overwritten: by a copy in forward, or by AOTAutograd after forward."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written = {node.args[0] for node in copies if placement(node) != "must_be_in_backward"}
     described = pytree.tree_leaves(graph.output_node().meta.get("desc"))
@@ -137,23 +139,25 @@ def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
 
 
 def donates_buffers() -> bool:
-    """True if a compiled backward may reuse the memory of saved tensors, which torch's own cache key does not hold."""
+    """True if a compiled backward may reuse the memory of saved tensors. torch's own cache key lacks this setting."""
     return bool(functorch_config.donated_buffer)
 
 
 def forget_donated_buffers() -> None:
-    """Tell AOTAutograd that the backward being compiled does not reuse the memory of saved tensors, so that it may run
-    twice (`retain_graph=True`)."""
+    """Keep the backward that is being compiled from reusing the memory of saved tensors.
+
+    It may then run twice (`retain_graph=True`).
+    """
     context = torch._guards.TracingContext.try_get()
     if context is not None and context.fw_metadata is not None and context.fw_metadata.bw_donated_idxs:
         context.fw_metadata.bw_donated_idxs.clear()
 
 
 def size_hint(size: "int | torch.SymInt") -> int:
-    """The number that a symbolic size was traced with; 4096 where no number is known, as in torch's partitioners."""
+    """Return the number that a symbolic size was traced with, or 4096 if it is unknown, as in torch's partitioners."""
     if isinstance(size, int):
         return size
-    # Its name before torch 2.13 is hint_int.
+    # Before torch 2.13 the function is named hint_int.
     hint: Any = getattr(symbolic_shapes(), "optimization_hint", None) or symbolic_shapes().hint_int
     return int(hint(size, fallback=4096))
 
@@ -161,13 +165,13 @@ def size_hint(size: "int | torch.SymInt") -> int:
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return a deep copy that shares the constant tensors of the graph, which cannot be copied under a fake mode.
 
-    A copy of a graph of Dynamo's has the sources of its inputs, which fx leaves behind: without them AOTAutograd takes
-    parameters for arguments.
+    A copy of a Dynamo graph keeps the sources of its inputs. fx does not copy them, and without them AOTAutograd treats
+    parameters as arguments.
     """
     held = [value for value in vars(graph_module).values() if isinstance(value, torch.Tensor)]
     held += [*graph_module.parameters(), *graph_module.buffers()]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's, about its own tree specifications
+        warnings.simplefilter("ignore", FutureWarning)  # torch warns about its own tree specifications
         copied = copy.deepcopy(graph_module, {id(tensor): tensor for tensor in held})
     if hasattr(graph_module, "_param_name_to_source"):
         copied._param_name_to_source = graph_module._param_name_to_source
@@ -178,8 +182,10 @@ def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """Return a function that runs a graph op by op. It takes its inputs as one list and empties it, as AOTAutograd
-    wants, and frees each value after its last use."""
+    """Return a function that runs a graph op by op and frees each value after its last use.
+
+    It takes its inputs as one list and empties the list, as AOTAutograd requires.
+    """
     graph_module.graph.set_codegen(_BoxedCodeGen())
     graph_module.recompile()
 
@@ -191,24 +197,24 @@ def boxed(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
 
 
 def of_one_list(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a compiled graph as a function of one list of inputs, unless `make_boxed_func` has made it one."""
+    """Return a compiled graph as a function of one list of inputs. A boxed function is returned unchanged."""
     return run if getattr(run, "_boxed_call", False) else cast(Callable[..., Any], make_boxed_func(run))
 
 
 def rename(node: fx.Node, name: str) -> None:
-    """Give a node this name, with a number behind it if another node has the name."""
+    """Rename a node. If another node has the name, a number is appended."""
     node._rename(name)
 
 
 def forward_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """The placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
+    """Return the placeholders that forward takes: its inputs, then the random state that AOTAutograd may add."""
     placeholders = graph.find_nodes(op="placeholder")
     own = [node for node in placeholders if _partitioners()._is_primal(node)]
     return own + [node for node in placeholders if _partitioners()._is_fwd_seed_offset(node)]
 
 
 def placement(node: fx.Node) -> str | None:
-    """AOTAutograd's tag of a node: "is_forward", "is_backward", "must_be_in_forward", ..."""
+    """Return AOTAutograd's tag of a node: "is_forward", "is_backward", "must_be_in_forward", ..."""
     tag = node.meta.get("partitioner_tag")
     return None if tag is None else str(tag)
 
@@ -226,7 +232,7 @@ def is_effect(node: fx.Node) -> bool:
 
 
 def is_gradient_input(node: fx.Node) -> bool:
-    """True for a placeholder through which an output's gradient comes in."""
+    """True for a placeholder that receives the gradient of an output."""
     return node.op == "placeholder" and "tangents" in str(node.target)
 
 
@@ -236,7 +242,7 @@ def extract_forward_and_backward(
     """Cut the joint graph into a forward that also returns `saved_values` and a backward that takes them."""
     partitioners = _partitioners()
     symbols = [node for node in saved_values if is_sym_node(node)]
-    # Not the state for hooks: torch takes that out of the tensors itself.
+    # The state for hooks stays among the tensors: torch separates it itself.
     opaque = [node for node in saved_values if _is_opaque_to_torch(node)]
     others = {*symbols, *opaque}
     tensors = [node for node in saved_values if node not in others]
@@ -250,7 +256,7 @@ def extract_forward_and_backward(
     with _use_lazy_graph_module(True):
         forward, backward = partitioners._extract_fwd_bwd_modules(joint_module, tensors, **options)
     if replays_random_ops:
-        # It needs a fake mode for the generator's state; outside of AOTAutograd none is active.
+        # The pass needs a fake mode for the generator's state, and outside of AOTAutograd none is active.
         values = (node.meta.get("val") for node in joint_module.graph.nodes)
         with next(value.fake_mode for value in values if isinstance(value, FakeTensor)):
             forward, backward = partitioners.functionalize_rng_ops(joint_module, forward, backward, len(symbols))
@@ -267,29 +273,29 @@ def compile_with_inductor(
     key: str,
     fallback_random: bool,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor and our partitioner; backward too, so that its errors show now.
+    """Compile a Dynamo graph with Inductor and our partitioner. Backward is compiled now too, so that its errors show.
 
-    The key tells Inductor's cache which partitioner cut the graph.
+    The key identifies the partitioner in Inductor's cache.
     """
     compile_fx = inductor_compiler()
     settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
     if fallback_random:
         settings["fallback_random"] = True
-    # Precompiled headers take 6 s and 156 MB, and save 1.6 s of a file; a graph has one file each way.
+    # Precompiled headers take 6 s and 156 MB, and save 1.6 s per file. Forward and backward have one file each.
     settings["cpp_cache_precompile_headers"] = False
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in example_inputs):
         raise NotImplementedError(
             "Inductor ignores the negative bit of an input, a view such as x.conj().imag; "
             "materialise it with .resolve_neg()"
         )
-    # The key of AOTAutograd's cache lacks the value of such a symbol, so it would return code for another value
-    # (https://github.com/pytorch/pytorch/issues/197889).
+    # The key of AOTAutograd's cache lacks the value of a symbolic float, so the cache would return code for another
+    # value (https://github.com/pytorch/pytorch/issues/197889).
     nodes = all_nodes(graph_module)
     has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in nodes)
     own_cache = {"enable_autograd_cache": False} if has_floats else {}
     of_autograd = {
         "force_non_lazy_backward_lowering": True,
-        # Ours have no code besides what is traced. It saves a second process 1 s for each graph.
+        # Our autograd functions run no code besides the traced code. Caching saves a second process 1 s per graph.
         "autograd_cache_allow_custom_autograd_functions": True,
         **own_cache,
     }
@@ -299,14 +305,14 @@ def compile_with_inductor(
 
 
 def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
-    """torch's own formulas for these ops, in simpler ones, by overload. Used by the nvFuser compiler."""
+    """Return torch's decompositions of these ops into simpler ops, by overload. Used by the nvFuser compiler."""
     from torch._decomp import get_decompositions
 
     return dict(get_decompositions(ops))
 
 
 def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd; it draws torch's random numbers."""
+    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd. Random ops stay torch's own."""
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
@@ -316,29 +322,31 @@ def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any
         mode.from_tensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else value
         for value in example_inputs
     ]
-    # Inductor replaces random ops before the graph is cut, so here they must stay torch's.
+    # Inductor replaces random ops in the joint graph. This graph is cut already, so they stay torch's.
     with inductor_config.patch(fallback_random=True):
         with mode, torch.no_grad():
             lowered = make_fx(graph_module, decomposition_table=select_decomp_table())(*inputs)
         output = lowered.graph.output_node()
-        # The outputs keep their strides, on which AOTAutograd and the other graph rely.
+        # The outputs keep their strides: AOTAutograd and the other graph rely on them.
         returned = enumerate(cast(Sequence[Any], output.args[0]))
         output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
         return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
-# Not a lowering's own: fake implementations run outside of the compile lock too, and may register a second one in the
-# middle of a graph.
+# All lowerings share this: fake implementations run outside of the compile lock too, and may register a second lowering
+# in the middle of a graph.
 _last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
 def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
-    """Let Inductor run the calls of an op on a device in the graph's order, each with the result of the one before as
-    its first argument. Calls in a graph within the graph have an order of their own.
+    """Make Inductor run the calls of an op on a device in the graph's order.
 
-    To be called by the op's fake implementation, which runs before each lowering, when Inductor is loaded. Inductor
-    reorders calls that do not depend on each other to save memory, also those of random ops, which read and change the
-    generator (https://github.com/pytorch/pytorch/issues/192635).
+    Each call gets the result of the previous call as its first argument. Calls in a nested graph are ordered among
+    themselves.
+
+    The op's fake implementation must call this function: it runs before each lowering, when Inductor is loaded.
+    To save memory, Inductor reorders calls that do not depend on each other, even calls of random ops, which read and
+    change the generator (https://github.com/pytorch/pytorch/issues/192635).
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     # Another thread may be in the middle of the import; `fallback_handler` is defined late.
@@ -357,7 +365,7 @@ def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
 
 
 def cpp_compiler() -> str:
-    """Return the C++ compiler Inductor would use; raises RuntimeError when there is none."""
+    """Return the C++ compiler that Inductor uses; raises RuntimeError if there is none."""
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     return str(get_cpp_compiler())
@@ -391,7 +399,7 @@ def inductor_compiler() -> Callable[..., Any]:
 
 
 def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:
-    """The nodes of a graph, and of those within it."""
+    """Yield the nodes of a graph and of its nested graphs."""
     for inner in graph_module.modules():
         if isinstance(inner, fx.GraphModule):
             yield from inner.graph.nodes

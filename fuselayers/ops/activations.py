@@ -49,8 +49,8 @@ def _star_relu(z: Tensor) -> Tensor:
 
 
 def _smelu(z: Tensor) -> Tensor:
-    # At b the slope is that of the linear part: clamp's is 1 there before torch 2.14, and 0 since. Saved are z, `inner`
-    # and the mask of `where`.
+    # At b the slope is that of the linear part: clamp's slope there is 1 before torch 2.14, and 0 since. Autograd saves
+    # z, `inner` and the mask of `where`.
     inner = torch.clamp(z, -_SMELU_BETA, _SMELU_BETA) + _SMELU_BETA
     return torch.where(z >= _SMELU_BETA, z, inner * inner / (4 * _SMELU_BETA))
 

@@ -8,9 +8,9 @@
     backward   dx    = dy * keep * scale * act'(x + bias)
                dbias = dx summed over every dimension but the last
 
-Saved for backward: a seed and no mask of dropout (see dropout, also for shards). The kernels save x besides. The eager
-formula saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and star_relu, the
-result for sigmoid, two tensors and a bool mask for smelu. The identity saves nothing more.
+Saved for backward: a seed and no dropout mask (see dropout, also for shards). The kernels also save x and the bias. The
+eager formula also saves what its activation saves: the pre-activation, the positive part for relu, squared_relu and
+star_relu, the result for sigmoid, two tensors and a bool mask for smelu. The identity saves nothing more.
 
 Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
 1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel
@@ -73,8 +73,8 @@ def bias_activation_dropout(
     Raises:
         ValueError: x has no dimension, the bias, the seed or the shard does not fit it, the activation or the backend
             is unknown, or p is outside [0, 1].
-        TypeError: a tensor is not dense and floating, the seed is not a tensor, p is one, the activation is no name, or
-            the shard is no shard.
+        TypeError: a tensor is not dense and floating, the seed is not a tensor, p is a tensor, the activation is not a
+            string, or `shard` is not a Shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 
@@ -178,7 +178,7 @@ def identity_gradients(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the gradients of x and bias without an activation, in plain torch. Used here and by bias_dropout_residual.
 
-    A `bias_dtype` of None is for no gradient of the bias.
+    If `bias_dtype` is None, the bias gets no gradient.
     """
     dz = dy if seed is None else dropout_formula(dy, seed, row_R, first_column, p)
     return dz.to(x_dtype), None if bias_dtype is None else sum_of_rows(dz).to(bias_dtype)

@@ -58,7 +58,8 @@ def bias_dropout_residual(
     Raises:
         ValueError: x has no dimension, the residual, the bias, the seed or the shard does not fit it, p is outside
             [0, 1], or the backend is unknown.
-        TypeError: a tensor is not dense and floating, the seed is not a tensor, p is one, or the shard is no shard.
+        TypeError: a tensor is not dense and floating, the seed is not a tensor, p is a tensor, or `shard` is not a
+            Shard.
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 

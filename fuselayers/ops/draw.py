@@ -39,17 +39,20 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     device = torch.device(device)
     if not is_intercepted():
         return _drawn(device)
-    # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls and knows only its own random ops as
-    # exceptions, so two draws with equal arguments would become one and two dropouts would share a mask. vmap checks
-    # `randomness` for torch's random ops only. An empty permutation is such an op: it takes no number from the
-    # generator, is never merged, raises where vmap forbids randomness, and is batched where samples must differ.
+    # Note: [a fresh tensor for every draw] torch's partitioner merges equal calls, except those of its own random ops.
+    # Two draws with equal arguments would become one, and two dropouts would share a mask. vmap too checks `randomness`
+    # for torch's random ops only. `randperm` is such an op: with 0 it takes no number from the generator, is never
+    # merged, raises where vmap forbids randomness, and is batched where samples must differ.
     fresh = torch.randperm(0, device=device)
     seed: Tensor = torch.ops.fuselayers.draw_seed(fresh, device=device)
     return seed
 
 
 class _Seeds:
-    """The seeds of a step: which layer runs, and how many seeds it has drawn. The first entry is for no layer."""
+    """The seeds of a step: a stack of the layers that run, each with the number of seeds it has drawn.
+
+    The first entry stands for code outside of all layers.
+    """
 
     def __init__(self, model: nn.Module, prefix: str) -> None:
         self.prefix = prefix
@@ -68,7 +71,7 @@ class _Seeds:
         number, drawn = self.layers[-1]
         self.layers[-1][1] += 1
         digest = hashlib.blake2b(f"{self.prefix}/{number}/{drawn}".encode(), digest_size=8).digest()
-        # Filled, not copied, which would make a GPU wait.
+        # Filling does not synchronise with a GPU, as a copy would.
         return torch.full((), int.from_bytes(digest, "little", signed=True), dtype=torch.int64, device=device)
 
 
@@ -77,20 +80,20 @@ _seeds: _Seeds | None = None
 
 @contextmanager
 def seeds(model: nn.Module, seed: int, *, step: int = 0, micro_batch: int = 0) -> Iterator[None]:
-    """Within it, a layer's seed is a function of these numbers and of the layer's place in the model.
+    """Inside this context, a layer's seed is a function of these numbers and of the layer's place in the model.
 
     Torch's generator is neither read nor changed, so masks survive `checkpoint(preserve_rng_state=False)`, if backward
-    runs within it too. A layer that runs twice in a step draws the same mask again. What is checkpointed must be a
-    module or call modules that draw; where the whole model is compiled, its seeds follow the order of the draws.
+    runs inside the context too. A layer that runs twice in a step draws the same mask again. A checkpointed function
+    must be a module, or call modules that draw. Where the whole model is compiled, seeds follow the order of the draws.
 
     Args:
-        model: whose layers draw.
-        seed: of the run; another one for each data-parallel rank.
-        step: of the run.
-        micro_batch: of the step.
+        model: the model whose layers draw.
+        seed: the run's seed; each data-parallel rank needs a different seed.
+        step: the step of the run.
+        micro_batch: the micro-batch of the step.
 
     Raises:
-        RuntimeError: inside another one.
+        RuntimeError: inside another `seeds`.
 
     >>> layer = nn.Dropout(0.5)
     >>> with seeds(layer, 7, step=1):
@@ -126,8 +129,8 @@ def seed_or_draw(x: Tensor, p: float, *, training: bool, seed: Tensor | None) ->
     return draw_seed(device=x.device) if seed is None else seed
 
 
-# The tag tells partitioners and checkpoint policies that the draw must not run twice. The device is keyword-only, where
-# selective checkpointing looks for it when it replays the call.
+# The tag tells partitioners and checkpoint policies that the draw must not run twice. The device is keyword-only,
+# because selective checkpointing reads it from the keywords when it replays the call.
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("draw_seed(Tensor fresh, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
 
@@ -143,8 +146,8 @@ def _drawn(device: torch.device) -> Tensor:
 
 
 def _empty_seed(fresh: Tensor, *, device: torch.device) -> Tensor:
-    # The n-th dropout of a model gets the n-th seed, whatever order a compiler prefers. No other hook of torch runs
-    # before every lowering.
+    # The n-th dropout of a model gets the n-th seed, in whatever order a compiler runs them. No other hook of torch
+    # runs before every lowering.
     keep_order_in_inductor(torch.ops.fuselayers.draw_seed.default)
     return torch.empty((), dtype=torch.int64, device=device)
 

@@ -10,7 +10,7 @@ The product is computed in float32 at least and rounded once, to x's dtype. p is
 
 Saved for backward: the seed, 8 bytes for any size of x; for a shard also its row indices, 8 bytes each. torch's own
 dropout saves a mask of one byte per element. Under plain `torch.compile`, torch's partitioner may still save a mask:
-where a later op needs y, it weighs saving y against recomputing it. `fuselayers.partition.fuse` never saves one. In
+where a later op needs y, it weighs saving y against recomputing it. `fuselayers.partition.fuse` never saves a mask. In
 eager mode and under a compiler the formula allocates a mask in forward and backward, of a byte per element on a GPU.
 
 Bytes moved by the kernel, in elements of x: 2, forward and backward.
@@ -77,8 +77,8 @@ def dropout(
 
 def dropout_formula(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     """Return the dropout of x at a position in a larger tensor. Used by the formulas of all ops with dropout."""
-    # Note: [three functions] Dynamo refuses a function with its own jvp, and differentiates the trace. Transforms need
-    # a vmap rule and a jvp. Eager mode needs neither, see _EagerDropout.
+    # Note: [three functions] Dynamo refuses an autograd function with a jvp, and differentiates the trace itself.
+    # Transforms need a vmap rule and a jvp. Eager mode needs neither, see _EagerDropout.
     y: Tensor
     if is_compiling():
         y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
@@ -116,8 +116,8 @@ def _masked(
     wide = torch.promote_types(x.dtype, torch.float32)
     factor = keep_factors(seed, x.shape, row_R, first_column, p=p, again=again).to(wide) * keep_scale(p)
     y = x.to(wide) * factor
-    # Note: [no cast that does nothing] If an autograd function ends in one, Dynamo of torch 2.11 silently loses the
-    # incoming gradient, and every gradient before it is zero.
+    # Note: [no cast that does nothing] If an autograd function ends in such a cast, Dynamo of torch 2.11 silently loses
+    # the incoming gradient, and every gradient before it is zero.
     return y if x.dtype == wide else y.to(x.dtype)
 
 
@@ -161,9 +161,9 @@ class _TracedDropout(torch.autograd.Function):
 
 
 class _EagerDropout(torch.autograd.Function):
-    """`drop` is the formula or the op.
+    """Dropout by `drop`, which is the formula or the op.
 
-    It has no `setup_context`: with one, torch inspects the signature at each call, which takes 40 us.
+    It has no `setup_context`: with `setup_context`, torch inspects the signature at each call, which takes 40 us.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""elementwise -- y = dropout(activation(x + bias), p) + residual, of which each op with dropout has its part.
+"""elementwise -- y = dropout(activation(x + bias), p) + residual; each op with dropout uses a part of it.
 
-The forward kernel of bias_activation_dropout and bias_dropout_residual, and the kernel of dropout. Absent parts
+It is the forward kernel of bias_activation_dropout and bias_dropout_residual, and the kernel of dropout. Absent parts
 take no instructions: Triton compiles the kernel for each combination.
 """
 
@@ -37,9 +37,9 @@ def launch_elementwise(
     Args:
         x, residual: [..., N]; x may have no dimension.
         y: the result, in the dtype to round to.
-        seed: of the mask; None drops nothing.
+        seed: the mask's seed; None drops nothing.
         row_R, first_column: the position in a larger tensor, as `shards.locate` returns it.
-        p: of the dropout.
+        p: the dropout probability.
         bias: [N].
         activation: as in `activate`.
     """
@@ -72,7 +72,7 @@ def launch_elementwise(
 
 
 def mask_arguments(seed: Tensor | None, row_R: Tensor | None, first_column: int, p: float) -> tuple[Any, ...]:
-    """Return a mask as the kernels in C++ take it."""
+    """Return a mask as arguments of the kernels in C++."""
     return pointer(seed), pointer(row_R), first_column, *mask_numbers(p)
 
 

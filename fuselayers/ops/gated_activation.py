@@ -47,7 +47,7 @@ def gated_activation(
     Raises:
         ValueError: gate has no dimension, up does not fit it, a packed gate has an odd width, or the activation or the
             backend is unknown.
-        TypeError: a tensor is not dense and floating, or the activation is no name.
+        TypeError: a tensor is not dense and floating, or the activation is not a string.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

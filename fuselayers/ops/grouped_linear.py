@@ -1,4 +1,4 @@
-"""grouped_linear -- rows in groups, each group through a linear layer of its own. Used by mixtures of experts.
+"""grouped_linear -- rows in groups, each group through its own linear layer. Used by mixtures of experts.
 
     x, y      [R, D], [R, F]   R rows, sorted by group
     weights   E of [F, D]      E groups
@@ -6,9 +6,10 @@
 
     y[r] = x[r] weights[e]^T    dx = grouped_linear(dy, weights^T)    dweights[e] = sum over its rows of dy[r]^T x[r]
 
-All shapes are fixed, so compilers see two ops without sizes that depend on data. torch's own `grouped_mm` (2.13) takes
-no float64, and fake tensors in bfloat16 only. On a GPU it multiplies bfloat16 without reading `ends` on the host; other
-dtypes, and rows that are no multiple of 16 bytes, are read there, group by group.
+All shapes are fixed, so compilers see two ops without sizes that depend on data. torch's own `grouped_mm` (2.13) does
+not support float64, and supports fake tensors in bfloat16 only. On a GPU this op calls it for bfloat16, and the host
+does not read `ends`. For other dtypes, and for rows that are not a multiple of 16 bytes, the host reads `ends` and
+starts a matmul per group.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,10 @@ __all__ = ["grouped_linear"]
 
 
 def grouped_linear(x_RD: Tensor, weights: Sequence[Tensor], ends_E: Tensor) -> Tensor:
-    """Return x with the rows of each group times its weight, [F, D], transposed. Under autocast as `F.linear`.
+    """Return the rows of each group times the transpose of its weight, [F, D]. Autocast applies as for `F.linear`.
 
-    `ends` never falls and never passes R; nothing checks it. The op has no rule for transforms of `torch.func` and for
-    forward mode: mixtures of experts call each expert there.
+    `ends` must not decrease and must not exceed R; this is not checked. The op does not support transforms of
+    `torch.func` and forward mode: mixtures of experts call each expert there.
     """
     lower = autocast_dtype(x_RD.device)
     if lower is not None and x_RD.dtype != torch.float64:

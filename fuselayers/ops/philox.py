@@ -50,14 +50,14 @@ _WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
 _WEYL: Final = (0x9E3779B9, 0xBB67AE85)
 
-# Note [one kernel for all masks] says why. Tests of code for a GPU, on a CPU, set it to bool.
+# See [one kernel for all masks]. Tests that run GPU code on a CPU set it to bool.
 _dtype_on_cpu = torch.bfloat16
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def philox_4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
-    """Return the four 32-bit words Philox 4x32 makes of `counter` and `key`.
+    """Return the four 32-bit words that Philox 4x32 computes from `counter` and `key`.
 
     Args:
         counter: four int64 tensors with values in [0, 2**32), broadcastable against each other.
@@ -78,7 +78,7 @@ def philox_4x32(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
 
 
 def _multiply(a: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """The high and the low 32 bits of a * multiplier, both operands below 2**32."""
+    """Return the high and the low 32 bits of a * multiplier; both operands are below 2**32."""
     # Note: [no product above 2**63] a * multiplier would need 64 unsigned bits. In int64 it overflows, which is
     # undefined in the C++ that Inductor writes: gcc assumes a non-negative product, drops the mask that clears the
     # sign, and the words are wrong wherever the operand is a scalar. Both multipliers are above 2**31, so the product
@@ -135,7 +135,7 @@ def keep_mask(seed: Tensor, shape: Sequence[int], *, p: float, shard: Shard | No
         seed: int64 tensor of shape [], for example from `draw_seed`.
         shape: the shape of the dropout's input; the last dimension counts columns, the others rows.
         p: the probability of dropping an element, 0 <= p <= 1, rounded to a multiple of 1/65536.
-        shard: the position of that tensor in the one it was cut from; None for a whole tensor.
+        shard: the position of that tensor in the tensor it was cut from; None for a whole tensor.
 
     Raises:
         ValueError: p is outside [0, 1], the seed is not an int64 tensor of shape [], or the shape does not fit the
@@ -169,7 +169,7 @@ def keep_factors(
     Args:
         seed, shape, p: as for `keep_mask`.
         row_R: `row_indices`, or None for a whole tensor.
-        first_column: the column of the whole tensor at which this one begins.
+        first_column: the column of the whole tensor at which this tensor begins.
         again: True in backward; the mask is the same, see [forward and backward do not share].
     """
     columns = shape[-1] if len(shape) else 1
@@ -179,7 +179,7 @@ def keep_factors(
     num_rows = 1
     for size in shape[:-1]:
         num_rows = num_rows * size
-    # torch.jit.trace makes constants of the sizes that a registered op takes, and the trace needs this library to load.
+    # torch.jit.trace would record the sizes of a registered op as constants, and the trace would need this library.
     make = _keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
     keep = make(seed, row_R, num_rows, first_group, groups, threshold, again=again)
     kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
@@ -220,18 +220,18 @@ _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped
 
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
-# mask for backward, since it does not know that our op is cheap to recompute. `again` changes only the call, so that
-# backward makes its own, which needs the seed alone. Inductor's cache on disk knows an op by its name and arguments,
-# not by the dtype that it returns: with another dtype it needs another name.
+# mask for backward, since it does not list our op as recomputable. `again` changes only the call, so that backward
+# recomputes the mask from the seed. Inductor's cache on disk identifies an op by its name and arguments, not by the
+# dtype of its result: with another dtype it needs another name.
 _library.define(  # type: ignore[no-untyped-call]
     "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
     "int threshold, *, bool again=False) -> Tensor"
 )
 
 
-# Note: [one kernel for all masks] Compilers do not look into this op, but fuse the use of the mask with its neighbours.
-# On a CPU the ten rounds, some 400 operations, would be C++ in every kernel with dropout, and Inductor's int64 does not
-# vectorise without a 64-bit multiply. The mask is bfloat16 there, which Inductor's C++ reads at memory speed with
+# Note: [one kernel for all masks] Compilers do not trace this op, but fuse the use of the mask with its neighbours.
+# On a CPU every kernel with dropout would contain the ten rounds, some 400 operations, and Inductor's int64 code does
+# not vectorise without a 64-bit multiply. The mask is bfloat16 there, which Inductor's C++ reads at memory speed with
 # AVX-512 and AVX2. With AVX2 a uint8 or a bool takes four times as long (2048x512 float32, two cores of an AMD EPYC,
 # times a mask: 0.18 ms as bfloat16, 0.77 as uint8, 0.22 as float32).
 # On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
@@ -247,7 +247,7 @@ def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool 
 
 
 def keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
-    """Run the op `keep_factors` on a GPU, or in Triton's interpreter, which the tests do."""
+    """Run the op `keep_factors` on a GPU, or in Triton's interpreter, as the tests do."""
     num_rows, first_group, groups, threshold = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
         return _keep_by_formula(seed, row_R, *numbers)
@@ -290,7 +290,7 @@ torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, 
 
 @tile_function
 def _philox_4x32_tile(seed, c0, c1, c2, c3):  # type: ignore[no-untyped-def]
-    # One 64-bit product, where `tl.philox` takes a high and a low one: 8 instructions per element fewer.
+    # One 64-bit product: `tl.philox` computes a high and a low product, 8 instructions per element more.
     k0 = seed.to(tl.uint32)
     k1 = (seed >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
@@ -331,7 +331,7 @@ def keep_tile(  # type: ignore[no-untyped-def]
     row_word = zero + rows.to(tl.uint32)[:, None]
     w0, w1, w2, w3 = _philox_4x32_tile(seed, zero + group.to(tl.uint32)[None, :], row_word, zero, zero)
     # A lane is compared in the upper half of its word; the lower half cannot change the result. The threshold of p = 1
-    # does not fit there: all are kept, and the scale of 0 drops them.
+    # does not fit there: all elements are kept, and the scale of 0 drops them.
     lowest = threshold.to(tl.uint32) << 16
     even = tl.join(
         tl.join((w0 << 16) >= lowest, (w2 << 16) >= lowest), tl.join((w1 << 16) >= lowest, (w3 << 16) >= lowest)

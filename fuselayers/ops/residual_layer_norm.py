@@ -38,7 +38,7 @@ def residual_layer_norm(
     Raises:
         ValueError: x has no dimension, residual, weight or bias does not fit it, eps is negative or not finite, or the
             backend is unknown.
-        TypeError: a tensor is not dense and floating, or eps is no number.
+        TypeError: a tensor is not dense and floating, or eps is not a number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

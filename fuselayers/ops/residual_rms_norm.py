@@ -29,7 +29,7 @@ def residual_rms_norm(
     Raises:
         ValueError: x has no dimension, residual or weight does not fit it, eps is negative or not finite, or the
             backend is unknown.
-        TypeError: a tensor is not dense and floating, or eps is no number.
+        TypeError: a tensor is not dense and floating, or eps is not a number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

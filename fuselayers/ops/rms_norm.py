@@ -28,7 +28,7 @@ def rms_norm(x: Tensor, *, weight: Tensor, eps: float = 1e-6, backend: str = "au
     Raises:
         ValueError: x has no dimension, weight does not fit it, eps is negative or not finite, or the backend is
             unknown.
-        TypeError: a tensor is not dense and floating, or eps is no number.
+        TypeError: a tensor is not dense and floating, or eps is not a number.
         RuntimeError: the requested backend cannot take the call.
 
     >>> import torch

@@ -132,7 +132,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     width = 2 * cos.shape[-1]
     first, second = _pairs(x, cos, interleaved)
     turned = first * cos - second * sin, second * cos + first * sin
-    # Not flatten, which torch does not do for batched gradients.
+    # Not flatten, which does not support batched gradients.
     y = torch.stack(turned, -1).reshape(*x.shape[:-1], width) if interleaved else torch.cat(turned, dim=-1)
     y = y.to(x.dtype)
     return y if width == x.shape[-1] else torch.cat((y, x[..., width:]), dim=-1)
@@ -205,7 +205,7 @@ def _rotated(
 
     The gradient of a rotation is a rotation, so it is differentiable any number of times.
     """
-    # Backward may run in a transform, or on batched gradients, for which torch has no rule of an op that takes a list.
+    # Backward may run in a transform or on batched gradients, and torch has no batching rule for an op with a list.
     if (not is_compiling() and transforms_are_active()) or any(map(is_batched_gradient, heads)):
         tables = cos.unsqueeze(-3), (-sin if back else sin).unsqueeze(-3)
         return [_rotate(x, *tables, interleaved) for x in heads]

@@ -27,12 +27,12 @@ __all__ = [
 # The tile of a program with four warps: 32 elements per thread, in 16 bits four loads of 128 bits.
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
-MOST_PROGRAMS: Final = 65535  # of a grid in y and in z; in x they are 2**31 - 1
+MOST_PROGRAMS: Final = 65535  # the limit of a grid in y and in z; in x it is 2**31 - 1
 # The longest row that a kernel holds in registers.
 _LONGEST_ROW: Final = 8192
 _PIECE: Final = 4096
 WARPS_WITH_SUMS: Final = 16
-"""Warps per processor of a persistent kernel that writes sums. They load enough, and more would write more sums."""
+"""Warps per processor of a persistent kernel that writes sums. They load fast enough; more would write more sums."""
 _ELEMENTS: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 
@@ -75,7 +75,7 @@ def elementwise_plan(itemsize: int, num_rows: int, num_columns: int, *strides: i
 
 @tile_function
 def column_tile():  # type: ignore[no-untyped-def]
-    """Return the tile of columns of a program in an `ElementwisePlan`; the last ones may lie beyond the row."""
+    """Return the tile of columns of a program in an `ElementwisePlan`; the last tiles may lie beyond the row."""
     return tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
 
 
@@ -97,7 +97,7 @@ def vector_of(num_columns: int, *strides: int) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
-    """Return the tile of a kernel that needs whole rows: is the row split, rows, columns, number of warps.
+    """Return the tile of a kernel that needs whole rows: whether rows are split, rows, columns, number of warps.
 
     Used by the norms.
 

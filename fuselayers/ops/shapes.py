@@ -10,7 +10,7 @@ from .implementations import autocast_dtype
 __all__ = ["check_dense", "check_floating", "check_like", "check_linear", "check_row_vector", "check_rows"]
 
 
-# Those of 8 bits and less are made for matrix products with scales; sparse tensors would need ops of their own.
+# Floats of 8 bits and less are for matrix products with scales. Sparse tensors would need other ops.
 _DTYPES: Final = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
 _DENSE: Final = torch.strided
 
@@ -30,13 +30,13 @@ def check_floating(name: str, x: Tensor) -> None:
 
 
 def check_dense(name: str, x: Tensor) -> None:
-    """Raise TypeError if `x` is sparse, or of a library's own layout. Used for masks and targets too."""
+    """Raise TypeError unless `x` has a strided or jagged layout. Used for masks and targets too."""
     if x.layout not in (_DENSE, torch.jagged):
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}; call .to_dense()")
 
 
 def check_rows(name: str, x: Tensor) -> None:
-    """Raise unless `x` is [..., N] and floating. Used by every op that looks along the last dimension."""
+    """Raise unless `x` is [..., N] and floating. Used by every op that works along the last dimension."""
     if not (isinstance(x, Tensor) and x.dtype in _DTYPES and x.layout is _DENSE):
         check_floating(name, x)
     if not x.dim():
@@ -69,7 +69,7 @@ def check_like(name: str, other: Tensor, x: Tensor) -> None:
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """Raise unless x [..., D], weight [V, D] and bias [V] or None fit each other, as for F.linear, and V is not 0.
 
-    All are of one device and, outside autocast, of one dtype. Used by the losses with a linear layer.
+    All must be on one device and, outside autocast, have one dtype. Used by the losses with a linear layer.
     """
     check_rows("x", x)
     check_floating("weight", weight)

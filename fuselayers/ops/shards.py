@@ -1,4 +1,4 @@
-"""shards -- the position of a tensor in the one it was cut from, so that dropout's mask does not depend on the cut.
+"""shards -- the position of a tensor in the tensor it was cut from. Dropout's mask then does not depend on the cut.
 
 Tensor, sequence and data parallelism give each process a block of a tensor. With its `Shard` and a common seed, each
 process computes its block of the mask of the whole tensor.
@@ -23,7 +23,7 @@ class Shard:
 
     Raises:
         ValueError: start and shape are empty or differ in length, or the block begins outside of the whole tensor.
-        TypeError: a number is no integer.
+        TypeError: a number is not an integer.
 
     >>> Shard(start=(0, 512, 0), shape=(8, 1024, 768))  # the second half of the tokens
     Shard(start=(0, 512, 0), shape=(8, 1024, 768))

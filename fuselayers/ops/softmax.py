@@ -8,12 +8,12 @@ Causal: query t sees keys 0..t, for any T and S. That is `torch.ones(T, S).tril(
 scaled_dot_product_attention documents its `is_causal`. Queries at the end of longer keys need a mask:
 `torch.ones(T, S, dtype=torch.bool).tril(S - T)`.
 
-Hidden positions are 0, log_softmax -inf, and have no influence: a NaN there changes nothing. A row without visible
-positions is all that, and its gradient is 0; torch.softmax would give NaN. Visible positions behave as in torch: with
-NaN or inf among them, or with only -inf, all of them become NaN.
+Hidden positions become 0, or -inf in log_softmax, and have no influence: a NaN there changes nothing. A row without
+visible positions is 0, or -inf, throughout, and its gradient is 0; torch.softmax would give NaN. Visible positions
+behave as in torch: with NaN or inf among them, or with only -inf, all of them become NaN.
 
 The arithmetic is float32 (float64 where scores are), scale and mask included; y is rounded once, to scores' dtype.
-Saved for backward: the softmax in float32 at least, and what is visible, one byte per element of the mask.
+Saved for backward: the softmax in float32 at least, and the visible positions, one byte per element of the mask.
 """
 
 import math
@@ -41,7 +41,7 @@ def softmax(scores: Tensor, mask: Tensor | None = None, *, causal: bool = False,
     Raises:
         ValueError: scores have no dimension, or fewer than two if causal; the mask does not fit scores or is on another
             device; or scale is not finite.
-        TypeError: scores are not dense and floating, the mask is neither bool nor floating, or scale is no number.
+        TypeError: scores are not dense and floating, the mask is neither bool nor floating, or scale is not a number.
 
     >>> import torch
     >>> softmax(torch.zeros(3, 3), torch.tensor([True, True, False]), causal=True)
@@ -55,8 +55,8 @@ def softmax(scores: Tensor, mask: Tensor | None = None, *, causal: bool = False,
 def log_softmax(scores: Tensor, mask: Tensor | None = None, *, causal: bool = False, scale: float = 1.0) -> Tensor:
     """Return log(softmax(scale * scores + mask)) over the last dimension, of scores' shape and dtype.
 
-    A hidden position is -inf, with gradient 0, and so is every position of a row without visible ones. The arguments
-    and errors are those of `softmax`.
+    A hidden position is -inf, with gradient 0, and so is every position of a row without visible positions. The
+    arguments and errors are those of `softmax`.
 
     >>> import torch
     >>> log_softmax(torch.zeros(2), torch.tensor([0.0, -torch.inf]))
@@ -86,8 +86,8 @@ def _softmax(scores: Tensor, mask: Tensor | None, causal: bool, scale: float, *,
     if mask is not None:
         if mask.dtype != torch.bool:
             wide = wide + mask.to(wide.dtype)
-        # A row without visible positions is filled with 0: only -inf would give NaN within, in backward too, which
-        # anomaly detection reports. On a CPU any() of bytes takes a tenth of the time of bools.
+        # A row without visible positions is filled with 0. Filled with -inf it would become NaN, in backward too, and
+        # anomaly detection would report that. On a CPU any() takes a tenth of the time for bytes as for bools.
         hidden_value = torch.where(visible.to(torch.uint8).any(-1, keepdim=True).bool(), hidden_value, 0.0)
     y = function(torch.where(visible, wide, hidden_value), -1)
     return torch.where(visible, y, -math.inf if log else 0.0).to(scores.dtype)

@@ -24,14 +24,14 @@ def sum_of_rows(x: Tensor) -> Tensor:
     tensor([6., 6., 6., 6.])
     """
     wide = torch.promote_types(x.dtype, torch.float32)
-    # Not x.flatten, which torch does not do for batched gradients.
+    # Not x.flatten, which does not support batched gradients.
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
 
 
 def sum_partials(partial_PN: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the sums of the programs of a kernel, [P, ...] in float32, over P, rounded once to `dtype`.
+    """Return the partial sums of P programs, [P, ...] in float32, summed over P and rounded once to `dtype`.
 
-    One kernel, where a sum and a cast for each gradient would be up to four.
+    This is one kernel. A sum and a cast for each gradient would be up to four.
     """
     sums = torch.empty(partial_PN.shape[1:], dtype=dtype, device=partial_PN.device)
     width = sums.numel()

@@ -9,7 +9,7 @@ namespace {
 // Longer than PIECE, since each piece ends with two reductions: forward of 2048x1024 float32 takes 0.57 ms, with PIECE 0.75.
 constexpr int64_t LONG = 1024;
 
-// A logit alone. Rows are pieces elsewhere.
+// One logit. Elsewhere rows are read in pieces.
 float at(const Rows& logits, int64_t row, int64_t column) {
   float value;
   logits.load(&value, row, column, 1);
@@ -34,8 +34,8 @@ extern "C" void cross_entropy_forward(Rows logits, const int64_t* target, int64_
       losses[row] = largest[row] = log_total[row] = 0.0f;
       return;
     }
-    // One read of the row: where a piece has a new largest logit, the sums so far are moved to it. `below` is the sum of
-    // the differences to it, of which a common offset of the logits takes no digits.
+    // The row is read once. Where a piece has a new largest logit, the sums so far are rescaled to it. `below` is the
+    // sum of the differences to it, so a common offset of the logits costs no precision.
     float m = -INFINITY;
     double total = 0.0, below = 0.0;
     for (int64_t column = 0; column < classes; column += LONG) {

@@ -1,15 +1,15 @@
-// dropout(activation(x + bias)) + residual, of which each op has its part, and the mask alone.
+// dropout(activation(x + bias)) + residual, of which each op uses a part; and the mask by itself.
 
 #include "philox.h"
 
 using namespace fuselayers;
 
-// The hash of this folder's sources; library.py compares it with that of the files.
+// The hash of this folder's sources; library.py compares it with the hash of the files.
 extern "C" const char* const fuselayers_sources = SOURCES;
 
 namespace {
 
-// A wide tensor of few rows is cut into stretches of columns too.
+// Rows are also cut into stretches of columns, so that a wide tensor of few rows has many tasks.
 constexpr int64_t STRETCH = 32 * PIECE;
 
 }  // namespace
@@ -35,8 +35,8 @@ extern "C" void elementwise_forward(Rows x, Rows residual, const float* bias, Ro
   });
 }
 
-// dy, x, dx: [rows, columns]; x may be absent, for the identity. bias: [columns] or null; dbias: [columns], or null
-// where it is not wanted.
+// dy, x, dx: [rows, columns]; x may be absent, for the identity. bias: [columns] or null; dbias: [columns], or null if
+// it is not needed.
 extern "C" void elementwise_backward(Rows dy, Rows x, const float* bias, Rows dx, float* dbias, const char* activation,
                                      const int64_t* seed, const int64_t* row_indices, int64_t first_column,
                                      int64_t threshold, float scale, int64_t rows, int64_t columns, int threads) {

@@ -1,8 +1,8 @@
 """library -- load the C++ of this folder, and pass tensors to it.
 
 `setup.py` compiles the same sources for AVX-512, for AVX2 and for any machine of the platform. `torch.backends.cpu`
-tells which of them this machine gets, so ATEN_CPU_CAPABILITY selects it, as it does torch's own kernels. The libraries
-have a C interface and know nothing of Python and torch; they share torch's OpenMP, whose name is theirs too.
+selects one of these libraries, so ATEN_CPU_CAPABILITY applies to them as to torch's own kernels. The libraries have a C
+interface and use neither Python nor torch. They share torch's OpenMP, because they link to a library of that name.
 """
 
 import ctypes
@@ -29,10 +29,10 @@ _TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 
 class Rows(ctypes.Structure):
-    """A tensor [R, N] as the kernels take it; all zeros for an absent one."""
+    """A tensor [R, N] as the kernels take it; all zeros for an absent tensor."""
 
     _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64), ("type", ctypes.c_int32))
-    tensor: Tensor  # which holds the memory
+    tensor: Tensor  # keeps the memory alive
 
 
 class Heads(ctypes.Structure):
@@ -46,7 +46,7 @@ class Heads(ctypes.Structure):
 
     @classmethod
     def of(cls, x_BHTC: Tensor) -> "Heads":
-        """Return a tensor as the kernels take it; the caller holds it."""
+        """Return a tensor as the kernels take it; the caller must keep the tensor alive."""
         return cls(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], _TYPES[x_BHTC.dtype])
 
 
@@ -77,7 +77,7 @@ _ABSENT: Final = Rows()
 
 
 def rows(x: Tensor | None) -> Rows:
-    """Return x, [..., N], as the kernels take it; copied if its columns or its rows do not lie at one distance."""
+    """Return x, [..., N], as the kernels take it; copied unless columns are adjacent and rows have a single stride."""
     if x is None:
         return _ABSENT
     if x.is_contiguous():
@@ -92,12 +92,12 @@ def rows(x: Tensor | None) -> Rows:
 
 
 def vector(x: Tensor | None) -> Tensor | None:
-    """Return a weight or a bias as the kernels read it: float32, side by side."""
+    """Return a weight or a bias as the kernels read it: float32 and contiguous."""
     return None if x is None else x.float().contiguous()
 
 
 def pointer(x: Tensor | None) -> int | None:
-    """Return the address of a tensor, which the caller holds."""
+    """Return the address of a tensor; the caller must keep the tensor alive."""
     return None if x is None else x.data_ptr()
 
 
@@ -113,7 +113,7 @@ def run(name: str, *arguments: Any) -> None:
 
 @constant_in_dynamo
 def has_kernels() -> bool:
-    """Return whether the library was built for this machine; where it was not, say so once."""
+    """Return whether the library was built for this machine; warn once if it was not."""
     return _library() is not None
 
 
@@ -144,6 +144,9 @@ def _warn(message: str) -> None:
 
 
 def sources_hash() -> str:
-    """Return the hash of the C++ that `setup.py` compiles in: a library of other sources is not called."""
+    """Return the hash of the C++ sources, which `setup.py` compiles into the library.
+
+    A library of other sources is not called.
+    """
     paths = sorted(path for path in _FOLDER.iterdir() if path.suffix in (".cpp", ".h"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()[:16]

@@ -1,5 +1,5 @@
-// Elementwise functions in float32, written so that the compiler makes vectors of the loops around them: no branches, no
-// calls. Infinities and NaN come out as torch's formulas give them.
+// Elementwise functions in float32, written so that the compiler vectorises the loops around them: no branches, no
+// calls. Infinities and NaN give the same results as in torch's formulas.
 
 #pragma once
 
@@ -64,7 +64,7 @@ inline float normal(float z) {
 
 inline float normal_density(float z) { return 0.39894228f * exponential(-0.5f * z * z); }
 
-// An activation has `value(z)` and `gradient(z, dy)`, dy times its slope. Where the slope is undefined it is torch's.
+// An activation has `value(z)` and `gradient(z, dy)`, dy times its slope. Where the slope is undefined, it is torch's.
 
 struct Identity {
   static float value(float z) { return z; }

@@ -1,7 +1,7 @@
 // Layer norm and RMS norm after bias, dropout and residual sum; normalise/formula.py has the formula.
 //
-// A thread holds one row in float32. 16-bit rows have two statistics: y comes from s before it is rounded, backward reads
-// the rounded s and needs those of that one.
+// A thread holds one row in float32. 16-bit rows have two statistics: y is computed from s before rounding; backward
+// reads the rounded s and needs its statistics.
 
 #include "philox.h"
 

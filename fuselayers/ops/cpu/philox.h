@@ -20,7 +20,7 @@
 namespace fuselayers {
 
 constexpr uint16_t ONE = 0x3F80;    // in bfloat16
-constexpr int64_t GROUP = 8;        // columns that one call of Philox serves
+constexpr int64_t GROUP = 8;        // columns per call of Philox
 
 #if defined(CPU_CAPABILITY_AVX512)
 
@@ -112,7 +112,7 @@ inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row,
 class Mask {
  public:
   // row_indices: [rows] in the whole tensor of a shard, or null for 0, 1, 2, ...; first_column: in that tensor.
-  // threshold: 0 to 65536, the lane value below which an element is dropped; scale: of the others.
+  // threshold: 0 to 65536, the lane value below which an element is dropped; scale: the factor of other elements.
   Mask(const int64_t* seed, const int64_t* row_indices, int64_t first_column, int64_t threshold, float scale)
       : row_indices_(row_indices), first_column_(first_column), scale_(scale), drops_(seed != nullptr) {
     if (!drops_) return;
@@ -125,7 +125,7 @@ class Mask {
   }
   explicit operator bool() const { return drops_; }
 
-  // Multiply a piece of a row, of at most PIECE elements, with its mask and the scale.
+  // Multiply a piece of a row, of at most PIECE elements, by its mask and the scale.
   void apply(float* values, int64_t row, int64_t column, int64_t size) const {
     if (!drops_) return;
     const int64_t first = first_column_ + column, skipped = first % GROUP;

@@ -4,9 +4,10 @@
 
 using namespace fuselayers;
 
-// A task takes a group of heads through a block of tokens, token by token, so that heads share what they read of the
-// tables. A group is all heads where they lie side by side, else as many as the processor fetches ahead at a time: q and k
-// of 4x8x512x128 float32 take 0.41 ms with 4 heads, 0.62 with 8, and 0.79 head by head (two cores of an AMD EPYC).
+// A task takes a group of heads through a block of tokens, token by token, so that the heads share reads of the tables.
+// If the heads of a token are adjacent, a group is all heads; else it is as many as the processor prefetches at a time:
+// q and k of 4x8x512x128 float32 take 0.41 ms with 4 heads, 0.62 with 8, and 0.79 head by head (two cores of an AMD
+// EPYC).
 constexpr int64_t TOKENS = 64, HEADS = 4;
 
 // Heads [B, H, T, C], in any order of the first three dimensions: strides in elements.
@@ -22,8 +23,9 @@ struct Heads {
   }
 };
 
-// x, y: [B, H, T, C]. cos, sin: [T, pairs] or [B, T, pairs], dense; `tables` is the stride from a sequence to the next, 0
-// where all share a table. Pair i is channels (i, i + pairs), or (2 i, 2 i + 1) if interleaved. back: turn by -angle.
+// x, y: [B, H, T, C]. cos, sin: [T, pairs] or [B, T, pairs], dense; `tables` is the stride from one sequence to the
+// next, 0 if all share a table. Pair i is channels (i, i + pairs), or (2 i, 2 i + 1) if interleaved. back: rotate by
+// -angle.
 extern "C" void rotary(Heads x, Heads y, const float* cos, const float* sin, int64_t tables, int64_t batch, int64_t heads,
                        int64_t tokens, int64_t channels, int64_t pairs, int interleaved, int back, int threads) {
   const float sign = back ? -1.0f : 1.0f;

@@ -1,9 +1,9 @@
 // Tensors as rows, read and written in float32 pieces that stay in the first cache; and the loops over rows.
 //
 // A kernel takes a piece through its steps one after the other: load, add, activate, drop, store. Each step is a loop
-// that the compiler makes vectors of, and the type of a tensor is looked at once per piece. A piece is small, so that the
-// processor fetches the next one meanwhile: with 512 columns gelu and dropout of 2048x1024 float32 take 1.16 ms forward
-// and 2.01 backward, with 128 they take 1.01 and 1.31 (two cores of an AMD EPYC, AVX-512).
+// that the compiler vectorises, and the type of a tensor is checked once per piece. A piece is small, so that the
+// processor fetches the next piece meanwhile: with 512 columns gelu and dropout of 2048x1024 float32 take 1.16 ms
+// forward and 2.01 backward, with 128 they take 1.01 and 1.31 (two cores of an AMD EPYC, AVX-512).
 
 #pragma once
 
@@ -29,8 +29,8 @@ inline uint16_t to_bfloat16(float value) {
   return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// float16 has another exponent. Its numbers below the normal ones are multiples of 2^-24, the last bit of 0.5: no
-// float32 on the way is below the normal ones, which torch.set_flush_denormal would make 0.
+// float16 has a narrower exponent. Its subnormal numbers are multiples of 2^-24, the last bit of 0.5. No float32 on the
+// way is subnormal, since torch.set_flush_denormal would make it 0.
 inline float from_float16(uint16_t bits) {
   const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16, rest = bits & 0x7FFF;
   const uint32_t normal = (rest << 13) + (112u << 23);
@@ -45,7 +45,7 @@ inline uint16_t to_float16(float value) {
   return static_cast<uint16_t>(sign | (rest >= 143u << 23 ? large : rest < 113u << 23 ? small : std::min(normal, 0x7C00u)));
 }
 
-// A tensor [rows, columns] whose columns lie side by side. A null pointer is an absent tensor.
+// A tensor [rows, columns] with adjacent columns. A null pointer is an absent tensor.
 struct Rows {
   void* data;
   int64_t stride;  // elements from one row to the next
@@ -53,14 +53,14 @@ struct Rows {
 
   explicit operator bool() const { return data != nullptr; }
 
-  // Ask the memory for what a later `load` reads.
+  // Prefetch the elements that a later `load` reads.
   void fetch(int64_t row, int64_t column, int64_t size) const {
     if (!data) return;
     const int64_t width = type == FLOAT32 ? 4 : 2;
     const char* const from = static_cast<const char*>(data) + (row * stride + column) * width;
     for (int64_t byte = 0; byte < size * width; byte += 64) __builtin_prefetch(from + byte);
   }
-  // `size` elements from (row, column) on: where they lie, or converted into the buffer.
+  // Return `size` elements from (row, column) on: in place, or converted into the buffer.
   const float* read(float* buffer, int64_t row, int64_t column, int64_t size) const {
     if (type == FLOAT32) return at<float>(row, column);
     load(buffer, row, column, size);
@@ -77,7 +77,7 @@ struct Rows {
 #pragma omp simd
     for (int64_t i = 0; i < size; ++i) out[i] += values[i];
   }
-  // Where to write a piece: in its place, or into the buffer, from which `store` then converts it.
+  // Return where to write a piece: in place, or into the buffer, from which `store` then converts it.
   float* place(float* buffer, int64_t row, int64_t column) const {
     return type == FLOAT32 ? at<float>(row, column) : buffer;
   }
@@ -105,7 +105,7 @@ void for_pieces(int64_t first, int64_t end, Step step) {
   for (int64_t column = first; column < end; column += PIECE) step(column, std::min(PIECE, end - column));
 }
 
-// A piece of x + bias, [columns]; bias may be null.
+// Load a piece of x + bias, [columns]; bias may be null.
 inline void load_sum(float* out, const Rows& x, const float* bias, int64_t row, int64_t column, int64_t size) {
   if (!bias) return x.load(out, row, column, size);
   float buffer[PIECE];
@@ -114,15 +114,15 @@ inline void load_sum(float* out, const Rows& x, const float* bias, int64_t row, 
   for (int64_t i = 0; i < size; ++i) out[i] = values[i] + bias[column + i];
 }
 
-// Run task(0) .. task(tasks - 1) on the threads. What a task computes does not depend on their number.
+// Run task(0) .. task(tasks - 1) on the threads. The result of a task does not depend on the number of threads.
 template <class Task>
 void parallel(int64_t tasks, int64_t elements, int threads, Task task) {
 #pragma omp parallel for num_threads(threads) if (threads > 1 && elements >= PARALLEL_FROM)
   for (int64_t index = 0; index < tasks; ++index) task(index);
 }
 
-// The sum of term(0) .. term(size - 1): in lanes, so that additions do not wait for each other, and in blocks, so that the
-// error does not grow with the size.
+// Return the sum of term(0) .. term(size - 1): in lanes, so that additions do not wait for each other, and in blocks,
+// so that the error does not grow with the size.
 template <class Term>
 float sum(int64_t size, Term term) {
   constexpr int64_t LANES = 64, BLOCK = 4096;
@@ -145,9 +145,10 @@ float sum(int64_t size, Term term) {
   return static_cast<float>(total);
 }
 
-// Sums over rows, such as the gradient of a bias: one task for each block of rows, whose sums are then added in order.
-// The blocks follow from the number of rows alone, so the result is the same for any number of threads. A few rows are
-// summed in float32, and these sums in float64: a long sum in float32 would have several times the error of torch's.
+// Sums over rows, such as the gradient of a bias: one task per block of rows; the sums of the blocks are added in
+// order. The blocks follow from the number of rows alone, so the result is the same for any number of threads. A few
+// rows are summed in float32, and these sums in float64: a long sum in float32 would have several times the error of
+// torch's sum.
 class RowSums {
  public:
   RowSums(int64_t rows, int64_t width)

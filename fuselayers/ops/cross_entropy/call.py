@@ -20,8 +20,9 @@ Saved for backward: logits, target, m and l (for "mean" the number of rows too),
 overwrite them. The eager formula saves log_softmax(logits), in float32 at least, and with a z-loss the logits too.
 
 Bytes moved by the kernels, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits).
-They skip ignored rows. Rows are read in pieces of 4096 with a running maximum, for any V, each while the one before is
-computed; short rows share a program. Another kernel of one program adds the losses and counts the rows.
+They skip ignored rows. Rows are read in pieces of 4096 with a running maximum, for any V; each piece is loaded while
+the previous one is computed. Short rows share a program. Another kernel of one program adds the losses and counts the
+rows.
 
 Note: [targets out of range] On the CPU a call raises an IndexError, as torch does. Kernels cannot raise without a
 synchronisation: there the loss and the gradient of such a row are NaN, and no memory outside of the row is read.
@@ -63,14 +64,15 @@ def cross_entropy(
         target: [...], int64: classes in [0, V), or ignore_index.
         ignore_index: rows with this target are ignored.
         label_smoothing: between 0 and 1, the share of the target spread evenly over all classes.
-        z_loss: times logsumexp(logits)^2 is added to a row's loss, which keeps the logits from drifting; 1e-4 in PaLM.
+        z_loss: the factor of logsumexp(logits)^2, which is added to a row's loss and keeps the logits from drifting;
+            1e-4 in PaLM.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
         backend: see `fuselayers.ops.implementations.dispatch`.
 
     Raises:
         ValueError: logits have no dimension or no class, target does not fit them, label_smoothing or z_loss is out of
             range, or the reduction or the backend is unknown.
-        TypeError: logits are not dense and floating, target is not int64, or an option is no number.
+        TypeError: logits are not dense and floating, target is not int64, or an option is not a number.
         IndexError: a target is out of range; Triton's kernels give NaN instead.
         RuntimeError: the requested backend cannot take the call.
 

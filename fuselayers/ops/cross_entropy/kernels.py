@@ -101,7 +101,7 @@ def _in_range(target: Tensor, num_classes: int) -> bool:
 
 
 def _peels(logits_RV: Tensor) -> bool:
-    """Return whether the kernels take the ends of rows of an odd width apart; see [the ends of a row]."""
+    """Return whether the kernels move the ends of rows of an odd width separately; see [the ends of a row]."""
     return logits_RV.shape[1] >= _PEELED_FROM and not logits_RV.data_ptr() % 16
 
 
@@ -140,7 +140,7 @@ def _launch_gradients(
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
     plan = elementwise_plan(logits.element_size(), *logits_RV.shape, logits_RV.stride(0))
     num_rows, width, logits_stride = plan.sizes
-    # The rows of dlogits must begin as those of the logits do.
+    # The rows of dlogits must have the same alignment as those of the logits.
     peel = logits_stride == width and plan.constants[0] == 1 and _peels(logits_RV)
     launch(
         _gradients_kernel,
@@ -164,8 +164,9 @@ def _empty_gradients(dloss: Tensor, count: Tensor | None, logits: Tensor, *_: An
 def _middle(start, width, PEEL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return where the middles of rows begin in memory, how far after the row's start, and their lengths.
 
-    Note: [the ends of a row] Rows of an odd width begin anywhere, and a thread moves eight neighbours at once from
-    multiples of eight only. The up to seven elements before the first and after the last are moved one by one.
+    Note: [the ends of a row] Rows of an odd width begin at any element, but a thread moves eight neighbours at once
+    only from a multiple of eight. Up to seven elements before the first and after the last multiple are moved one by
+    one.
     """
     begin = start
     if PEEL:
@@ -336,7 +337,7 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     begin, _, _ = _middle(out, width, PEEL)
     place = dlogits_ptr + begin[:, None] + columns[None, :]
     tl.store(place, dlogits.to(dlogits_ptr.dtype.element_ty), mask=in_column[:, None] & in_row)
-    if PEEL:  # noqa: SIM102 - Triton decides this one when it compiles, the other as it runs
+    if PEEL:  # noqa: SIM102 - Triton evaluates PEEL when it compiles, and the inner condition when it runs
         if first_column == 0:
             ends, in_ends = _ends(head, length, width)
             in_ends = in_ends & in_column[:, None]

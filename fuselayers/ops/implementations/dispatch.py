@@ -7,7 +7,7 @@ The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
                 tensor subclasses and in float64; else the kernels, on a CPU where they win (`Op`).
-                `fuse(backend="triton")` takes those of a GPU inside a compiled function too
+                `fuse(backend="triton")` takes the kernels of a GPU inside a compiled function too
     "eager"     the formula
     "cpp"       the kernels of a CPU, inside a compiled function too
     "triton"    the kernels of a GPU, inside a compiled function too
@@ -43,7 +43,7 @@ BACKENDS: Final = ("auto", "eager", "cpp", "triton")
 CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
-_NARROWEST: Final = 16  # rows of which the kernels in C++ beat plain torch where nothing is dropped
+_NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
@@ -54,16 +54,16 @@ _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-un
 class Op:
     """An op with kernels: its formula, and a function that runs the kernels.
 
-    On a GPU Dynamo leaves a call of it whole, as one node. The compiler of the graph decides: `fuse(backend="triton")`
-    finds `fused` in it, but for tensor subclasses and under transforms of `torch.func`; every other compiler finds
-    `formula`. Where the graph is run as it is, the op is called as in eager mode.
+    On a GPU Dynamo records a call as one node, and the compiler of the graph decides what the node becomes.
+    `fuse(backend="triton")` takes `fused`, except for tensor subclasses and under transforms of `torch.func`. Every
+    other compiler takes `formula`. A graph that runs without a compiler calls the op as in eager mode.
 
     Args:
-        name: of the node.
+        name: the name of the node.
         formula: the op in plain torch; its annotations are the node's schema.
-        fused: the same op and its gradients through the ops that `define` returned.
-        cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed it
-            takes them for any number: the formula's mask costs more than a call.
+        fused: the same op, with gradients, through the ops that `define` returned.
+        cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed
+            "auto" takes them at any size: the formula's mask costs more than a call.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class Op:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
         parameters = list(inspect.signature(formula).parameters)
         self._seed = parameters.index("seed") if "seed" in parameters else None
-        # Without defaults: torch leaves out arguments that are equal to theirs, and `fused` takes all of them.
+        # Without defaults: torch omits arguments that are equal to their defaults, and `fused` needs all of them.
         schema = re.sub("=[^,)]+", "", torch.library.infer_schema(formula, mutates_args=()))
         assert "[" not in schema, "a list has commas of its own"
         self._num_tensors = schema.partition(")")[0].count("Tensor")
-        # torch's cache on disk knows an op by its name, not by its code.
+        # torch's cache on disk identifies an op by its name, not by its code.
         name = f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
         _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
@@ -134,7 +134,7 @@ class Op:
         return self._seed is not None and tensors[self._seed] is not None
 
     def _is_large(self, first: Tensor) -> bool:
-        # A kernel goes row by row, and a row has its own cost.
+        # A kernel works row by row, and each row has a fixed cost.
         return first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST
 
     def _inside_the_node(self, *arguments: Any) -> Any:
@@ -166,8 +166,8 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     Raises:
         ValueError: no such backend.
         BackendUnavailableError: "cpp" or "triton" where it cannot run.
-        RuntimeError: one of them inside a transform of `torch.func`, for a tensor subclass, or for a dtype that the
-            kernels do not support.
+        RuntimeError: "cpp" or "triton" inside a transform of `torch.func`, for a tensor subclass, or for a dtype that
+            the kernels do not support.
     """
     if backend == "eager":
         return False
@@ -199,7 +199,7 @@ def _why_no_cpp(device: torch.device) -> str | None:
 
 
 def _is_on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda  # a function, so that tests without a GPU can stand in for it
+    return tensor.is_cuda  # a function, so that tests without a GPU can replace it
 
 
 def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
@@ -220,7 +220,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
 
 
 def in_cpp(tensor: Tensor) -> bool:
-    """Return whether the kernels of a tensor's device are those in C++. Used by what launches kernels."""
+    """Return whether the kernels for a tensor's device are those in C++. Used by functions that launch kernels."""
     return tensor.is_cpu and not INTERPRETED
 
 
@@ -234,7 +234,7 @@ def needs_grad(*arguments: Any) -> bool:
 
 
 def differentiable(function: type[torch.autograd.Function], forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls `forward`, inside its autograd function where autograd records the call."""
+    """Return a function that calls `forward`, or the autograd `function` where autograd records the call."""
 
     def call(*arguments: Any) -> Any:
         if needs_grad(*arguments):
@@ -253,9 +253,9 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def backward_takes_formula() -> bool:
-    """Return whether a backward needs the formula: neither autograd nor a transform can differentiate a kernel.
+    """Return whether a backward needs the formula, since neither autograd nor a transform can differentiate a kernel.
 
-    That is under `create_graph`, and in a transform of `torch.func`: backward may run in one though forward did not.
+    It does under `create_graph` and in a transform of `torch.func`, where backward may run though forward did not.
     """
     return torch.is_grad_enabled() or (not is_compiling() and transforms_are_active())
 
@@ -302,13 +302,13 @@ def define(
         schema: "name(Tensor x, ...) -> Tensor".
         launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
-        keys: of torch's dispatcher, for which `launch` is registered.
+        keys: the dispatch keys for which `launch` is registered.
     """
     name = schema.partition("(")[0]
     _library.define(schema)  # type: ignore[no-untyped-call]
     for key in keys:
         _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    # A call goes through torch's dispatcher, 4 us: a gradient may be a subclass, negated, or batched.
+    # A call goes through torch's dispatcher, which takes 4 us: a gradient may be a subclass, negated, or batched.
     op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
     return op

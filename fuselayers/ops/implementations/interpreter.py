@@ -1,13 +1,13 @@
-"""Patches for bugs of Triton's interpreter that our kernels meet. Applied by `launch` where TRITON_INTERPRET is set.
+"""Patches for bugs of Triton's interpreter that our kernels hit. `launch` applies them where TRITON_INTERPRET is set.
 
 The interpreter stores bfloat16 as 16-bit integers, and its cast from float32 truncates instead of rounding to nearest
 even. The patches mend the casts, accept loop bounds from NumPy 2.4 arrays, which Triton 3.6 does not, and add the
 functions of libdevice that we use. Checked with Triton 3.6, 3.7 and 3.8.
 
-Not patched, with an error: inline assembly, autotuning of several configs, atomics of bfloat16, the rest of libdevice.
-Not patched, without an error: bfloat16 and 8-bit floats compute as integers, so cast to float32 first, as our kernels
-do; a masked load without `other` gives 0, on a GPU anything; a variable may change its type in a loop; programs run one
-after another, without races, and atomics have an order.
+These are not patched and raise an error: inline assembly, autotuning of several configs, atomics of bfloat16, the rest
+of libdevice. These are not patched and raise no error: bfloat16 and 8-bit floats compute as integers, so cast to
+float32 first, as our kernels do; a masked load without `other` gives 0, on a GPU any value; a variable may change its
+type in a loop; programs run one after another, without races, and atomics have an order.
 """
 
 import os
@@ -18,7 +18,7 @@ import numpy as np
 from .triton_language import libdevice, tl
 
 INTERPRETED: Final = os.environ.get("TRITON_INTERPRET", "0") in ("1", "true", "on", "y", "yes")
-"""True where Triton's interpreter runs the kernels, on the CPU. Triton looks once, when a kernel is defined."""
+"""True where Triton's interpreter runs the kernels, on the CPU. Triton reads the variable when a kernel is defined."""
 
 _NAN: Final = np.uint16(0x7FC0)
 

@@ -25,15 +25,15 @@ _LARGEST_INT32: Final = (1 << 31) - 1
 _compiled: dict[tuple[Any, ...], Any] = {}
 _resident: dict[Any, int] = {}
 recorder: Any = None
-"""What takes all launches in place of a GPU: in a checkout `benchmarks.lint_kernels.record` sets it."""
+"""Takes all launches in place of a GPU. In a checkout, `benchmarks.lint_kernels.record` sets it."""
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
     """Decorate a Triton kernel; no numeric argument is specialised on.
 
-    By default Triton compiles another kernel for a 1 and for a multiple of 16. A constant tells our kernels that a
-    width is a multiple of 8, as wide loads and stores require (see `rows`). Profilers show the name of its op:
-    `_forward_kernel` of rotary is `rotary_forward_kernel`.
+    By default Triton compiles separate kernels for a 1 and for multiples of 16. A constant tells our kernels that a
+    width is a multiple of 8, as wide loads and stores require (see `rows`). In profilers the name has the op's name in
+    front: `_forward_kernel` of gated_activation is `gated_activation_forward_kernel`.
     """
     constants = {name for name, kind in fn.__annotations__.items() if "constexpr" in str(kind)}
     names = fn.__code__.co_varnames[: fn.__code__.co_argcount]
@@ -61,9 +61,9 @@ def launch(
             the device.
         constants: its compile-time constants in order, after the arguments.
         num_warps: warps per program.
-        persistent_warps: of a kernel whose programs take one tile after the other, the most warps on a processor, 64 at
-            most. grid then counts the tiles in x, and only as many programs start as the device runs at a time: more
-            would run alone after the others. None starts all of them.
+        persistent_warps: the most warps per processor, up to 64, of a kernel whose programs take one tile after the
+            other. The grid then counts the tiles in x, and only as many programs start as the device runs at a time:
+            more would run after the others, on a device that is nearly idle. None starts the whole grid.
     """
     if recorder is not None:
         recorded: int = recorder(function, grid, arguments, constants, num_warps, persistent_warps)
@@ -106,7 +106,7 @@ def persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
 
 
 def _resident_programs(compiled: Any, device: torch.device, num_warps: int) -> int:
-    compiled[1, 1, 1]  # loads the code, which tells its registers
+    compiled[1, 1, 1]  # loads the code, and with it the number of registers
     properties = torch.cuda.get_device_properties(device)
     return processor_of(properties).resident(
         registers=compiled.n_regs, shared=compiled.metadata.shared, threads=num_warps * properties.warp_size

@@ -14,11 +14,11 @@ class Processor(NamedTuple):
     """The resources of one processor (NVIDIA: SM, AMD: CU), which its programs share.
 
     Attributes:
-        registers: of 32 bits.
+        registers: the number of 32-bit registers.
         shared: bytes of shared memory.
-        reserved: bytes of shared memory that every program takes beside its own.
-        threads: at most.
-        programs: at most.
+        reserved: bytes of shared memory that every program takes in addition to what it asks for.
+        threads: the most threads at a time.
+        programs: the most programs at a time.
     """
 
     registers: int
@@ -31,9 +31,9 @@ class Processor(NamedTuple):
         """Return how many programs run at a time, at least one.
 
         Args:
-            registers: of a thread.
-            shared: bytes of a program.
-            threads: of a program.
+            registers: registers per thread.
+            shared: bytes of shared memory per program.
+            threads: threads per program.
 
         >>> NVIDIA.resident(registers=164, shared=24_644, threads=256)
         1

@@ -12,13 +12,13 @@ _own_kernels: Final = ContextVar("own_kernels", default=False)
 
 
 def takes_own_kernels() -> bool:
-    """True while a graph is compiled in which this library's ops are its own kernels."""
+    """True while a graph is compiled in which the ops run this library's kernels."""
     return _own_kernels.get()
 
 
 @contextmanager
 def own_kernels() -> Iterator[None]:
-    """Let every graph that is compiled inside take the kernels."""
+    """Let every graph that is compiled inside this context take the kernels."""
     before = _own_kernels.set(True)
     try:
         yield

@@ -5,17 +5,17 @@
     bias     [V]        optional, x's dtype
     target   [...]      int64, in [0, V) or ignore_index
 
-The rows are processed in chunks (see chunks). On a CPU those with ignore_index are not computed, but in 2. below.
+The rows are processed in chunks (see chunks). On a CPU rows with ignore_index are not computed, except in 2. below.
 
-Note: [three ways] There are three ways to compute the gradients; only the required ones are computed.
+Note: [three ways] There are three ways to compute the gradients. Only gradients that are required are computed.
 
 1. "mean" and "sum": forward computes the gradients with the loss, and backward multiplies them by the incoming
    gradient. 3 matmuls of 2 R V D operations each, as many as without chunks. Saved: dx and dW (and dbias) in their
    inputs' dtypes, no logits. If the loss is the end of forward, peak memory does not grow. Backward holds dW twice.
 2. With fewer than D rows dlogits are smaller than dW: forward computes dlogits, and backward the gradients, with 3
    matmuls too. Saved: x, weight and dlogits.
-3. "none" has an incoming gradient per row, and in float16 a gradient that a GradScaler has not scaled yet would
-   underflow: backward recomputes the logits, with 4 matmuls in all. Saved: x, weight, bias and target, which exist
+3. "none" and float16: backward recomputes the logits, with 4 matmuls in all. "none" has an incoming gradient per row.
+   In float16 a gradient would underflow before a GradScaler scales it. Saved: x, weight, bias and target, which exist
    already, and three numbers per row.
 
 It is differentiable once: a backward under `create_graph` raises. Inside a transform of `torch.func`, and for tensor
@@ -23,8 +23,8 @@ subclasses, it is `cross_entropy(F.linear(x, weight, bias), target)` with all lo
 
 Note: [opaque to compilers] Under `torch.compile` and `fuse` each pass is one registered op. A compiler that traced the
 chunks would make a graph for each number of chunks, copy dW for each slice of an in-place sum, and merge equal logits
-of forward and backward, which would save all of them. So the op is no `Op`, whose other half compilers trace: on a GPU
-its passes take cross_entropy's kernels in every compiled graph, and there is nothing to choose.
+of forward and backward, which would save all of them. So this op is not an `Op`, whose formula compilers trace. On a
+GPU it takes cross_entropy's kernels in every compiled graph.
 
 Wijmans et al., "Cut your losses in large-vocabulary language models", 2024, and Liger-Kernel, Hsu et al., 2024, compute
 the loss in chunks too; gradients in forward are Liger's idea. torch.nn.functional.linear_cross_entropy of torch 2.13
@@ -71,17 +71,18 @@ def linear_cross_entropy(
         bias: [V], or None.
         ignore_index: rows with this target are ignored.
         label_smoothing: between 0 and 1, the share of the target spread evenly over all classes.
-        z_loss: times logsumexp(logits)^2 is added to a row's loss.
+        z_loss: the factor of logsumexp(logits)^2, which is added to a row's loss.
         reduction: "mean" over the rows that are not ignored (NaN if there are none), "sum", or "none" for [...].
-        backend: "auto", "eager" for the formula, or "cpp" or "triton" for cross_entropy's kernels. "auto" takes
-            Triton's on a GPU, inside a compiled function too, and none on a CPU. The matmuls are always torch's.
-        dtype: of the loss, as float32 for a bfloat16 model; None for the above.
+        backend: "auto", "eager" for the formula, or "cpp" or "triton" for cross_entropy's kernels. "auto" takes the
+            Triton kernels on a GPU, inside a compiled function too, and the formula on a CPU. The matmuls are always
+            torch's.
+        dtype: the dtype of the loss, for example float32 for a bfloat16 model; None for the dtype above.
 
     Raises:
         ValueError: x, weight, bias and target do not fit each other, label_smoothing or z_loss is out of range, or the
             reduction or the backend is unknown.
         TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or an
-            option is no number.
+            option is not a number.
         IndexError: a target is out of range; Triton's kernels give NaN instead.
         RuntimeError: the backend cannot take the call; or backward runs under `create_graph` or a transform.
 
@@ -235,7 +236,7 @@ class _Recomputed(torch.autograd.Function):
         numbers = _losses(x, weight, bias, target, *options)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = options, wanted
-        losses: Tensor = numbers[0].clone()  # what is saved is no output
+        losses: Tensor = numbers[0].clone()  # a saved tensor must not be an output
         return losses
 
     @staticmethod
@@ -250,8 +251,8 @@ class _NoSecondDerivative(torch.autograd.Function):
     """Returns the loss, and makes a second derivative of a compiled function raise instead of being wrong.
 
     A compiled backward raises when it is differentiated, but only if its saved tensors depend on the wanted input.
-    Gradients computed in forward are saved as constants, so a second derivative would silently omit the loss. So the
-    inputs are saved as the caller gave them: a copy that autocast made would not depend on the input for autograd.
+    Gradients computed in forward are saved as constants, so a second derivative would silently omit the loss. So this
+    function saves the inputs as the caller passed them: for autograd, a copy by autocast would not depend on them.
     """
 
     @staticmethod
@@ -276,7 +277,7 @@ def _in_chunks(
     *loss_options, backend = options
     by_kernel = uses_kernels(backend, x, weight, bias)
     one_chunk = partial(loss_of_chunk, options=loss_options, by_kernel=by_kernel)
-    # On a GPU the host would wait for their number.
+    # On a GPU the host would wait for the number of skipped rows.
     skipped = None if x.is_cuda else loss_options[0]
     return in_chunks(x, weight, bias, target, one_chunk, skipped=skipped, **rest)
 

@@ -4,8 +4,8 @@ For each chunk, with the losses and dlogits of cross_entropy:
 
     logits = x W^T + bias      dx = dlogits W      dW += dlogits^T x      dbias += dlogits summed over the rows
 
-dW and dbias are accumulated in float32 at least. In 16 bits that takes dW in float32 and an eighth more, since a
-chunk's product is computed for a slice of the classes at a time. A single chunk's product is dW itself.
+dW and dbias are accumulated in float32 at least. For 16-bit inputs that takes dW in float32 and an eighth more, since
+a chunk's product is computed for a slice of the classes at a time. A single chunk's product is dW itself.
 
 All chunks have nearly the same number of rows, at most max(R * D / V, D, 512). The logits of a chunk then take as many
 bytes as the larger of x and weight, which is little extra memory for an op that reads both. Each chunk but the first
@@ -33,7 +33,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # empty if not wanted
 
 
 def chunk_rows(num_rows: int, width: int, num_classes: int) -> int:
-    """Return the number of rows of a chunk; the module explains it.
+    """Return the number of rows of a chunk; see the top of this file.
 
     >>> chunk_rows(8192, 4096, 128256), chunk_rows(4097, 4096, 128256), chunk_rows(65536, 768, 50257)
     (4096, 2049, 993)
@@ -63,7 +63,7 @@ def in_chunks(
         skipped: rows with this target are not computed: their numbers and gradients are 0. None computes all.
         scale: [..., R], the gradients of the results; required for gradients.
         wanted: whether x, weight and bias need a gradient.
-        numbers: those of an earlier call.
+        numbers: the numbers that an earlier call returned, or None to compute them.
     """
     num_rows = target.numel()
     x_RD, target_R = x.reshape(num_rows, x.shape[-1]), target.reshape(-1)
@@ -103,7 +103,7 @@ def in_chunks(
             if wanted[2]:
                 part = dlogits_CV.sum(0, dtype=wide)
                 dbias = part if dbias is None else dbias + part
-            del dlogits_CV  # else it would live until the next chunk has its own
+            del dlogits_CV  # else it would stay in memory until the next chunk's dlogits exist
     assert results is not None
     return results, (
         dx_RD.view(x.shape) if wanted[0] else dx_RD,

@@ -9,10 +9,10 @@
                entropy   = l - sum_j p_j (z_j - m)             p_j = exp(z_j - m - l), 0 log 0 = 0
     backward   dz_j = dlog_prob * ([j = target] - p_j) - dentropy * p_j (log p_j + entropy)
 
-The rows are processed in the chunks of linear_cross_entropy. Those with ignore_index are not computed: on a GPU the
-host waits once for their number. Backward recomputes the logits. Saved: x, weight, bias and target, which exist
-already, and five numbers per row. It is differentiable once. Inside a transform of `torch.func`, and for tensor
-subclasses, it takes all logits. Under compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
+The rows are processed in the chunks of linear_cross_entropy. Rows with ignore_index are not computed; on a GPU the host
+waits once for their number. Backward recomputes the logits. Saved: x, weight, bias and target, which exist already, and
+five numbers per row. The op is differentiable once. Inside a transform of `torch.func`, and for tensor subclasses, it
+computes all logits. Under compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
 """
 
 from typing import Any, Final
@@ -34,10 +34,10 @@ _LOWEST: Final = -1e30  # in place of -inf, whose product with a probability of 
 def linear_log_prob(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's log-probability, the entropy of its distribution, and whether it is the likeliest one.
+    """Return each token's log-probability, the entropy of its distribution, and whether the token is the likeliest.
 
-    For losses on a policy, as those of DPO, KTO and GRPO. The first two have gradients. Under autocast the matmuls run
-    in its dtype; the results are in float32 at least.
+    For losses on a policy, such as those of DPO, KTO and GRPO. The first two results have gradients. Under autocast the
+    matmuls run in its dtype; the results are in float32 at least.
 
     Args:
         x: [..., D], any float dtype.
@@ -52,7 +52,7 @@ def linear_log_prob(
     Raises:
         ValueError: x, weight, bias and target do not fit each other.
         TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or
-            ignore_index is no int.
+            ignore_index is not an int.
         IndexError, RuntimeError: a target is out of range.
         RuntimeError: backward runs under `create_graph`.
 
@@ -113,7 +113,7 @@ class _LogProb(torch.autograd.Function):
         numbers = _numbers(x, weight, bias, target, ignore_index)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = ignore_index, wanted
-        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # a saved tensor must be no output
+        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # an output must not be saved
         ctx.mark_non_differentiable(likeliest)
         return log_prob, entropy, likeliest
 

@@ -1,4 +1,4 @@
-"""normalise -- the formula, reference and kernels that all norm ops share."""
+"""normalise -- the call, formula, reference and kernels that all norm ops share."""
 
 from .call import normalise as normalise
 from .formula import LayerNormOptions as LayerNormOptions

@@ -1,4 +1,4 @@
-"""The one call of all norm ops: the formula, or the fused implementation with its gradients."""
+"""The call that all norm ops share: the formula, or the kernels with their gradients."""
 
 from functools import partial
 from typing import Any
@@ -44,7 +44,7 @@ def normalise(
         backend,
         (x, residual, bias, weight, norm_bias, seed, row_R),
         (p, eps, pre, rms),
-        torch_is_as_fast=not rms,  # it has one kernel for a layer norm, and none for an RMS norm
+        torch_is_as_fast=not rms,  # torch has one kernel for a layer norm, and none for an RMS norm
     )
     return results
 

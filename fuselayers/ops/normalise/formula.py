@@ -26,9 +26,9 @@ stay in registers. Longer rows are split: forward reads three times (x and resid
 and s twice, and once more, with dx where there is a bias, for the sums; every row reads the vectors. Repeated reads hit
 the cache if a row fits. Split rows compute y from the rounded s, shorter rows from s in float32.
 
-Note: [the sums over rows] As many programs as run at a time take many rows each. A program reads the weight once and
-keeps its partial sums in registers; a second kernel adds the partial sums, one float32 row per program, and rounds them
-to the weight's dtype. Without atomics the result is deterministic on one GPU.
+Note: [the sums over rows] Only as many programs start as run at a time, and each takes many rows. A program reads the
+weight once and keeps its partial sums in registers. A second kernel adds the partial sums, one float32 row per program,
+and rounds them to the weight's dtype. Without atomics the result is deterministic on one GPU.
 """
 
 import math
@@ -56,7 +56,7 @@ class RmsNormOptions(TypedDict, total=False):
 
 
 class LayerNormOptions(RmsNormOptions, total=False):
-    """The same with a norm's bias."""
+    """The same options, and the norm's bias."""
 
     norm_bias: Tensor | None
 
@@ -70,7 +70,7 @@ def check_style(style: str) -> None:
 
 
 def check_eps(eps: float) -> None:
-    """Raise unless eps is a number from 0 on, and finite: TypeError for another type, ValueError for other numbers."""
+    """Raise unless eps is a finite number >= 0: TypeError for another type, ValueError for other numbers."""
     if type(eps) is not float and not isinstance(eps, (int, float, torch.SymInt, torch.SymFloat)):
         advice = "pass eps.item()" if isinstance(eps, Tensor) else "pass a float"
         raise TypeError(f"eps must be a number, got a {type(eps).__name__}; {advice}")
@@ -80,8 +80,8 @@ def check_eps(eps: float) -> None:
 
 def norm_formula(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: float, rms: bool) -> Tensor:
     """Return s normalised, in s's dtype."""
-    # torch's kernels disagree about parameters of another dtype: the CPU kernel takes float32 parameters with a
-    # bfloat16 input but not the reverse, the decomposition takes both. The cast avoids the question.
+    # torch's kernels differ for parameters of another dtype: the CPU kernel takes float32 parameters with a bfloat16
+    # input but not the reverse, the decomposition takes both. The cast avoids the difference.
     dtype = s.dtype
     weight = weight if weight.dtype == dtype else weight.to(dtype)
     if rms:
