@@ -52,7 +52,7 @@ def test_a_compiler_that_fails_is_known_before_the_first_step(cache: Path) -> No
 
 
 def test_code_of_an_op_with_another_constant_is_not_found_in_the_cache() -> None:
-    """The ops have gradients of their own, which torch does not cache unless it is told to."""
+    """The ops have custom backwards, which torch caches only if told to."""
     x = torch.randn(8, 32, requires_grad=True)
     counters.clear()
     for p in (0.1, 0.5, 0.5):

@@ -9,7 +9,7 @@ from fuselayers.partition import default, fuse
 
 
 def test_a_freed_function_leaves_another_one_of_its_line_compiled() -> None:
-    """Their code object is one. Had they not copies of it, the first's end would crash the second's compilation."""
+    """Both have the same code object. Without a copy for each, freeing the first crashes the second's compilation."""
     graphs = []
 
     def partition(*arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Every op that has kernels, with its reference, as `tests/ops/contract.py` takes them: tensors first."""
+"""Every op with kernels, and its reference, as functions that take their tensors first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,12 +30,12 @@ class Case:
     Attributes:
         op: takes tensors, the options, and `backend`.
         reference: takes the same tensors and options.
-        shapes: the shapes of its tensors, for the shape of the first.
-        saved: bytes that its kernels save for backward, in tensors of the first one's size, without numbers per row
-            and a seed.
-        options: of both.
-        floor: elements that its kernels load and store, forward and backward, per element of the first tensor, as in
-            the op's docstring, without numbers per row, vectors per program and a seed. None if a test of the op
+        shapes: the shapes of all tensors, given the shape of the first.
+        saved: bytes that the kernels save for backward, per byte of the first tensor, without statistics per row and
+            the seed.
+        options: keyword arguments of op and reference.
+        floor: elements that the kernels load and store, forward and backward, per element of the first tensor, as in
+            the op's docstring, without statistics per row, vectors per program and the seed. None if a test of the op
             measures them.
     """
 
@@ -86,7 +86,7 @@ def _norm_case(
     def shapes(shape: Shape) -> list[Shape]:
         return [shape, *(shape if name == "residual" else shape[-1:] for name in names)]
 
-    # A larger eps than usual: a row of one, or of equal values, has no variance to divide by.
+    # A larger eps than usual, since a row of one value, or of equal values, has no variance.
     return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor)
 
 
@@ -213,7 +213,7 @@ CASES: dict[str, Case] = {
     ),
 }
 
-# One case of each op, the one with most options; and one without dropout, whose gradient is the incoming one.
+# For each op the case with the most options, and "bias", whose gradient is dy itself.
 EVERY_DAY = (
     "dropout",
     "bias_activation_dropout, gelu",

@@ -1,4 +1,4 @@
-"""What the tests of kernels have in common: no kernel may touch what is not its own."""
+"""Every test of kernels checks their memory accesses."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from tests.testing.meter import Launch, metered
 
 @pytest.fixture(autouse=True)
 def launches(request: pytest.FixtureRequest) -> Iterator[list[Launch]]:
-    """Where kernels are interpreted, each launch of a test is metered: out of bounds and double stores are errors."""
+    """In Triton's interpreter, meter each launch: accesses out of bounds and double stores are errors."""
     if INTERPRETED and request.node.get_closest_marker("kernels"):
         with metered() as metered_launches:
             yield metered_launches

@@ -1,4 +1,4 @@
-"""What the tests of ops take of `fuselayers.testing`, and the shapes, the device and the seeds that they use."""
+"""The checks of `fuselayers.testing`, and the shapes, the device and the seeds that the tests of ops share."""
 
 from collections.abc import Sequence
 
@@ -31,7 +31,7 @@ SHAPES = ((1,), (7,), (3, 5), (2, 3, 129), (1, 1025), (0, 4))
 # Kernels run on a GPU, or in Triton's interpreter on the CPU.
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-# Those that every form of every op goes through; each test file calls the others where they say something about it.
+# Every form of every op passes these checks. Test files call the other checks where they apply.
 CHECKS = (
     check_layouts,
     check_single_gradients,

@@ -44,14 +44,12 @@ def test_what_is_no_name_is_refused() -> None:
         check_activation(torch.nn.Mish())  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^activation must be a name or None, got a list$"):
         activate(torch.ones(1), ["relu"])
-    with pytest.raises(TypeError, match=r"^z must be a floating-point tensor, got torch.int64; convert it"):
-        activate(torch.arange(-3, 4), "star_relu")
 
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_gelu_of_the_kernels(dtype: torch.dtype) -> None:
-    """What its polynomial is off by does not show in 16 bits. The slope has a root, where no figure is relative."""
+    """16 bits hide the error of its polynomial. The slope has a root, so its bound is partly absolute."""
     z = torch.linspace(-8, 8, 4096).to(dtype).requires_grad_()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     y = bias_activation_dropout(z.to(device), activation="gelu", backend="triton")

@@ -31,17 +31,17 @@ from tests.ops.contract import (
 
 KERNEL_DTYPES = DTYPES[:3]
 PRENORM = "bias_dropout_residual_layer_norm, prenorm"
-# Of what takes a second for each case: a norm with all options and a mask, and an op of two halves.
+# For tests that take a second per case: a norm with all options and a mask, and an op with a packed input.
 FEW = (PRENORM, "gated_activation, packed")
-# It traces a function twice for each of its inputs, and a mask takes longest: of the norms, one without dropout.
+# The check traces a function twice per input, and masks take longest, so the norm has no dropout.
 MIXED = ("residual_layer_norm", "gated_activation, packed")
 # The references of these ops share no code with their formulas.
 OWN_FORMULAS = tuple(name for name in EVERY_DAY if "norm" in name)
-# One dtype and one shape of each case run every day; for one case of each op all shapes do, and the dtypes in turns.
+# Every day, each case runs in one dtype and shape, and one case of each op in all shapes, with the dtypes in turn.
 COMMON = (2, 3, 129), torch.bfloat16
 # Twice the number, so that float16 meets (1, 1025).
 IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, shape in enumerate(SHAPES)}
-# What the interpreter runs every day. The other checks are about what stands around a kernel, which is the same in C++.
+# The checks that the interpreter runs every day. The others test the code around a kernel, which C++ shares.
 INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, testing.check_not_finite)
 
 
@@ -162,7 +162,7 @@ def test_gradients_of_the_reference(name: str) -> None:
     torch.autograd.gradcheck(lambda *args: case.reference(*args, **case.options), inputs)
 
 
-# Every op has a backward of its own, whose C++ must give way to the formula.
+# Each op has a separate backward, which must use the formula instead of C++.
 @pytest.mark.parametrize("name", EVERY_DAY)
 @pytest.mark.parametrize("backend", [on_cpp])
 def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, backend: str) -> None:
@@ -177,7 +177,7 @@ def test_a_transform_of_backward_takes_the_gradients_of_the_formula(name: str, b
             return torch.autograd.grad(outputs, leaves, dy, retain_graph=True)
 
         by_row = torch.vmap(backward)(*incoming)
-        if case.options.get("activation") == "silu":  # whose backward in torch has no forward mode
+        if case.options.get("activation") == "silu":  # torch's backward of silu has no forward mode
             return by_row
         first_row = tuple(dy[0] for dy in incoming)
         return by_row, torch.func.jvp(backward, first_row, first_row)[1]

@@ -31,7 +31,7 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
     expected = two_masks(x)
     torch.manual_seed(1)
     torch.testing.assert_close(torch.compile(two_masks, backend=backend)(x), expected)
-    assert 0.15 < (expected != 1).double().mean() < 0.35  # a quarter survives two masks, a half would survive one
+    assert 0.15 < (expected != 1).double().mean() < 0.35  # two masks keep a quarter, one would keep a half
 
 
 # Each takes seconds to compile.
@@ -47,7 +47,7 @@ def test_plain_torch_compile_does_not_merge_two_draws(backend: str) -> None:
     ],
 )
 def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any], grad: bool) -> None:
-    # To save memory Inductor would look up the second row of tokens, and drop some, before all else.
+    # To save memory, Inductor would embed and drop the second tokens before all else.
     def two_branches(
         first: torch.Tensor, second: torch.Tensor, table: torch.Tensor, weight: torch.Tensor
     ) -> torch.Tensor:
@@ -61,7 +61,7 @@ def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any], grad: b
     first, second = torch.randint(0, 20, (2, 3, 7))
     table, weight = torch.randn(20, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     run = compiled(two_branches)
-    # The key of torch's cache on disk does not name the lowering that keeps the order.
+    # The key of torch's cache on disk does not include the lowering that keeps the order.
     with torch.set_grad_enabled(grad), inductor.patch(fx_graph_cache=False):
         torch.manual_seed(3)
         expected = two_branches(first, second, table, weight)
@@ -71,7 +71,7 @@ def test_inductor_keeps_the_order_of_draws(compiled: Callable[..., Any], grad: b
 
 def test_torch_accepts_the_drawing_op() -> None:
     fresh = torch.empty((), dtype=torch.int64)
-    tests = ("test_schema", "test_faketensor")  # nothing to differentiate, and no two draws agree
+    tests = ("test_schema", "test_faketensor")  # the op has no gradient, and two draws differ
     torch.library.opcheck(
         torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
     )

@@ -59,7 +59,7 @@ SEED_ERRORS = [
 
 
 @pytest.mark.parametrize(("seed", "error", "text"), SEED_ERRORS, ids=["shape", "int", "device"])
-# Each op is a door of its own to the check of seeds.
+# Each op calls the check of seeds itself.
 @pytest.mark.parametrize(
     "call",
     [
@@ -91,7 +91,7 @@ def test_a_refused_call_draws_no_seed() -> None:
     [pytest.param((2, 5, 20), id="op by op"), pytest.param((300, 256), id="compiled", marks=pytest.mark.slow)],
 )
 def test_torch_jit_trace(shape: tuple[int, ...]) -> None:
-    """A trace draws at every call, takes other sizes and has gradients; a file of it needs no op of this library."""
+    """A trace draws at every call, takes other sizes and has gradients. A saved trace needs no op of this library."""
 
     def layer(x: torch.Tensor) -> torch.Tensor:
         return bias_activation_dropout(x, p=0.5)

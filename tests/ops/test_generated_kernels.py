@@ -1,4 +1,4 @@
-"""Compiled for a GPU, every op with dropout has the masks of `keep_mask`, and saved values are rounded alike."""
+"""Compiled for a GPU, every op with dropout has the masks of `keep_mask`, and int8 rounds as on a CPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ def fused(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
 
 
 def compiled(fn: Callable[..., Any], *, dynamic: bool) -> Callable[..., Any]:
-    # Its backward reads a mask that forward saved; ours makes the mask again.
+    # Its backward reads the saved mask; with `fuse` backward makes the mask again.
     return torch.compile(fn, fullgraph=True, dynamic=dynamic)
 
 
@@ -58,7 +58,7 @@ def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, e
         assert gpu.kernels
 
 
-# fuse and torch.compile trace an op by two routes, and each op places its mask by its own strides.
+# fuse and torch.compile trace an op differently, and each op computes the positions of its mask.
 @pytest.mark.parametrize(("compile", "dynamic", "shapes"), EVERYWHERE)
 @pytest.mark.parametrize(
     "name",
@@ -111,7 +111,7 @@ def test_masks_have_their_column(compile: Compile, dynamic: bool, shapes: list[t
 
 
 def test_int8_rounds_as_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not bfloat16 and float8: of the one Triton's interpreter has wrong casts, of the other none."""
+    """Not bfloat16 and float8: Triton's interpreter casts to bfloat16 wrongly, and to float8 not at all."""
     x = torch.randn(9, 130, device=DEVICE)
     x[1, 3], x[2, 4], x[3, 5], x[4] = float("inf"), -float("inf"), float("nan"), 0.0
     x, y = x.requires_grad_(), torch.ones_like(x).requires_grad_()

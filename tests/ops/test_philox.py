@@ -62,7 +62,7 @@ def formula_of_keep(
     groups: int,
     threshold: int,
 ) -> torch.Tensor:
-    """What the op `keep_factors` must give, from `philox_4x32`: bfloat16 [R, 8 G]."""
+    """The expected result of the op `keep_factors`, from `philox_4x32`: bfloat16 [R, 8 G]."""
     row_R = torch.arange(num_rows) if row_R is None else row_R
     group_G, word, zero = torch.arange(first_group, first_group + groups), 0xFFFFFFFF, torch.zeros_like(seed)
     counter = ((group_G & word)[None, :], (row_R & word)[:, None], zero, zero)
@@ -91,14 +91,14 @@ print(torch.backends.cpu.get_cpu_capability())
 """
 
 
-@pytest.mark.slow  # tests/ops/cpu compares the results of AVX2, masks and all, every day
+@pytest.mark.slow  # tests/ops/cpu compares AVX2's results, masks included, every day
 @pytest.mark.parametrize("capability", ["DEFAULT", "AVX2", "AVX512"])
 def test_every_vector_width_has_the_same_mask(capability: str) -> None:
     widths = ["DEFAULT", "AVX2", "AVX512"]
     best = torch.backends.cpu.get_cpu_capability()
     if best not in widths[widths.index(capability) :]:
         pytest.skip(f"needs {capability}, has {best}")
-    # torch reads it once, so the process must not be forked from one that has imported torch.
+    # torch reads the variable once, so the process must not be a fork of this one.
     environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability.lower()}
     ended = subprocess.run([sys.executable, "-c", EVERY_KERNEL], env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
@@ -118,7 +118,7 @@ def test_every_width_is_the_formula(columns: int) -> None:
 
 @pytest.mark.parametrize("shape", [(1 << 14, 64), (64, 1 << 14), (1 << 10, 1000)])
 def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
-    """The autocorrelation over all elements, at every distance from one to half of them."""
+    """The autocorrelation is small at every distance up to half of the elements."""
     signs = keep_mask(seed_of(), shape, p=0.5).flatten().double() * 2 - 1
     spectrum = torch.fft.rfft(signs)
     correlation = torch.fft.irfft(spectrum * spectrum.conj(), n=signs.numel()) / signs.numel()
@@ -150,7 +150,7 @@ def test_kernels_have_the_same_mask_whatever_their_blocks(block: tuple[int, int]
         assert torch.equal(mask.bool(), keep_mask(seed, shape, p=0.3))
 
 
-# Groups fill less than a tile of the kernel, one, and many; rows are counted, read, and read with a stride.
+# The groups fill a part of a kernel's tile, one tile and many; rows are counted, read, and read with a stride.
 @pytest.mark.kernels
 @pytest.mark.parametrize("groups", [1, 16, 33, 300])
 @pytest.mark.parametrize("row_R", [None, ROWS, ROWS[::2]], ids=["whole", "rows of a shard", "strided rows"])
@@ -165,7 +165,7 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
 
 @pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 def test_in_eager_mode_a_gpu_makes_a_mask_in_one_kernel() -> None:
-    """The formula would be some two hundred of them."""
+    """The formula would take some two hundred kernels."""
     seed = torch.empty((), dtype=torch.int64, device="meta")
     x = torch.empty(6, 48, dtype=torch.float64, device="meta")
     with recorded_launches() as launches:

@@ -20,7 +20,7 @@ def test_is_its_formula() -> None:
     torch.testing.assert_close(op(x, residual, weight, bias), (expected, x + residual))
 
 
-# Each form has its own rule of result dtypes: the kernel, two tracers, and the fusion core.
+# Each form decides the results' dtypes in separate code: the op, two tracers, and the fusion core.
 @pytest.mark.parametrize(
     "form",
     [

@@ -20,7 +20,7 @@ def _classes(x: Tensor) -> Tensor:
     return torch.zeros(len(x), dtype=torch.int64, device=x.device)
 
 
-# Every op with an elementwise kernel, of rows, a bias and a backend.
+# Every op with an elementwise kernel, as a function of rows, a bias and a backend.
 ELEMENTWISE: dict[str, Callable[[Tensor, Tensor, str], Tensor]] = {
     "dropout": lambda x, bias, backend: ops.dropout(x, 0.3, seed=_seed(x), backend=backend),
     "bias_activation_dropout": lambda x, bias, backend: ops.bias_activation_dropout(

@@ -1,4 +1,4 @@
-"""Every op refuses at its door, with one text for all, what its formula cannot compute."""
+"""Every op refuses arguments that its formula cannot compute, with the same error text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +70,19 @@ def test_sparse_tensors_are_refused(op: str, name: str) -> None:
             call(op, **{name: sparse})
 
 
+@pytest.mark.parametrize("op", [name for name in CALLS if name not in ("dropout", "activate", "rotary")])
+def test_a_tensor_without_dimensions_is_refused(op: str) -> None:
+    name = next(iter(CALLS[op][1]))
+    with pytest.raises(ValueError, match=rf"^{name} must be \[..., N\], got a tensor without dimensions; give it one"):
+        call(op, **{name: torch.tensor(1.0)})
+
+
+@pytest.mark.parametrize(("op", "name"), [case for case in TENSORS if case.values[1] not in ("target", "mask")])
+def test_integers_are_refused(op: str, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be a floating-point tensor, got torch.int64; convert it"):
+        call(op, **{name: CALLS[op][1][name].long()})
+
+
 @pytest.mark.parametrize(("op", "name"), TENSORS)
 def test_floats_of_8_bits_are_refused(op: str, name: str) -> None:
     dtype = torch.float8_e5m2
@@ -90,7 +103,7 @@ def test_quantized_tensors_are_refused(op: str) -> None:
 
 @pytest.mark.parametrize("op", NORMS)
 def test_eps_is_finite_and_not_negative(op: str) -> None:
-    """A NaN made every number NaN, and infinity made them zero."""
+    """A NaN would make every value NaN, and infinity would make it zero."""
     for eps in (float("nan"), -1e-5, float("inf")):
         with pytest.raises(ValueError, match=rf"^eps must be finite and not negative, got {eps}$"):
             call(op, eps=eps)
@@ -123,7 +136,7 @@ def test_the_checks_are_traced(op: str) -> None:
 
 
 def assert_all_dropped(op: str, backend: str) -> None:
-    # Sixty-four words of 32 bits, so that some lanes are large.
+    # Enough elements that some random numbers are large.
     device = DEVICE if backend == "triton" else "cpu"
     x, bias = (torch.randn(*shape, device=device, requires_grad=True) for shape in ((32, 16), (16,)))
     tensors = {"x": x} | ({"residual": torch.randn(32, 16, device=device)} if "residual" in op else {})
@@ -137,7 +150,7 @@ def assert_all_dropped(op: str, backend: str) -> None:
     assert all(gradient is None or not gradient.any() for gradient in gradients)
 
 
-# Every backend of every op scales what it keeps by 1 / (1 - p) in its own code.
+# Each backend of each op scales by 1 / (1 - p) in separate code.
 @pytest.mark.parametrize("backend", ["eager", on_cpp, pytest.param("triton", marks=pytest.mark.kernels)])
 @pytest.mark.parametrize("op", list(SEEDED))
 def test_p_of_1_drops_everything(op: str, backend: str) -> None:

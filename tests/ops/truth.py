@@ -1,6 +1,6 @@
-"""What each op means, a second time: scalar formulas in Python's own numbers, sharing no line with the library.
+"""The ops' formulas a second time, as loops over single values in Python's numbers, which are float64.
 
-An op and its reference may be one code. These are not: they loop over single values, in float64.
+An op and its reference may share code. These formulas share none with the library.
 """
 
 import math

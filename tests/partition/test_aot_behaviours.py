@@ -1,6 +1,6 @@
-"""What AOTAutograd promises about a traced function, kept by `fuse`: values, gradients, aliases and mutations as eager.
+"""`fuse` keeps AOTAutograd's promises: values, gradients, aliases and mutations are those of eager.
 
-Each test names one behaviour that a compiler which only looks at values would lose.
+Each test names a behaviour that a compiler which only compares values would lose.
 """
 
 import copy
@@ -16,13 +16,13 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from fuselayers.partition import fuse
 
-# AOTAutograd works in front of every backend, so `make test` runs one of them, and Inductor where it has own passes.
+# AOTAutograd is the same for every backend, so `make test` runs eager, and Inductor only where it has extra passes.
 pytestmark = pytest.mark.filterwarnings("error::fuselayers.partition.FallbackWarning")
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_yet() -> None:
-    # Dynamo of 2.11 remembers by file, line and name which sizes changed: another test's `layer` would change ours.
+    # Dynamo of 2.11 remembers by file, line and name which sizes changed, so tests would affect each other's `layer`.
     torch.compiler.reset()
 
 
@@ -35,9 +35,9 @@ def fully_fused(fn: Any, backend: str = "eager", **options: Any) -> Any:
 
 
 def same_as_eager(fn: Any, use: Callable[[Any], Any], backend: str = "eager", **options: Any) -> Any:
-    """Give `use` the plain function and the fused one; what it returns must be the same. Returns that of the fused one.
+    """Call `use` with the plain and the fused function, compare the results, and return the fused function's.
 
-    `use` makes its inputs by random numbers, which are the same both times.
+    Both calls start from the same seed, so `use` may draw its inputs.
     """
     fused = fully_fused(copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn, backend, **options)
     results = []
@@ -80,7 +80,7 @@ class TestInputMutation:
             address, version = x.data_ptr(), x._version
             out = fn(x, y)
             assert (x.data_ptr(), x._version > version) == (address, True)
-            # The gradient goes through the mutated input and through the result.
+            # The gradient flows through the mutated input and through the result.
             return x, out, gradients((out, x), start, y)
 
         same_as_eager(change, use, backend, partition=partition)
@@ -181,7 +181,7 @@ class TestTensorSubclasses:
             out = fn(x, weight)
             parts = out, *gradients(out, x, weight)
             assert all(type(part) is TwoTensor for part in parts)
-            # Both halves are really computed: each is what its own plain tensors give.
+            # The second half is computed too, not copied from the first.
             torch.testing.assert_close(out.b, layer(values[1], values[3]))
             return [half for part in parts for half in (part.a, part.b)]
 
@@ -200,7 +200,7 @@ class TestTensorSubclasses:
             x = DTensor.from_local(values[0], one_process_mesh, [Replicate()]).requires_grad_()
             weight = DTensor.from_local(values[1], one_process_mesh, [Shard(1)]).requires_grad_()
             out = fn(x, weight)
-            # In eager, a tangent with other placements could give the gradients other ones too.
+            # In eager, the tangent's placements can change those of the gradients.
             out.backward(DTensor.from_local(torch.randn(4, 8), one_process_mesh, [Shard(1)]))
             parts = out, x.grad, weight.grad
             placements.append([part.placements for part in parts])
@@ -214,7 +214,7 @@ class TestTensorSubclasses:
 
 @pytest.fixture
 def compilations(_nothing_compiled_yet: None) -> Iterator[list[None]]:
-    """One element for each compilation of Dynamo and AOTAutograd, deferred backwards included."""
+    """A list that grows by an element per compilation of Dynamo or AOTAutograd, including deferred backwards."""
     from torch._dynamo.callback import callback_handler
 
     started: list[None] = []
@@ -257,7 +257,7 @@ class TestModes:
             torch.testing.assert_close(got, expected, **tolerance)
             torch.testing.assert_close(gradients(got, x, weight), gradients(expected, x, weight), **tolerance)
             seen.append(len(compilations))
-        # The first call in autocast compiles; later ones find their graph.
+        # The first call in autocast compiles; later calls reuse the graph.
         assert seen[0] < seen[1] == seen[2] == seen[3]
 
 
@@ -291,7 +291,7 @@ class TestSavedTensorHooks:
 
 
 def run_backward_as_it_is(graph_module: Any) -> Any:
-    """A compiled-autograd graph, run op by op."""
+    """Run a compiled-autograd graph op by op."""
     return torch.compile(graph_module, backend="eager", fullgraph=True)
 
 
@@ -312,7 +312,7 @@ def test_compiled_autograd_around_the_backward() -> None:
         return x.grad, weight.grad
 
     same_as_eager(lambda x, weight: (x @ weight).sin(), use)
-    assert len(graphs) == 2  # one of eager's, one of the fused function's
+    assert len(graphs) == 2  # eager's and the fused function's
 
 
 class TestBackwardTwice:
@@ -324,7 +324,7 @@ class TestBackwardTwice:
         ("backend", "dynamic"),
         [("eager", None), ("eager", True), pytest.param("inductor", None, marks=pytest.mark.slow)],
     )
-    @functorch_config.patch(donated_buffer=False)  # Inductor's backward may reuse the memory that it reads
+    @functorch_config.patch(donated_buffer=False)  # otherwise Inductor's backward may overwrite the memory it reads
     def test_retain_graph(self, backend: str, dynamic: bool | None) -> None:
         def use(fn: Any) -> Any:
             leaves = leaf(4, 5), leaf(5, 6)
@@ -381,7 +381,7 @@ class TwoLinears(nn.Module):
 
 
 class TestFunctionTransforms:
-    # Dynamo does not trace a call that a transform makes from outside: the function runs as it was written.
+    # Dynamo does not trace a function that a transform calls, so the plain function runs.
     @pytest.mark.parametrize("transform", ["vmap", "grad", "jvp"])
     def test_around_a_fused_function(self, transform: str) -> None:
         def total(x: Tensor) -> Tensor:
@@ -396,7 +396,7 @@ class TestFunctionTransforms:
 
         torch.testing.assert_close(transformed(fuse(total, backend="eager")), transformed(total))
         whole = fuse(total, backend="eager", fullgraph=True)
-        if transform == "jvp":  # which does not come to Dynamo
+        if transform == "jvp":  # Dynamo does not see it
             torch.testing.assert_close(transformed(whole), transformed(total))
             return
         with pytest.raises(torch._dynamo.exc.Unsupported, match=r"compiled_fn\) function from eager mode is not supp"):

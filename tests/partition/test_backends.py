@@ -23,7 +23,7 @@ def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_compiler() -> Iterator[None]:
-    # What Inductor itself looks at, so that its own search for a compiler fails.
+    # Inductor reads this setting, so its search for a compiler fails.
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
         yield
 
@@ -39,7 +39,7 @@ class TestWithoutACompiler:
         ) as said:
             outputs = first(x), second(x)
         torch.testing.assert_close(outputs, (wave(x), x.tan()))
-        assert len([one for one in said if one.category is FallbackWarning]) == 1
+        assert len([warning for warning in said if warning.category is FallbackWarning]) == 1
         assert first.served_by == ("eager",)
 
     def test_raises_when_told_to(self) -> None:
@@ -51,7 +51,7 @@ class TestWithoutACompiler:
             fuse(wave, backend="inductor", fallback=())(torch.randn(4))
 
     def test_is_listed_with_what_to_do(self) -> None:
-        status = {one.name: one for one in backends()}
+        status = {backend.name: backend for backend in backends()}
         assert not status["inductor"].available
         assert status["inductor"].hint == "apt install g++"
         assert status["auto"].reason == "takes eager, the first of inductor and eager that works"
@@ -64,7 +64,7 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
     broken.write_text(f'#!/bin/sh\ncase "$*" in {cases} esac\n')
     broken.chmod(0o755)
 
-    def own(x: torch.Tensor) -> torch.Tensor:  # nobody else's, so that no compiled code of it is found
+    def own(x: torch.Tensor) -> torch.Tensor:  # unique, so that no cache holds its compiled code
         return (x.sin() * 1.2578).cos()
 
     x = torch.randn(5, requires_grad=True)
@@ -77,7 +77,7 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
 
 
 def test_status_of_this_machine() -> None:
-    status = {one.name: one for one in backends()}
+    status = {backend.name: backend for backend in backends()}
     assert set(status) == {"auto", "eager", "inductor", "triton", "nvfuser"}
     if status["inductor"].available:
         with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def test_status_of_this_machine() -> None:
 
 def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
     reason = "Triton compiles for GPUs, and this runs on a CPU"
-    status = {one.name: one for one in backends()}["triton"]
+    status = {backend.name: backend for backend in backends()}["triton"]
     assert (status.available, status.reason, status.hint) == (False, reason, "")
     fused = fuse(wave, backend="triton", fallback=("eager",))
     x = torch.randn(4)

@@ -17,7 +17,7 @@ def chain(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Recorder:
-    """A compiler that keeps the graphs it is given, and runs them as they are."""
+    """A compiler that records its graphs and runs them unchanged."""
 
     def __init__(self) -> None:
         self.graphs: list[fx.GraphModule] = []
@@ -31,12 +31,12 @@ class Recorder:
 
 
 def check(fn: Callable[..., Any], traced: Callable[..., Any], *args: Any) -> None:
-    """Values and gradients are those of the plain function."""
+    """Assert that values and gradients are those of the plain function."""
     results = []
-    for one in (fn, traced):
-        given = [arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args]
-        out = one(*given)
-        leaves = [arg for arg in given if isinstance(arg, Tensor) and arg.requires_grad]
+    for call in (fn, traced):
+        inputs = [arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args]
+        out = call(*inputs)
+        leaves = [arg for arg in inputs if isinstance(arg, Tensor) and arg.requires_grad]
         results.append((out, *torch.autograd.grad(out.square().sum(), leaves)) if out.requires_grad else (out,))
     torch.testing.assert_close(results[0], results[1])
 
@@ -51,12 +51,12 @@ class TestCompilers:
         traced = aot_function(chain, forward, backward)
         for _ in range(2):
             check(chain, traced, grown(), grown())
-        assert [len(one.graphs) for one in (forward, backward)] == [1, 1]
+        assert [len(forward.graphs), len(backward.graphs)] == [1, 1]
         assert forward.ops() == ["aten.add.Tensor", "aten.cos.default", "aten.cos.default"]
         assert "aten.sin.default" in backward.ops()
         with torch.no_grad():
             check(chain, traced, grown(), grown())
-        assert [len(one.graphs) for one in (forward, backward)] == [2, 1]
+        assert [len(forward.graphs), len(backward.graphs)] == [2, 1]
 
     def test_what_a_compiler_raises_comes_out(self) -> None:
         def broken(graph: fx.GraphModule, inputs: Any) -> fx.GraphModule:
@@ -100,9 +100,9 @@ def test_inputs_are_written_to_as_in_eager() -> None:
     ],
 )
 def test_what_does_not_fit_is_said(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    given: dict[str, Any] = {"fn": chain, "fw_compiler": Recorder(), **arguments}
+    options: dict[str, Any] = {"fn": chain, "fw_compiler": Recorder(), **arguments}
     with pytest.raises(error, match=f"^{re.escape(text)}"):
-        aot_function(**given)
+        aot_function(**options)
 
 
 class TestModules:
@@ -110,16 +110,16 @@ class TestModules:
         module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2))
         traced = aot_module(module, Recorder())
         assert list(traced.state_dict()) == list(module.state_dict())
-        assert all(one is other for one, other in zip(traced.parameters(), module.parameters(), strict=True))
+        assert list(map(id, traced.parameters())) == list(map(id, module.parameters()))
         x = torch.randn(3, 4)
         for training in (True, False):
             traced.train(training)
             assert module.training is training
             results = []
-            for one in (module, traced):
+            for model in (module, traced):
                 torch.manual_seed(0)
                 module.zero_grad()
-                one(x).square().sum().backward()
+                model(x).square().sum().backward()
                 results.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
             torch.testing.assert_close(results[0], results[1])
 
@@ -156,4 +156,4 @@ def test_ts_compile_says_once_what_serves() -> None:
             out = traced(a, b)
             torch.testing.assert_close(out, chain(a, b))
             torch.testing.assert_close(torch.autograd.grad(out.sum(), a), torch.autograd.grad(chain(a, b).sum(), a))
-    assert len([one for one in said if one.category is FallbackWarning]) == 1
+    assert len([warning for warning in said if warning.category is FallbackWarning]) == 1

@@ -49,7 +49,7 @@ class Breaks(Layer):
 
 
 class Graphs:
-    """A backend that counts what it gets, and runs it as it is."""
+    """A backend that counts its graphs and runs them unchanged."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -68,7 +68,7 @@ class TestInsideACompiledFunction:
             whole = outer(layer, backend="eager", fullgraph=True)
             out, expected = whole(x), layer(x)
             torch.testing.assert_close(out, expected)
-            gradients = [torch.autograd.grad(one.sum(), layer.factor)[0] for one in (out, expected)]
+            gradients = [torch.autograd.grad(result.sum(), layer.factor)[0] for result in (out, expected)]
             torch.testing.assert_close(*gradients)
 
     def test_two_instances_share_a_graph(self) -> None:

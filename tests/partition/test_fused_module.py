@@ -14,7 +14,7 @@ from fuselayers.partition import FusedModule, disable_fusion, eager_view, fuse, 
 
 
 class Scaled(nn.Module):
-    """Has a number and a state of its own."""
+    """A module with a plain number and an extra state."""
 
     def __init__(self, size: int = 3) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ def test_modules_of_a_kind_share_their_graphs() -> None:
     plain = copy.deepcopy(layers).eval()
     fuse_in_place(layers, backend="eager", partition="min_cut")
     layers = pickle.loads(pickle.dumps(layers.eval()))
-    x = torch.randn(2, 4, requires_grad=True)  # as what a layer before it returns
+    x = torch.randn(2, 4, requires_grad=True)  # like the output of a layer
     layers(x).sum().backward()
     torch.testing.assert_close(layers(x), plain(x))
     assert [len(layer.report().graphs) for layer in layers] == [1, 1, 1, 1]
@@ -116,7 +116,7 @@ def test_modules_of_a_kind_share_their_graphs() -> None:
 
 
 class Remade(nn.Module):
-    """Its copies are made by a function of its own."""
+    """A module whose `__reduce__` names the function that copies it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ def test_disable_fusion_is_for_its_own_thread() -> None:
         model(torch.ones(1, 2))
         assert model[0].report().graphs == ()
     model(torch.ones(1, 2))
-    assert len(model[0].report().graphs) == 1  # of this thread, which is no longer within it
+    assert len(model[0].report().graphs) == 1  # this thread has left `disable_fusion`
     left.set()
     other.join()
 

@@ -6,25 +6,16 @@ import torch.nn.functional as F
 from functorch.compile import aot_function, nop
 from torch import Tensor
 
-from fuselayers import ops
 from fuselayers.partition import budget, default, fuse, min_cut, saved_bytes
 from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.joint_graph import JointGraph
 from tests.partition.tracing import joint_graph_of
 
 
-def mlp(x: Tensor, weight: Tensor) -> Tensor:
-    return ops.dropout(F.gelu(x @ weight), 0.5).view(-1).exp()
-
-
-def traced() -> JointGraph:
-    return joint_graph_of(mlp, torch.randn(4, 8, requires_grad=True), torch.randn(8, 16, requires_grad=True))
-
-
 @pytest.mark.parametrize("rule", [default, min_cut, budget(0.5)], ids=["default", "min_cut", "budget"])
 def test_a_size_traced_in_backward_is_saved_instead_of_its_tensor(rule: SavePolicy) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's own
+        warnings.simplefilter("ignore", FutureWarning)  # of torch
         summed = aot_function(lambda x: x.sum(dim=1), nop, partition_fn=rule, dynamic=True)
         x = torch.randn(100, 50, requires_grad=True)
         assert saved_bytes(summed, x) == 0
@@ -37,11 +28,11 @@ class TestScalarsHaveAPrice:
         inputs = [torch.randn(3, requires_grad=True) for _ in range(4)]
         joint = joint_graph_of(lambda a, b, c, d: (a + b + c + d).cos().cos(), *inputs)
         assert joint.saved_bytes(min_cut.saved_values(joint, fused=True)) == 12
-        assert joint.saved_bytes(min_cut.saved_values(joint, fused=False)) == 24  # as plain eager
+        assert joint.saved_bytes(min_cut.saved_values(joint, fused=False)) == 24  # as plain eager saves
 
 
 def test_a_tuple_of_scalars_is_no_scalar() -> None:
-    # nll_loss_forward returns two scalars; taken for one, its elements could be neither saved nor recomputed.
+    # nll_loss_forward returns two scalars. If the pair counted as one, its elements could not be saved or recomputed.
     logits, labels = torch.randn(4, 5, requires_grad=True), torch.tensor([0, 1, -100, 4])
     fused = fuse(F.cross_entropy, backend="eager", fallback=())
     (got,) = torch.autograd.grad(fused(logits, labels), logits)
@@ -49,7 +40,7 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
 
 
 class TestMutatedInputs:
-    # The smaller ones are scalars to us, from which values are made again.
+    # The smaller two count as scalars, from which values are recomputed.
     SHAPES = ((64,), (4,), ())
 
     def traced(self, *shape: int) -> JointGraph:

@@ -1,5 +1,5 @@
-"""Joint graphs for the partition tests, as AOTAutograd hands them to a partitioner, models to take them from, and the
-allocator's peak in a step."""
+"""Joint graphs for the partition tests, as AOTAutograd passes them to a partitioner, the models behind them, and the
+allocator's peak in a training step."""
 
 import copy
 import functools
@@ -40,13 +40,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Traced:
-    """A joint graph as it was handed to a partitioner."""
+    """A joint graph and the options that a partitioner receives with it."""
 
     module: fx.GraphModule
     options: dict[str, Any]
 
     def joint(self) -> JointGraph:
-        """A copy of it, tidied: nothing that is done to one reaches another."""
+        """A tidied copy of the graph, which a test may change."""
         return JointGraph.of(
             copy.deepcopy(self.module),
             num_forward_outputs=self.options["num_fwd_outputs"],
@@ -55,7 +55,7 @@ class Traced:
 
 
 def traced(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> Traced:
-    """What a partitioner gets for `fn` when it is run op by op."""
+    """The joint graph that a partitioner gets for `fn` without Inductor's decompositions."""
     seen: list[Traced] = []
 
     def look(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def traced(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> T
 
 
 def joint_graph_of(fn: Callable[..., Any], *args: Any, dynamic: bool | None = None) -> JointGraph:
-    """The joint graph of `fn`, not yet cut."""
+    """The joint graph of `fn`, not yet split."""
     return traced(fn, *args, dynamic=dynamic).joint()
 
 
@@ -86,7 +86,7 @@ def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, f
 
 
 def decomposed(fn: Callable[..., Any], *args: Any) -> Traced:
-    """What a partitioner gets for `fn` from Inductor; nothing runs."""
+    """The joint graph that a partitioner gets for `fn` from Inductor; nothing runs."""
     (graph,) = capture(fn, *args, backend="inductor", fullgraph=True)
     static = list(graph.static_input_indices)
     options = {"num_fwd_outputs": graph.num_forward_outputs, "static_lifetime_input_indices": static}
@@ -113,7 +113,7 @@ class _Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder like GPT-2: tokens in, the loss of predicting them out."""
+    """A decoder like GPT-2. It takes tokens and returns the loss of predicting them."""
 
     def __init__(self, *, layers: int, dim: int = 64, heads: int = 4, vocabulary: int = 128, p: float = 0.1) -> None:
         super().__init__()
@@ -131,12 +131,12 @@ class GPT(nn.Module):
     @classmethod
     @functools.cache
     def decomposed(cls, *, layers: int, batch: int = 2, tokens: int = 32, **options: Any) -> Traced:
-        """Its joint graph from Inductor; traced once for all tests, which take copies of it."""
+        """The joint graph from Inductor, traced once; tests take copies of it."""
         return decomposed(cls(layers=layers, **options), torch.zeros(batch, tokens, dtype=torch.long))
 
 
 def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node]]:
-    """What torch saves of a graph under its own `activation_memory_budget`, and the graph it is of."""
+    """A copy of the joint graph, and the nodes that torch saves under its `activation_memory_budget`."""
     joint = graph.joint()
     static = graph.options["static_lifetime_input_indices"]
     options = {"num_fwd_outputs": joint.num_forward_outputs, "static_lifetime_input_indices": static}
@@ -144,12 +144,12 @@ def torchs_choice(graph: Traced, share: float) -> tuple[JointGraph, list[fx.Node
 
 
 def recomputed_flops(joint: JointGraph, saved: list[fx.Node]) -> float:
-    """FLOPs of what runs a second time."""
+    """The FLOPs of the recomputed nodes."""
     return sum(flops_of(node) for node in joint.recomputed(saved))
 
 
 def peak_of_step(model: nn.Module, *inputs: Any) -> int:
-    """The most bytes alive at once in forward and backward, beside what was there before, by torch's profiler."""
+    """The peak bytes that forward and backward allocate, measured by torch's profiler."""
     leaves = [tensor for tensor in (*inputs, *model.parameters()) if tensor.requires_grad]
 
     def step(weights: list[Tensor] | None = None) -> list[Tensor]:
@@ -168,18 +168,18 @@ def peak_of_step(model: nn.Module, *inputs: Any) -> int:
 
 
 def called(module: Any) -> list[str]:
-    """The names of the ops of a graph, in their order."""
+    """The names of a graph's ops, in order."""
     return [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
 
 
 def ops_of(module: fx.GraphModule) -> list[str]:
-    """The same without overloads and namespaces: "sin" for aten.sin.default."""
+    """The names of a graph's ops without overload and namespace: "sin" for aten.sin.default."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     return [str(getattr(node.target, "overloadpacket", node.target).__name__) for node in nodes]
 
 
 def saved_of(forward: Any, *, outputs: int = 1) -> list[fx.Node]:
-    """What a forward module hands to its backward."""
+    """The nodes that a forward module saves for its backward."""
     return list(forward.graph.output_node().args[0][outputs:])
 
 
@@ -187,7 +187,7 @@ def _compile(fn: Callable[..., Any], partition_fn: Any, args: tuple[Any, ...], *
     backend = aot_autograd(
         fw_compiler=lambda graph_module, _: make_boxed_func(graph_module.forward), partition_fn=partition_fn
     )
-    # Under a name that nobody traced before: by file, line and name Dynamo remembers which sizes changed.
+    # A new name each time: Dynamo remembers by file, line and name which sizes changed.
     compiled = torch_compile(
         lambda *args: fn(*args),
         name=f"entry_{next(_numbers)}",

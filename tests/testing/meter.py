@@ -6,11 +6,11 @@ that share an address count once, and a second load counts again. Caches are ign
 Two faults, which are silent on a GPU, are errors with kernel, argument, offset and programs in their text:
 
     an access out of bounds    the address is no element of the argument's tensor
-    a double store             two stores to one address in one launch, through one argument or two that share memory:
-                               on a GPU the last one wins, in any order
+    a double store             two stores to an address in a launch, through one argument or two that share memory: on a
+                               GPU either may win
 
-An atomic operation loads and stores; several to one address are no fault. Pointers that do not come from an argument
-(but from a number, or a tensor in a tuple) are ignored.
+An atomic operation counts as a load and a store; several to an address are no fault. Pointers that come from a number,
+or from a tensor in a tuple, are ignored.
 
 Note: [tagged pointers] Two arguments may share a storage, interleaved (the halves of a packed gradient), so an address
 does not identify its argument. While metered, each pointer carries the number of its argument in its upper 16 bits,
@@ -56,9 +56,9 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        kernel: the name of its function.
-        traffic: of each tensor argument, by name.
-        programs: their number.
+        kernel: the name of the kernel.
+        traffic: the bytes of each tensor argument, by name.
+        programs: the number of programs.
     """
 
     kernel: str
@@ -145,7 +145,7 @@ class _Meter:
         self._fault: KernelFault | None = None
 
     def run(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """One launch, from its arguments to its end."""
+        """Run a launch and record it."""
 
         def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
             self._launch, self._fault = Launch(executor.fn.__name__), None
@@ -165,7 +165,7 @@ class _Meter:
         return call
 
     def begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """The launch's arguments, in the interpreter's memory."""
+        """Register the launch's tensor arguments, in the interpreter's memory."""
 
         def init_args(executor: Any, args: Any, kwargs: Any) -> Any:
             on_host = args_on_host, kwargs_on_host = original(executor, args, kwargs)
@@ -180,7 +180,7 @@ class _Meter:
         return init_args
 
     def tag(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A pointer to a tensor argument."""
+        """Tag the pointer to a tensor argument."""
 
         def convert(value: Any) -> Any:
             made = original(value)
@@ -191,7 +191,7 @@ class _Meter:
         return convert
 
     def load(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A load, and its bytes."""
+        """Count the bytes of a load."""
 
         def create(builder: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
             for argument, offsets in self._touched("loads", pointers, mask.data, builder.grid_idx):
@@ -201,7 +201,7 @@ class _Meter:
         return create
 
     def store(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A store, and its bytes; each address is marked with the program."""
+        """Count the bytes of a store, and mark each address with the program."""
 
         def create(builder: Any, pointers: Any, value: Any, mask: Any, *rest: Any, **options: Any) -> Any:
             program, grid = builder.grid_idx, builder.grid_dim
@@ -221,7 +221,7 @@ class _Meter:
         return create
 
     def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """An atomic operation: `(op, pointers, value, mask, ...)`, or a compare and swap without op and mask."""
+        """Count the bytes of `(op, pointers, value, mask, ...)`, or of a compare and swap without op and mask."""
 
         def create(builder: Any, *arguments: Any, **options: Any) -> Any:
             place = next(

@@ -1,4 +1,4 @@
-"""The checks themselves: faults that they must not let through."""
+"""The checks find the faults that they are made for."""
 
 from collections.abc import Callable
 from functools import partial
@@ -113,16 +113,16 @@ class TestDoubleBackward:
     def check(self, form: Callable[[Tensor], Tensor]) -> str | None:
         return testing.check_double_backward(form, lambda x: x**3, samples((3, 5)))
 
-    def test_right(self) -> None:
+    def test_a_right_second_derivative_passes(self) -> None:
         assert self.check(self.cube(lambda dy, x: dy * 3 * x**2)) is None
 
-    def test_an_error_is_right_too_and_told(self) -> None:
+    def test_an_error_passes_and_is_reported(self) -> None:
         said = self.check(self.cube(lambda dy, x: dy * 3 * x**2, once=True))
         assert said == (
             "raises RuntimeError: trying to differentiate twice a function that was marked with @once_differentiable"
         )
 
-    def test_wrong_without_a_word(self) -> None:
+    def test_a_wrong_second_derivative_is_seen(self) -> None:
         with pytest.raises(AssertionError, match=r"^dd0: error"):
             self.check(self.cube(lambda dy, x: dy * 3 * x.detach() ** 2))
 

@@ -64,7 +64,7 @@ def test_what_differs_is_named() -> None:
 
 
 class TestNotFinite:
-    """A result that is infinite in one place is held to the reference there and elsewhere."""
+    """A result that is infinite in one place must match the reference there and elsewhere."""
 
     @staticmethod
     def hidden(x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class TestNotFinite:
         with pytest.raises(AssertionError, match=f"^{problem}"):
             assert_as_good_as(changed, self.hidden, samples((5, 5)))
 
-    def test_what_overflows_in_the_reference_alone_may_do_either(self) -> None:
+    def test_a_value_that_overflows_only_in_the_reference_may_be_finite(self) -> None:
         def squared(x: Tensor) -> Tensor:
             return (x * 128) ** 2 / 128**2
 
@@ -111,7 +111,7 @@ class TestNotFinite:
             assert_as_good_as(wrong, squared, inputs)
 
 
-def test_what_a_function_was_only_to_read() -> None:
+def test_a_function_that_overwrites_its_inputs_is_seen() -> None:
     class Wipes(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor, what: str) -> Tensor:

@@ -16,7 +16,7 @@ def triple(x: Tensor, y: Tensor) -> Tensor:
 
 
 def kind(x: Tensor) -> str:
-    """Which of the layouts a [6, 9] tensor is in."""
+    """The name of a [6, 9] tensor's layout."""
     names = {
         (9, 1): "contiguous",
         (1, 6): "transposed",
@@ -48,7 +48,7 @@ def test_every_layout_of_the_input_meets_every_one_of_the_gradient() -> None:
 
 
 class _Careless(torch.autograd.Function):
-    """Right but for one layout of x, or of dy."""
+    """Wrong for one layout of x or of dy only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, of_x: str, of_dy: str) -> Tensor:

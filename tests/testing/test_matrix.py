@@ -1,4 +1,4 @@
-"""The matrix over functions and layers of others: what is right passes, what is wrong fails in its cell."""
+"""The matrix of checks passes right functions and layers, and a wrong one fails in its cell."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def test_a_reference_that_always_raises_makes_no_green_report() -> None:
         check(torch.sin, torch.sin, [(3, 5)], checks=[]).raise_on_failure()
 
 
-def test_an_op_that_overwrites_is_seen_in_every_check_and_keeps_its_hands_off_ours() -> None:
+def test_an_op_that_overwrites_its_inputs_is_seen_and_gets_copies() -> None:
     def wipes(x: Tensor, *, scale: Tensor) -> Tensor:
         y = x * 2
         x.detach().zero_()
@@ -101,7 +101,7 @@ def test_a_layer_of_torch() -> None:
     module = nn.LayerNorm(9)
     before = {name: value.clone() for name, value in module.state_dict().items()}
     report = check_module(module, layer_norm, [(6, 9)], dtypes=[torch.bfloat16], **EAGER)
-    # torch's own refuses float32 beside bfloat16 one way round, and gives x's dtype back the other.
+    # Of two mixed dtypes, torch's layer norm refuses one order, and returns x's dtype in the other.
     assert {name for name, _ in failed(report)} == {"mixed dtypes"}
     assert str(report).startswith("LayerNorm: ")
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

@@ -1,4 +1,4 @@
-"""The meter, shown kernels that do what no kernel should."""
+"""The meter counts bytes and finds faulty kernels."""
 
 import pytest
 import torch
@@ -6,12 +6,6 @@ import torch
 from fuselayers.ops.implementations.launch import INTERPRETED, kernel, launch
 from fuselayers.ops.implementations.triton_language import tl
 from tests.testing.meter import KernelFault, Traffic, metered
-
-
-@pytest.fixture(autouse=True)
-def launches() -> None:
-    """Not here: these kernels are at fault on purpose."""
-
 
 interpreted = [pytest.mark.kernels, pytest.mark.skipif(not INTERPRETED, reason="is about Triton's interpreter")]
 

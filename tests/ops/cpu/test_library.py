@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="no ker
 
 
 def ran(code: str, *arguments: str, folder: Path = ROOT, **environment: str) -> str:
-    """What a new process printed: a library is chosen once in a process."""
+    """The output of a new process, since a process chooses its library once."""
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(
         command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=200
@@ -71,14 +71,14 @@ import torch
 from tests.ops.cpu.test_library import results
 from tests.ops.contract import tensors
 
-torch.save([one.detach() for one in results(*tensors((33, 130), (33, 130), (130,), (130,)))], sys.argv[1])
+torch.save([tensor.detach() for tensor in results(*tensors((33, 130), (33, 130), (130,), (130,)))], sys.argv[1])
 print(torch.backends.cpu.get_cpu_capability())
 """
 
 
 @pytest.mark.parametrize("capability", ["AVX2", pytest.param("DEFAULT", marks=pytest.mark.slow)])
 def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: Path) -> None:
-    """To rounding; the masks are the same bits, which the tests of philox compare for each of them."""
+    """Equal up to rounding. The tests of philox compare the masks bitwise on each instruction set."""
     if torch.backends.cpu.get_cpu_capability() not in ("AVX512", "AVX2"):
         pytest.skip("this machine has neither AVX2 nor AVX-512")
     path = tmp_path / "results.pt"
@@ -89,7 +89,7 @@ def test_every_instruction_set_has_the_same_numbers(capability: str, tmp_path: P
 
 
 def test_in_a_new_process() -> None:
-    """Torch keeps its OpenMP, no compiler is imported, and the kernels run in forked workers of a data loader."""
+    """A process loads one OpenMP and imports no compiler, and kernels run in forked workers of a data loader."""
     libraries, imported, same = ran(
         """
 import sys
@@ -127,16 +127,16 @@ from fuselayers import ops
 x = torch.ones(2, 8)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    found = [ops.dropout(x, 0.5, seed=torch.tensor(7)) for _ in range(2)]
-assert torch.equal(found[0], 2 * ops.keep_mask(torch.tensor(7), (2, 8), p=0.5))
-print(fuselayers.__file__, *(f"{one.category.__name__}: {one.message}" for one in caught), sep="\\n")
+    results = [ops.dropout(x, 0.5, seed=torch.tensor(7)) for _ in range(2)]
+assert torch.equal(results[0], 2 * ops.keep_mask(torch.tensor(7), (2, 8), p=0.5))
+print(fuselayers.__file__, *(f"{warning.category.__name__}: {warning.message}" for warning in caught), sep="\\n")
 """
 
 
 HAS_AVX = pytest.mark.skipif("AVX" not in torch.backends.cpu.get_cpu_capability(), reason="takes the plain library")
 
 
-# Each copies the package and imports it in a process of its own.
+# Each copies the package and imports it in a new process.
 @pytest.mark.parametrize(
     "fault",
     [
@@ -169,7 +169,7 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
 
 
 def wheel_of(folder: Path, **environment: str) -> list[str]:
-    """Build the package from a copy whose path has a blank, and return the names in its wheel."""
+    """Build the package from a copy whose path has a space; return the names of the wheel and of its files."""
     source = folder / "a copy"
     kept = shutil.ignore_patterns("*.so", "__pycache__", ".*", "build", "*.egg-info", "tests", "docs", "plots", "runs")
     shutil.copytree(ROOT, source, ignore=kept)
@@ -191,7 +191,7 @@ def test_a_wheel_serves_every_python(tmp_path: Path) -> None:
     assert "-cp311-abi3-linux_" in name
     libraries = [file for file in files if file.endswith(".so")]
     assert "fuselayers/ops/cpu/_plain.abi3.so" in libraries
-    assert {"fuselayers/ops/cpu/math.h", "fuselayers/ops/cpu/elementwise.cpp"} <= set(files)  # for their hash
+    assert {"fuselayers/ops/cpu/math.h", "fuselayers/ops/cpu/elementwise.cpp"} <= set(files)  # to compute their hash
 
 
 @pytest.mark.slow

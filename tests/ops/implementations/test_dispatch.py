@@ -34,7 +34,7 @@ class Subclass(Tensor):
 
 
 class Wrapped(Tensor):
-    """A subclass without memory of its own."""
+    """A subclass that wraps a tensor and has no memory."""
 
     inner: Tensor
 
@@ -93,13 +93,13 @@ class TestErrors:
 
 
 def chosen(x: Tensor, *, backend: str = "auto", torch_is_as_fast: bool = False) -> str:
-    """Which implementation a call takes."""
+    """The implementation that a call takes."""
     return "formula" if CHOICE(backend, (x,), torch_is_as_fast=torch_is_as_fast) is x else "kernels"
 
 
 @in_cpp
 class TestOnACPU:
-    """Which implementation "auto" takes on a CPU follows from the arguments and from torch's settings alone."""
+    """On a CPU, "auto" chooses an implementation by the arguments and torch's settings alone."""
 
     def test_the_kernels_from_a_number_of_elements_on(self) -> None:
         assert chosen(torch.ones(4, 16)) == "kernels"
@@ -116,11 +116,11 @@ class TestOnACPU:
         torch.vmap(lambda x: (inside.append(chosen(x)), x)[1])(torch.ones(2, 8, 8))
         assert inside == ["formula"]
 
-    # The three ops hand dy to C++ each in their own backward, and each kind is another flag of a tensor.
+    # Each of the three ops passes dy to C++ in a separate backward, and each kind is a different flag of a tensor.
     @pytest.mark.parametrize("kind", ["negated", "subclass", "zeros"])
     @pytest.mark.parametrize("name", ["dropout", "cross_entropy", "rotary"])
     def test_gradients_of_other_kinds(self, name: str, kind: str) -> None:
-        """Their memory does not hold their values, or they have none."""
+        """The memory of such a gradient does not hold its values, or it has no memory."""
         x = torch.randn(4, 8, requires_grad=True)
         calls: dict[str, Any] = {
             "dropout": lambda backend: ops.dropout(x, 0.4, seed=seed_of(), backend=backend),
@@ -192,7 +192,7 @@ def test_kernels_save_what_the_case_says(case: Case) -> None:
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])
 @pytest.mark.parametrize("activation", ops.ACTIVATIONS)
 def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) -> None:
-    # One by one: torch's vectorised gelu on the CPU gives NaN for inf, its scalar one inf. A NaN may have any low bits.
+    # Single values, since torch's vectorised gelu on the CPU gives NaN for inf. A NaN may have any low bits.
     odd_nan = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
     for value in (torch.nan, odd_nan, torch.inf, -torch.inf, 0.0, 1e30, -1e30):
         x = torch.as_tensor(value).reshape(1).to(DEVICE, copy=True).requires_grad_()
@@ -207,8 +207,8 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
 
 
 @on_kernels
-@pytest.mark.skipif(not INTERPRETED, reason="the interpreter alone says which address was asked for")
-# Norms alone have other kernels for long rows.
+@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter reports addresses")
+# Only norms have separate kernels for long rows.
 @pytest.mark.parametrize(
     ("name", "width"),
     [
@@ -217,7 +217,7 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
     ],
 )
 def test_row_strides_beyond_32_bits(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each kernel is told that its rows are 2^31 elements apart, and asks for the right place, where there is none."""
+    """With a row stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
     case, seen = CASES[name], set()
 
     def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:

@@ -33,7 +33,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None, **options: 
 
 def inputs_of(*shape: int, classes: int = 33, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     x, weight, bias = tensors(shape, (classes, shape[-1]), (classes,), dtype=dtype)
-    # Small logits, so that no class stands for all: powers of two leave the values exact.
+    # Small logits, so that no class has all of the probability. Division by a power of two is exact.
     return [x, weight / 8, bias / 8]
 
 

@@ -34,7 +34,7 @@ from tests.selection import every_value
 
 
 class Memory(TorchDispatchMode):
-    """Counts the bytes that are alive of what ops make, and how many elements the largest tensor of them has."""
+    """Counts the live bytes that ops allocate, and the elements of the largest tensor."""
 
     def __init__(self, *known: Tensor) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def test_no_tensor_is_larger_than_the_logits_of_a_chunk(dtype: torch.dtype, redu
 
 
 def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
-    """The bytes of forward and backward, at most."""
+    """The peak bytes of forward and backward."""
     rows, width, classes = shape
     x = torch.empty(rows, width, dtype=dtype, device="meta", requires_grad=True)
     weight = torch.empty(classes, width, dtype=dtype, device="meta", requires_grad=True)
@@ -87,7 +87,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
     return memory.peak
 
 
-# Chunks follow from sizes and dtype, buffers from the backend; the sizes are those of models, and one row more.
+# Sizes and dtype decide the chunks, and the backend the buffers. The sizes are those of models, and one row more.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["eager", pytest.param("triton", marks=needs_triton)])
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def peak_of(form: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> int:
         ((512, 4096, 128256), 1.05),
         ((2048, 4096, 128256), 1.05),
         ((4096, 4096, 128256), 1.05),
-        ((4097, 4096, 128256), 1.2),  # two chunks, and next to no more rows
+        ((4097, 4096, 128256), 1.2),  # two chunks, for one row more
         ((8192, 4096, 128256), 0.9),
         ((4096, 2048, 32000), 0.9),
         ((65536, 768, 50257), 0.05),
@@ -132,5 +132,5 @@ def test_no_tensor_of_a_compiled_graph_has_all_logits(reduction: str) -> None:
     leaves = leaves_of(R, D, classes=V)
     compiled = torch.compile(partial(op, reduction=reduction), backend=aot_autograd(fw_compiler=look, bw_compiler=look))
     gradients(compiled(*leaves), leaves)
-    # The weight and its gradient; no logits.
+    # the weight and its gradient are the largest tensors
     assert max(largest) == V * D

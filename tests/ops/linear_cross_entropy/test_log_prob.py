@@ -22,7 +22,7 @@ from tests.ops.linear_cross_entropy.inputs import inputs_of, leaves_of, target_f
 
 
 def differentiable(function: Any) -> Any:
-    """As a function of floating tensors, with the two results that have gradients."""
+    """`function` of its floating tensors, with the two results that have gradients."""
 
     def call(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         log_prob, entropy, _ = function(x, weight, target_for(x, weight), bias=bias)

@@ -17,11 +17,10 @@ NORMS = (
 )
 
 
-def inputs_of(**dtypes: torch.dtype) -> dict[str, Tensor]:
+def leaves() -> dict[str, Tensor]:
     names = ("x", "residual", "weight", "norm_bias", "bias")
     shapes = ((4, 9), (4, 9), (9,), (9,), (9,))
-    made = dict(zip(names, tensors(*shapes), strict=True))
-    return {name: made[name].to(dtypes.get(name, torch.float32)).requires_grad_() for name in names}
+    return {name: tensor.requires_grad_() for name, tensor in zip(names, tensors(*shapes), strict=True)}
 
 
 def reference(x: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -33,26 +32,16 @@ def reference(x: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, bi
 @pytest.mark.parametrize("outputs", [(0,), (1,), (0, 1)])
 def test_gradients_of_either_output_alone(outputs: tuple[int, ...], backend: str) -> None:
     def gradients(fn: Any, **options: Any) -> tuple[Tensor | None, ...]:
-        inputs = inputs_of()
+        inputs = leaves()
         results = fn(**inputs, **options)
         loss = torch.stack([results[place].square().sum() for place in outputs]).sum()
         return torch.autograd.grad(loss, list(inputs.values()), allow_unused=True)
 
     got = gradients(normalise, eps=1e-2, rms=False, backend=backend)
-    for gradient, other in zip(got, gradients(reference), strict=True):
-        other = torch.zeros(9) if other is None else other
+    for gradient, expected in zip(got, gradients(reference), strict=True):
+        expected = torch.zeros(9) if expected is None else expected
         gradient = torch.zeros(9) if gradient is None else gradient
-        torch.testing.assert_close(gradient, other.to(gradient), rtol=1e-4, atol=1e-4)
-
-
-@both_backends
-def test_every_gradient_has_the_dtype_of_its_input(backend: str) -> None:
-    half = torch.bfloat16
-    inputs = inputs_of(x=half, weight=half, bias=half)
-    y, s = normalise(**inputs, eps=1e-2, rms=False, backend=backend)
-    assert (y.dtype, s.dtype) == (torch.float32, torch.float32)
-    gradients = torch.autograd.grad(y.sum() + s.sum(), list(inputs.values()))
-    assert [tensor.dtype for tensor in gradients] == [tensor.dtype for tensor in inputs.values()]
+        torch.testing.assert_close(gradient, expected.to(gradient), rtol=1e-4, atol=1e-4)
 
 
 @both_backends
@@ -71,8 +60,6 @@ def test_errors_of_every_norm(op: Callable[..., Any]) -> None:
 
     with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[2\]$"):
         call(x, torch.ones(2))
-    with pytest.raises(ValueError, match=r"^x must be \[..., N\], got a tensor without dimensions; give it one"):
-        call(x[0, 0], x[0, 0])
     with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
         call(x, None)
     for name in {"bias", "norm_bias"} & taken.keys():

@@ -44,15 +44,15 @@ def bytes_of(rule: SavePolicy, joint: JointGraph) -> int:
 
 
 class TestOnAModel:
-    # A tight share, one in the middle and a loose one: torch chooses other values at each.
+    # A tight, a middle and a loose share: torch saves other values at each.
     @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
-    def test_no_more_flops_again_than_torch_at_as_many_bytes(self, share: float) -> None:
+    def test_recomputes_no_more_flops_than_torch_at_equal_bytes(self, share: float) -> None:
         graph, joint = gpt()
-        theirs, saved = torchs_choice(graph, share)
-        limit = theirs.saved_bytes(saved) + 1024
-        ours = budget(limit).saved_values(joint, fused=True)
-        assert joint.saved_bytes(ours) <= limit
-        assert recomputed_flops(joint, ours) <= recomputed_flops(theirs, saved)
+        torchs_joint, torchs_saved = torchs_choice(graph, share)
+        limit = torchs_joint.saved_bytes(torchs_saved) + 1024
+        saved = budget(limit).saved_values(joint, fused=True)
+        assert joint.saved_bytes(saved) <= limit
+        assert recomputed_flops(joint, saved) <= recomputed_flops(torchs_joint, torchs_saved)
 
     def test_fits_every_limit_and_more_bytes_never_cost_more_flops(self) -> None:
         _, joint = gpt()
@@ -141,6 +141,16 @@ def test_sizes_as_text() -> None:
     assert budget(peak="2GB") == budget(peak=2_000_000_000)
 
 
+def assert_same_step(plain: nn.Module, fused: nn.Module, x: Tensor) -> None:
+    """Assert that values and gradients are equal, from the same seed."""
+    results = []
+    for model in (plain, fused):
+        torch.manual_seed(1)
+        out = model(x)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
 class Stack(nn.Module):
     def __init__(self, *, layers: int = 3) -> None:
         super().__init__()
@@ -154,7 +164,7 @@ class Stack(nn.Module):
 
 class TestPeak:
     def cut(self, joint: JointGraph, rule: SavePolicy, *, compress: str | None = None) -> tuple[int, float]:
-        """The peak of a cut, and the FLOPs that it recomputes."""
+        """The peak bytes of a cut, and the FLOPs that it recomputes."""
         joint = replace(joint, compress=compression(compress))
         peak = peak_bytes(*rule.split(joint, fused=False), num_forward_outputs=1)
         return peak, recomputed_flops(joint, rule.saved_values(joint, fused=False))
@@ -186,11 +196,7 @@ class TestPeak:
         limit = int(0.7 * peak_of_step(fuse(stack, backend="eager"), x))
         fused = fuse(stack, backend="eager", partition=budget(peak=limit))
         assert peak_of_step(fused, x) <= limit
-        results = []
-        for model in (stack, fused):
-            torch.manual_seed(1)
-            results.append(torch.autograd.grad(model(x).square().sum(), [x, *stack.parameters()]))
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        assert_same_step(stack, fused, x)
 
     def test_compression_comes_before_a_matrix_product_runs_again(self) -> None:
         blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
@@ -208,14 +214,8 @@ class TestThroughFuse:
     def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
         stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
         whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
-        twin = copy.deepcopy(stack)
-        fused = fuse(twin, backend=backend, partition=budget(share))
-        results = []
-        for model in (stack, fused):
-            torch.manual_seed(1)
-            out = model(x)
-            results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
-        torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+        fused = fuse(copy.deepcopy(stack), backend=backend, partition=budget(share))
+        assert_same_step(stack, fused, x)
         assert saved_bytes(fused, x) <= share * whole
 
     def test_the_least_that_an_error_names_will_do(self) -> None:
@@ -233,7 +233,7 @@ def test_a_smaller_budget_does_not_raise_the_peak() -> None:
     blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
     stack = nn.Sequential(*blocks)
     whole = peak_of_step(fuse(stack, backend="eager", partition="default"), x)
-    for share in (0.1, 0.035):  # some layers, and all of them, are recomputed from the input of the first
+    for share in (0.1, 0.035):  # recomputes some layers, then all of them, from the first layer's input
         fused = fuse(stack, backend="eager", partition=budget(share))
         peak = peak_of_step(fused, x)
         assert peak <= 0.65 * whole
@@ -247,9 +247,4 @@ def test_what_is_recomputed_twice_has_the_same_values_and_gradients() -> None:
     report = explain(fused, x)
     names = [value.name for value in report.recomputed]
     assert len(names) > len(set(names)), "nothing is recomputed twice"
-    results = []
-    for model in (stack, fused):
-        torch.manual_seed(1)
-        out = model(x)
-        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *model.parameters()])))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
+    assert_same_step(stack, fused, x)

@@ -10,8 +10,8 @@ from fuselayers.partition.choose.default import saved_by_default
 from tests.partition.tracing import joint_graph_of
 
 
-def names(fn: object, *args: Tensor, dynamic: bool | None = None) -> list[str]:
-    return [str(node.target) for node in saved_by_default(joint_graph_of(fn, *args, dynamic=dynamic))]
+def names(fn: object, *args: Tensor) -> list[str]:
+    return [str(node.target) for node in saved_by_default(joint_graph_of(fn, *args))]
 
 
 def test_views_stand_for_what_they_look_at() -> None:

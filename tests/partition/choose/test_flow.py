@@ -36,7 +36,7 @@ def random_graph(seed: int) -> Graph:
 
 
 def assert_is_minimal(graph: Graph) -> float:
-    """The value is that of two other algorithms, and the cut that comes with it has it."""
+    """Assert that two other algorithms find the same value, and that the cut has it."""
     value, needed = minimum_cut(edges_of(graph))
     for other in (preflow_push, boykov_kolmogorov):
         assert value == pytest.approx(nx.maximum_flow_value(graph, SOURCE, SINK, flow_func=other), rel=1e-9), other

@@ -103,7 +103,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_file_that_holds_something_else_stops_nothing(content: str | bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_not_used_with_a_warning(content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "machines.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(UserWarning, match=r"(?s)machines\.json is no file as fuselayers writes it .+ not used"):

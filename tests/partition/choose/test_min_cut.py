@@ -1,6 +1,5 @@
 import inspect
 import re
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from fuselayers.partition.choose.min_cut import saved_by_min_cut
 from fuselayers.partition.joint_graph import JointGraph
 from tests.partition.tracing import GPT, joint_graph_of
 
-CPU = CostModel(machine_of("cpu"))
 PRICES = [0.0, 0.3, 1.5, 10.0, 1e3, 1e9]
 
 
@@ -22,8 +20,8 @@ def leaf(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
-def at(price: float, *, fused: bool = True, device: str = "cpu") -> CostModel:
-    return CostModel(machine_of(device), fused=fused, memory_price=price)
+def at(price: float, *, fused: bool) -> CostModel:
+    return CostModel(machine_of("cpu"), fused=fused, memory_price=price)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ def test_no_mask_is_saved_at_any_price(model: JointGraph, fused: bool) -> None:
             saved = saved_by_min_cut(joint, cost=at(price, fused=fused))
             assert "fuselayers.draw_seed.default" in {str(node.target) for node in saved}
             assert joint.made_from_scalars.isdisjoint(saved)
-            # eq compares the labels of the loss with every class.
+            # `eq` compares the labels with every class in the loss.
             assert {node.name for node in saved if getattr(node.meta["val"], "dtype", None) is torch.bool} <= {
                 "eq_tensor"
             }
@@ -62,23 +60,19 @@ def test_a_higher_price_of_memory_never_saves_more(model: JointGraph, fused: boo
     assert sizes[0] > sizes[-1]
 
 
-class TestNoWay:
-    def traced(self) -> tuple[JointGraph, dict[str, Any], str]:
-        def layer(x: Tensor) -> Tensor:
-            return x.exp().sinh()
+def test_a_value_that_can_be_neither_saved_nor_recomputed_is_named() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return x.exp().sinh()
 
-        joint = joint_graph_of(layer, leaf(8, 8))
-        place = rf"\({re.escape(__file__)}:{inspect.getsourcelines(layer)[1] + 1}: return x\.exp\(\)\.sinh\(\)\)"
-        return joint, {node.name: node for node in joint.nodes}, place
-
-    def test_a_value_that_runs_once(self) -> None:
-        joint, node, place = self.traced()
-        node["exp"].meta["val"] = 3.5
-        node["exp"].meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        text = (
-            rf"^(to compute 'cosh' {place}, )?backward needs 'exp' {place}, which cannot be saved, since it is a "
-            r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is tagged to be "
-            r"saved\. Return it from"
-        )
-        with pytest.raises(PartitionError, match=text):
-            saved_by_min_cut(joint, cost=CPU)
+    joint = joint_graph_of(layer, leaf(8, 8))
+    exp = next(node for node in joint.nodes if node.name == "exp")
+    exp.meta["val"] = 3.5
+    exp.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    place = rf"\({re.escape(__file__)}:{inspect.getsourcelines(layer)[1] + 1}: return x\.exp\(\)\.sinh\(\)\)"
+    text = (
+        rf"^(to compute 'cosh' {place}, )?backward needs 'exp' {place}, which cannot be saved, since it is a "
+        r"float, neither a tensor nor a size, nor recomputed, since it may run only once: it is tagged to be "
+        r"saved\. Return it from"
+    )
+    with pytest.raises(PartitionError, match=text):
+        saved_by_min_cut(joint, cost=CostModel(machine_of("cpu")))

@@ -23,7 +23,7 @@ from fuselayers.partition import default as default_partitioner
 from tests.partition.tracing import saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
-ONE = ROWS * COLUMNS * 4  # bytes of one activation
+ACTIVATION = ROWS * COLUMNS * 4  # bytes
 
 
 def leaves(count: int) -> list[Tensor]:
@@ -51,7 +51,7 @@ def test_no_mask_is_saved(partition: str, fused: bool) -> None:
     shapes = [(tuple(node.meta["val"].shape), node.meta["val"].dtype) for node in saved]
     assert shapes.count(((), torch.int64)) == 2  # a seed for each dropout
     assert not [shape for shape in shapes if shape[1] in (torch.bool, torch.int32)]
-    # x, the pre-activation and, op by op, the dropped activation that the second matmul read
+    # x, the pre-activation and, op by op, the dropped activation that the second matmul reads
     assert len([shape for shape in shapes if shape[0] == (ROWS, COLUMNS)]) == (
         2 if fused and partition == "min_cut" else 3
     )
@@ -130,7 +130,7 @@ def test_a_budget_by_name() -> None:
     ids=["default", "min_cut", "share", "bytes"],
 )
 def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
-    """Outside of this library: the signature is AOTAutograd's, and nothing of `fuse` is needed."""
+    """A partitioner has AOTAutograd's signature and works without `fuse`."""
     compiled: list[str] = []
 
     def compiler(graph_module: Any, inputs: Any) -> Any:
@@ -139,8 +139,8 @@ def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
 
     run = torch.compile(tutorial, backend=aot_autograd(fw_compiler=compiler, partition_fn=partition), fullgraph=True)
     inputs, twins = leaves(4), leaves(4)
-    for one, twin in zip(inputs, twins, strict=True):
-        twin.data.copy_(one.data)
+    for tensor, twin in zip(inputs, twins, strict=True):
+        twin.data.copy_(tensor.data)
     out, expected = run(*inputs), tutorial(*twins)
     incoming = torch.randn_like(out)
     torch.testing.assert_close(out, expected)
@@ -148,5 +148,5 @@ def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
         torch.autograd.grad(out, inputs, incoming), torch.autograd.grad(expected, twins, incoming)
     )
     assert len(compiled) == 2
-    # eager's choice is two tensors
-    assert saved_bytes(run, *inputs) == (2 * ONE if partition is default_partitioner else ONE)
+    # like eager, the default saves two tensors
+    assert saved_bytes(run, *inputs) == (2 * ACTIVATION if partition is default_partitioner else ACTIVATION)

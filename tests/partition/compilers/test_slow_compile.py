@@ -10,7 +10,7 @@ from fuselayers.partition import fuse, min_cut
 def test_each_compilation_that_takes_long_says_what_it_does(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A second in place of three: long beside what these compilations take by themselves.
+    # A second in place of three, still longer than these compilations take.
     monkeypatch.setattr("fuselayers.partition.compilers.slow_compile._SECONDS", 1.0)
 
     def slow(*arguments: Any, **options: Any) -> Any:

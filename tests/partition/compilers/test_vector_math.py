@@ -6,7 +6,7 @@ from tests.processes import run
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch was built without MKL")  # type: ignore[no-untyped-call]
 def test_importing_the_package_calls_them() -> None:
-    # In a process that has imported nothing but the package, which therefore has to have imported the module.
+    # In a fresh process, so that the package itself must import the module.
     program = """
 import importlib, sys, torch
 plain, called = torch.erfinv, []

@@ -21,7 +21,7 @@ BACKENDS = ["eager", "inductor"]
 
 
 class Block(nn.Module):
-    """A module with everything that could be touched: weights, buffers that forward writes to, a Python attribute."""
+    """A module with weights, buffers that forward writes to, and a Python attribute that it counts up."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -41,8 +41,8 @@ def ops(graph: CapturedGraph) -> list[str]:
 
 def values(graph: CapturedGraph) -> list[tuple[Any, Any, Any]]:
     """Shape, dtype and device of every tensor in the graph."""
-    found = [node.meta.get("val") for node in graph.module.graph.nodes]
-    return [(tuple(one.shape), one.dtype, one.device) for one in found if isinstance(one, Tensor)]
+    tensors = [node.meta.get("val") for node in graph.module.graph.nodes]
+    return [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors if isinstance(tensor, Tensor)]
 
 
 def split_by_a_break(x: Tensor, weight: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class TestWhatIsGiven:
         assert {device for _, _, device in values(graph)} == {torch.device("cpu")}
         assert block.calls == 0
         gradients = next(node for node in graph.module.graph.nodes if node.op == "output").args[0][1:]
-        assert sum(one is not None for one in gradients) == 1 + len(list(block.parameters()))
+        assert sum(gradient is not None for gradient in gradients) == 1 + len(list(block.parameters()))
 
     def test_a_fused_one_is_what_it_fuses(self) -> None:
         block, x = Block(), torch.randn(4, 8)
@@ -176,9 +176,9 @@ class TestSize:
     def test_a_model_of_200_billion_parameters(self) -> None:
         layers = [nn.Linear(131072, 131072, device="meta", dtype=torch.bfloat16) for _ in range(12)]
         model = nn.Sequential(*layers)
-        assert sum(one.numel() for one in model.parameters()) > 200_000_000_000
+        assert sum(parameter.numel() for parameter in model.parameters()) > 200_000_000_000
         x = torch.empty(2048, 131072, device="meta", dtype=torch.bfloat16)
-        capture(layers[0], x)  # what torch imports at the first capture of a process is not the model's
+        capture(layers[0], x)  # the first capture of a process imports parts of torch
         before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
         (graph,) = capture(model, x)
         assert time.perf_counter() - start < 20

@@ -42,7 +42,7 @@ def test_a_curve_is_drawn(report: MemoryReport, tmp_path: Path, monkeypatch: pyt
     assert "torch min_cut" in text
     assert "MB saved for backward" in text
     assert matplotlib.image.imread(report.draw_pareto(tmp_path / "curve.png")).shape[0] > 200
-    # The curve goes from the most memory to the least, and a budget between two points costs what the smaller one does.
+    # The curve goes from the most memory to the least. A budget between two points costs as much as the smaller.
     assert steps == ["pre", "pre"]
 
 
@@ -73,7 +73,7 @@ def test_one_graph(suffix: str, tmp_path: Path) -> None:
     assert "aten.cos.default  float32[3]" in text
     boxes = elements(path, "rect")
     assert len(boxes) == len([node for node in graph.graph.nodes if node.op != "output"])
-    assert {one.get("x") for one in boxes} == {"116"}  # on the left, with the labels beside them
+    assert {box.get("x") for box in boxes} == {"116"}  # on the left, with the labels beside them
     reads = [user for node in graph.graph.nodes for user in node.users if user.op != "output"]
     assert len(elements(path, "path")) == len(reads)
 

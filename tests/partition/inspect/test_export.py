@@ -10,7 +10,7 @@ from fuselayers.partition.inspect.export import JointGraphExport, Spec, joint_gr
 
 
 class Block(nn.Module):
-    """Two layers, a buffer that forward writes to, a tied weight, and a plain tensor as an attribute."""
+    """Two layers with a tied weight, a buffer that forward writes to, and a plain tensor as an attribute."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ def arguments(**options: Any) -> tuple[Tensor, dict[str, list[Tensor]]]:
 
 
 def by_kind(exported: JointGraphExport, kind: str) -> list[str]:
-    return [one.target for one in (*exported.inputs, *exported.outputs) if one.kind == kind]
+    return [spec.target for spec in (*exported.inputs, *exported.outputs) if spec.kind == kind]
 
 
 class TestJointGraph:
@@ -39,15 +39,15 @@ class TestJointGraph:
         block = Block()
         x, masks = arguments()
         exported = joint_graph(block, x, masks)
-        named = {**dict(block.named_parameters()), **{name: one.clone() for name, one in block.named_buffers()}}
+        named = {**dict(block.named_parameters()), **{name: buffer.clone() for name, buffer in block.named_buffers()}}
         named |= {"scale": block.scale, "x": x, "masks['keep'][0]": masks["keep"][0]}
         result = block(x, masks)
         outputs = {"result['out']": result["out"], "result['parts'][0]": result["parts"][0]}
         tangents = {name: torch.randn_like(value) for name, value in outputs.items()}
-        path_of = {one.name: one.target for one in exported.outputs if one.kind == "output"}
+        path_of = {spec.name: spec.target for spec in exported.outputs if spec.kind == "output"}
         values = [
-            tangents[path_of[one.target]] if one.kind == "gradient" else named[one.target].detach()
-            for one in exported.inputs
+            tangents[path_of[spec.target]] if spec.kind == "gradient" else named[spec.target].detach()
+            for spec in exported.inputs
         ]
         wanted = [name for name, value in named.items() if value.requires_grad]
         gradients = torch.autograd.grad(
@@ -59,7 +59,8 @@ class TestJointGraph:
             **{("mutation", name): value for name, value in block.named_buffers()},
         }
         got = {
-            (spec.kind, spec.target): one for spec, one in zip(exported.outputs, exported.module(*values), strict=True)
+            (spec.kind, spec.target): value
+            for spec, value in zip(exported.outputs, exported.module(*values), strict=True)
         }
         torch.testing.assert_close(got, expected)
 
@@ -68,7 +69,7 @@ class TestJointGraph:
         targets = [
             node.target for node in exported.module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
         ]
-        assert [one for one in targets if one._schema.is_mutable] == []
+        assert [target for target in targets if target._schema.is_mutable] == []
 
     @pytest.mark.parametrize("device", ["cpu", "meta"])
     def test_parameters_and_buffers_have_the_names_of_the_module(self, device: str) -> None:
@@ -91,11 +92,12 @@ class TestJointGraph:
             Spec("mul", "output", "result[0]"),
             Spec("sin", "output", "result[1][0]"),
         )
-        assert [(one.kind, one.target) for one in exported.outputs[2:]] == [("gradient", "x"), ("gradient", "weight")]
+        gradients = [(spec.kind, spec.target) for spec in exported.outputs[2:]]
+        assert gradients == [("gradient", "x"), ("gradient", "weight")]
 
     def test_the_listing(self) -> None:
         exported = joint_graph(lambda x: (x * 2).sin(), torch.randn(4, requires_grad=True, dtype=torch.bfloat16))
-        # Between the lines stand comments, which differ from version to version of torch.
+        # Leave out the comments, which differ between versions of torch.
         lines = [line for line in str(exported).splitlines() if line and line.lstrip()[0] != "#"]
         assert lines == [
             "inputs:",

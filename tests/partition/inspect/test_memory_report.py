@@ -30,7 +30,7 @@ def test_json_holds_every_figure(report: MemoryReport) -> None:
     assert "graphs" not in content
 
 
-def test_text_names_what_costs_most_and_sums_up_the_rest(report: MemoryReport) -> None:
+def test_text_names_the_largest_values_and_counts_the_rest(report: MemoryReport) -> None:
     text = str(report)
     assert text.startswith("layer: min_cut for inductor, prices of ")
     largest = max(report.saved, key=lambda value: value.num_bytes)
@@ -56,7 +56,7 @@ def saved(name: str, module: str, *, reason: str = "it is an input") -> SavedVal
 
 @pytest.fixture(scope="module")
 def of_blocks(report: MemoryReport) -> MemoryReport:
-    """A report of twelve equal blocks, the first of which saves one more value."""
+    """A report of twelve equal blocks, of which the first saves an extra value."""
     values = [saved(f"addmm_{block}", f"blocks.{block}.feedforward.down.packed") for block in reversed(range(12))]
     return dataclasses.replace(report, saved=(*values, saved("mm", "blocks.0.residual.norms.0")), recomputed=())
 

@@ -17,7 +17,7 @@ AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
 
 class Hand:
-    """A graph made by hand; every call is a sine unless told otherwise."""
+    """A graph made by hand. A call is a sine unless `target` names another op."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -59,7 +59,7 @@ class TestTags:
         inside = hand.call(read_on, **region(1))
         hand.tagged(hooked, inside)
         assert hooked.meta["recompute"] is SAVE
-        assert read_on.meta["recompute"] is AGAIN  # the region goes on: recomputing it closes no cycle
+        assert read_on.meta["recompute"] is AGAIN  # the region reads it: recomputing it closes no cycle
 
     def test_what_an_op_with_an_effect_returns(self) -> None:
         hand = Hand()
@@ -67,16 +67,16 @@ class TestTags:
         effect = hand.call(token, target=torch.ops.higher_order.with_effects, val=(torch.ones(()), (torch.ones(()),)))
         new_token = hand.call(effect, 0, target=operator.getitem)
         several = hand.call(effect, 1, target=operator.getitem, val=(torch.ones(()),))
-        one = hand.call(several, 0, target=operator.getitem)
+        element = hand.call(several, 0, target=operator.getitem)
         later = hand.call(new_token, target=torch.ops.higher_order.with_effects, partitioner_tag="is_backward")
         in_backward = hand.call(later, 0, target=operator.getitem)
-        hand.tagged(one, in_backward)
-        assert [node.meta.get("recompute") for node in (new_token, several, one)] == [SAVE, None, SAVE]
+        hand.tagged(element, in_backward)
+        assert [node.meta.get("recompute") for node in (new_token, several, element)] == [SAVE, None, SAVE]
         assert "recompute" not in in_backward.meta
 
 
 def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
-    """Contexts for `checkpoint` that give one op a policy, and let the others be recomputed."""
+    """Contexts for `checkpoint` that set the policy of an op; the others are recomputed."""
 
     def choose(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         return policy if op is target else CheckpointPolicy.PREFER_RECOMPUTE
@@ -96,8 +96,8 @@ def inputs() -> list[Tensor]:
     return [torch.randn(SIZE, SIZE, requires_grad=True) * 0.1 for _ in range(2)]
 
 
-def results(fn: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
-    leaves = [value.detach().clone().requires_grad_() for value in given]
+def results(fn: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
     out = fn(*leaves)
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
@@ -112,12 +112,12 @@ class TestPolicies:
             out: Tensor = checkpoint(body, x, weight, use_reentrant=False)
             return out
 
-        given = inputs()
+        tensors = inputs()
         fused = fuse(layer, backend=backend, partition=partition, fallback=())
-        torch.testing.assert_close(results(fused, given), results(body, given), rtol=1e-4, atol=1e-5)
-        # only what goes in
-        assert saved_bytes(fused, *given) == 2 * UNIT
-        assert saved_bytes(fuse(body, backend="eager", partition="default"), *given) >= 4 * UNIT
+        torch.testing.assert_close(results(fused, tensors), results(body, tensors), rtol=1e-4, atol=1e-5)
+        # x and the weight
+        assert saved_bytes(fused, *tensors) == 2 * UNIT
+        assert saved_bytes(fuse(body, backend="eager", partition="default"), *tensors) >= 4 * UNIT
 
     @pytest.mark.parametrize("fused", [True, False])
     @pytest.mark.parametrize("partition", ["default", "min_cut"])
@@ -132,7 +132,7 @@ class TestPolicies:
         forward, backward = split_of(layer, *inputs(), partition=partition, fused=fused)
         handed = {str(node.target) for node in saved_of(forward)}
         assert str(op) in handed
-        # mm: two of backward's own for each of forward's; the others were recomputed
+        # mm: backward has two for each of forward; the rest is recomputed
         assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
         assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
 
@@ -143,16 +143,16 @@ class TestPolicies:
             out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
             return out.sin()
 
-        given = inputs()
+        tensors = inputs()
         fused = fuse(layer, backend="eager", fallback=())
         torch.testing.assert_close(
-            results(fused, given), results(lambda *args: body(*args).sin(), given), rtol=1e-4, atol=1e-5
+            results(fused, tensors), results(lambda *args: body(*args).sin(), tensors), rtol=1e-4, atol=1e-5
         )
         # x, the weight, and both matmuls
-        assert saved_bytes(fused, *given) == 4 * UNIT
+        assert saved_bytes(fused, *tensors) == 4 * UNIT
 
     def test_an_input_that_the_region_overwrites(self) -> None:
-        """Eager computes such a region again from the new value, and its gradient is wrong; ours keeps the old one."""
+        """Eager recomputes such a region from the new value, so its gradient is wrong; `fuse` keeps the old value."""
 
         def work(buffer: Tensor, x: Tensor) -> Tensor:
             old = buffer.clone()

@@ -1,5 +1,5 @@
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +14,12 @@ from fuselayers.ops import cross_entropy, dropout, linear_cross_entropy, linear_
 from fuselayers.partition import SavePolicy, capture, explain, fuse, saved_bytes
 
 WAYS = ("bfloat16", "float8", "int8")
-# The largest error of a value, as a part of its row's largest: half a step, a whole one where rounding draws.
+# The largest error over the row's largest value: half a step, or a whole step where rounding is random.
 STEP = {"bfloat16": 2**-8, "float8": 2**-4, "int8": 1 / 125.99}
 
 
 def read_by_backward(x: Tensor, way: str | None, *, backend: str = "eager", **options: Any) -> Tensor:
-    """What backward reads in place of x: the gradient of y in x * y."""
+    """The values that backward reads in place of x: the gradient of y in x * y."""
     fused: Any = fuse(lambda x, y: x * y, backend=backend, fallback=(), compress=way, **options)
     y = torch.ones_like(x, requires_grad=True)
     torch.manual_seed(0)
@@ -31,8 +31,15 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).sin()
 
 
-def relative_error(found: Tensor, exact: Tensor) -> float:
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
+def relative_error(got: Tensor, exact: Tensor) -> float:
+    return float((got.double() - exact.double()).norm() / exact.double().norm())
+
+
+def int8_and_exact(fn: Callable[..., Tensor], *args: Tensor, of: Tensor, backend: str = "eager") -> Iterator[Tensor]:
+    """The gradient of a tensor, with int8 saves and with exact ones."""
+    for way in ("int8", None):
+        out: Any = fuse(fn, backend=backend, compress=way)(*args)
+        yield torch.autograd.grad(out.sum(), of)[0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -56,7 +63,7 @@ def test_zeros_infinities_and_nan_come_back(way: str) -> None:
     x[1, 3], x[2, 4], x[3, 5] = math.inf, -math.inf, math.nan
     x[4], x[5], x[6] = math.inf, math.nan, -math.inf
     x[7, 0], x[7, 1], x[7, 2] = math.inf, -math.inf, math.nan
-    x[8] = 1.78e-43 * x[8].sign()  # a scale that has one bit
+    x[8] = 1.78e-43 * x[8].sign()  # its scale has a single bit
     restored = read_by_backward(x, way)
     finite = x.isfinite()
     torch.testing.assert_close(restored[~finite], x[~finite], rtol=0, atol=0, equal_nan=True)
@@ -65,7 +72,7 @@ def test_zeros_infinities_and_nan_come_back(way: str) -> None:
 
 
 def test_int8_has_no_bias() -> None:
-    """Rounded to nearest, all 0.3 steps would be read as 0, and the gradient, their sum, would be 0."""
+    """Rounding to nearest would turn every 0.3 of a step into 0, and so the gradient, their sum."""
     step = 1 / 125.99
     x = torch.full((64, 256), 0.3 * step)
     x[:, 0] = 1.0
@@ -74,7 +81,7 @@ def test_int8_has_no_bias() -> None:
     torch.manual_seed(0)
     gradients = [torch.autograd.grad(fused(x.requires_grad_(), weight).sum(), weight)[0] for _ in range(64)]
     mean = torch.cat(gradients)[:, 0].view(64, 256)[:, 1:].double().mean()
-    # 64 calls x 255 columns x 64 rows of draws with a deviation of half a step; six deviations.
+    # Six deviations of the mean of 64 calls x 255 columns x 64 rows, each draw deviating by half a step.
     assert abs(mean / (64 * step) - 0.3) < 6 * 0.5 / math.sqrt(64 * 255 * 64)
 
 
@@ -89,7 +96,7 @@ def test_int8_draws_anew_in_each_call() -> None:
 
 
 def test_masks_are_those_of_exact_saves() -> None:
-    """The rounding has a seed that a dropout draws anyway, if no other random number is drawn before it."""
+    """Rounding shares the seed of a dropout, if no other random number is drawn before it."""
     layer = LAYERS["GPT, SDPA"].make(64, 4, dropout=0.5)
     x = torch.randn(2, 64, 64)
     results = []
@@ -108,7 +115,7 @@ def test_a_random_op_before_the_first_dropout() -> None:
 
 
 def test_each_device_has_a_seed_of_its_own() -> None:
-    """meta stands for the second one."""
+    """The meta device is the second device."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return dropout(x, 0.1).sin(), dropout(y, 0.1).sin()
@@ -119,7 +126,7 @@ def test_each_device_has_a_seed_of_its_own() -> None:
     assert [gradient.device for gradient in gradients] == [leaf.device for leaf in leaves]
 
 
-# Compiling takes seconds; int8 has the longest code.
+# Compiling takes seconds, so only int8, with the longest code, runs every day.
 @pytest.mark.parametrize("way", [pytest.param(way, marks=() if way == "int8" else pytest.mark.slow) for way in WAYS])
 def test_inductor_rounds_as_eager(way: str) -> None:
     x = torch.randn(33, 257)
@@ -135,7 +142,7 @@ def test_each_size_has_its_numbers_with_dynamic_sizes() -> None:
         assert 0 < relative_error(restored, x.detach()) < 0.02
 
 
-# Three ways of one layer, and of a layer with other ops the one that saves most; each compiles for a second.
+# GPT in three ways, and Llama, which has other ops, in the way that saves most; each compiles for a second.
 @pytest.mark.parametrize(
     ("name", "ways"),
     [
@@ -145,17 +152,17 @@ def test_each_size_has_its_numbers_with_dynamic_sizes() -> None:
     ],
 )
 def test_gradients_of_a_layer(name: str, ways: tuple[str, ...]) -> None:
-    """Random inputs, whose errors do not average out; forward's result is exact."""
+    """The inputs are random, so that errors do not average out. Forward stays exact."""
     layer = LAYERS[name].make(64, 4, dropout=0.0)
     x, weight = torch.randn(2, 64, 64), torch.randn(2, 64, 64, dtype=torch.float64)
-    plain, found = fuse(layer, backend="eager")(x), {}
+    plain, gradients = fuse(layer, backend="eager")(x), {}
     for way in ways:
         y = fuse(layer, backend="eager", compress=way)(x)
         assert torch.equal(y, plain)
-        found[way] = torch.autograd.grad((y * weight).sum(), list(layer.parameters()))
+        gradients[way] = torch.autograd.grad((y * weight).sum(), list(layer.parameters()))
     exact = torch.autograd.grad((layer.double()(x.double()) * weight).sum(), list(layer.parameters()))
     for way in ways:
-        errors = sorted(map(relative_error, found[way], exact))
+        errors = sorted(map(relative_error, gradients[way], exact))
         bound = {"bfloat16": 0.004, "float8": 0.05, "int8": 0.02}[way]
         assert errors[len(errors) // 2] < bound
         assert 0 < errors[-1] < 2 * bound
@@ -196,15 +203,15 @@ def test_a_partitioner_of_ones_own() -> None:
     exact = fuse(layer, backend="eager", partition=torch_default_partition)
     fused = fuse(layer, backend="eager", partition=torch_default_partition, compress="int8")
     assert saved_bytes(fused, x) < 0.3 * saved_bytes(exact, x)
-    found, expected = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (fused, exact))
-    assert 0 < relative_error(found, expected) < 0.02
+    got, expected = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (fused, exact))
+    assert 0 < relative_error(got, expected) < 0.02
     report = explain(fused, x)
     assert report.compress == "int8"
     assert report.gradient_errors
 
 
 def test_gradients_that_are_zero_but_for_rounding_have_no_error() -> None:
-    """The gradient of a key's bias: a constant beside all keys changes no softmax."""
+    """Adding a constant to all keys changes no softmax, so the gradient of the keys' bias is zero."""
     layer = MultiHeadAttention(64, num_heads=4, bias=True, projections="separate")
     x = torch.randn(2, 64, 64, requires_grad=True)
     errors = explain(layer, x, backend="eager", compress="int8").gradient_errors
@@ -229,21 +236,15 @@ def test_a_budget_compresses_before_it_recomputes_a_product() -> None:
 
 
 class TestStaysExact:
-    """What is saved as it is."""
-
     def why(self, fn: Callable[..., Any], *args: Tensor) -> set[str | None]:
         saved = explain(fn, *args, backend="eager", partition="default", compress="int8").saved
         return {value.why_exact for value in saved if value.dtype != "int"}
 
     def test_the_log_sum_exp_of_attention(self) -> None:
-        """Rounded in int8, 8 in a row would be off by 0.06, and each weight that backward computes by 6 %."""
+        """int8 would round a value of 8 with an error of 0.06, which is 6 % of each weight in backward."""
         q, k, v = (torch.randn(2, 4, 1024, 32, requires_grad=True) for _ in range(3))
         assert self.why(attention, q, k, v) == {None, "it is a statistic"}
-        found, exact = (
-            torch.autograd.grad(fuse(attention, backend="eager", compress=way)(q, k, v).sum(), v)[0]
-            for way in ("int8", None)
-        )
-        assert relative_error(found, exact) < 0.02
+        assert relative_error(*int8_and_exact(attention, q, k, v, of=v)) < 0.02
 
     def test_queries_and_keys_have_16_bits(self) -> None:
         """Their product is an exponent: with scores of 30, int8's error of 1 % would be 0.3."""
@@ -266,7 +267,7 @@ class TestStaysExact:
         ids=["linear_cross_entropy", "linear_log_prob"],
     )
     def test_the_input_of_a_fused_loss_has_16_bits(self, op: Callable[..., Tensor]) -> None:
-        """Where backward computes the logits again, gradients would be wrong by 10 % with int8."""
+        """Backward recomputes the logits. With int8 its gradients would be off by 10 %."""
         x, u, targets = 2 * torch.randn(512, 64), torch.randn(64, 64) / 8, torch.randint(256, (512,))
         weight = nn.Parameter(torch.randn(256, 64))
 
@@ -287,7 +288,7 @@ class TestStaysExact:
         ids=["F.cross_entropy", "F.cross_entropy inductor", "ops.cross_entropy", "softplus"],
     )
     def test_exponents(self, backend: str, op: Callable[..., Tensor]) -> None:
-        """A probability of one in a million is saved as -14: int8's step would be a tenth of it."""
+        """A probability of 1e-6 is saved as its logarithm, -14, of which int8's step would be about 0.1."""
         x, targets = (10 * torch.randn(64, 128)).requires_grad_(), torch.randint(128, (64,))
 
         def loss(x: Tensor) -> Tensor:
@@ -295,10 +296,7 @@ class TestStaysExact:
 
         saved = explain(loss, x, backend=backend, compress="int8").saved
         assert "backward takes its exponential" in {value.why_exact for value in saved}
-        found, exact = (
-            torch.autograd.grad(fuse(loss, backend=backend, compress=way)(x), x)[0] for way in ("int8", None)
-        )
-        assert torch.equal(found, exact)
+        assert torch.equal(*int8_and_exact(loss, x, of=x, backend=backend))
 
     def test_a_deviation(self) -> None:
         def scaled(x: Tensor) -> Tensor:
@@ -316,13 +314,9 @@ class TestStaysExact:
         for activation in (F.relu, F.leaky_relu, lambda h: h.clamp(-1, 1), torch.abs):
 
             def layer(x: Tensor, weight: Tensor, activation: Any = activation) -> Tensor:
-                return (activation(x @ weight) * 3.0).sum()
+                return activation(x @ weight) * 3.0
 
-            found, exact = (
-                torch.autograd.grad(fuse(layer, backend="eager", compress=way)(x, weight), weight)[0]
-                for way in ("int8", None)
-            )
-            assert torch.equal(found, exact)
+            assert torch.equal(*int8_and_exact(layer, x, weight, of=weight))
 
     def test_small_values_and_whole_numbers(self) -> None:
         x = torch.randn(8, 100, requires_grad=True)
@@ -348,7 +342,7 @@ def test_transforms_and_second_gradients_are_as_without() -> None:
     x = torch.randn(64, 128, requires_grad=True)
     fused: Any = fuse(lambda x: x.sin().square(), backend="eager", compress="int8")
     (once,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
-    # torch 2.12 says the latter: nothing that is saved needs a gradient.
+    # torch 2.12 raises the second text, since no saved tensor requires grad.
     with pytest.raises(RuntimeError, match=r"does not currently support double backward|does not require grad"):
         once.sum().backward()
     exact = (2 * x).sin()

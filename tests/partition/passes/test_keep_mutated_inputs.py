@@ -24,7 +24,7 @@ def graph_of(*, reads: tuple[Any, ...], writes: bool = True) -> fx.GraphModule:
     return fx.GraphModule({}, graph)
 
 
-def test_readers_get_a_clone_of_what_is_overwritten() -> None:
+def test_readers_get_a_clone_of_an_overwritten_input() -> None:
     module = keep_mutated_inputs_pass(graph_of(reads=(SINE, SINE)))
     assert ops_of(module) == ["clone", "sin", "sin", "copy_"]
     clone = module.graph.find_nodes(op="call_function", target=CLONE)[0]

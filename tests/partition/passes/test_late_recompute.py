@@ -35,14 +35,14 @@ def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> 
         forward, backward = extract_forward_and_backward(joint.module, saved, num_fwd_outputs=1, static_inputs=static)
         before = peak_bytes(forward, backward, num_forward_outputs=1)
         peaks[count] = (before, peak_bytes(forward, late_recompute_pass(backward), num_forward_outputs=1))
-    # What is saved is one value a layer; five or more are recomputed.
+    # Each layer saves one value and recomputes five or more.
     assert peaks[8][0] - peaks[2][0] >= 6 * 4 * UNIT
     assert peaks[8][1] - peaks[2][1] <= 6 * UNIT
     assert peaks[8][1] < 0.5 * peaks[8][0]
 
 
 class Hand:
-    """A backward by hand: x and y are saved, tangents_1 comes in."""
+    """A backward graph made by hand, of the saved x and y and of tangents_1."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -82,7 +82,7 @@ def test_writes_and_other_effects_keep_their_order() -> None:
 
 
 def test_draws_of_backward_keep_their_order() -> None:
-    """Under `torch_random` they are the numbers of the plain function, so they come in its order."""
+    """Under `torch_random` backward draws the plain function's numbers, in the same order."""
 
     class Noisy(torch.autograd.Function):
         @staticmethod
@@ -96,7 +96,7 @@ def test_draws_of_backward_keep_their_order() -> None:
 
     seen = []
     for fn in (Noisy.apply, fuse(lambda x: Noisy.apply(x), backend="eager", torch_random=True, fallback=())):
-        for _ in range(2):  # a backward is compiled when it first runs, which draws too
+        for _ in range(2):  # the first backward compiles, which draws too
             x = torch.ones(4, requires_grad=True)
             out = fn(x).sum()
             torch.manual_seed(0)

@@ -49,7 +49,7 @@ def test_a_graph_that_mutates_is_left_alone() -> None:
 
 
 def by_hand(*metas: dict[str, Any]) -> list[str]:
-    """A graph that takes the same sine once with each of the metas."""
+    """The ops left of a graph that calls the same sine once with each `meta`."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.randn(4)
@@ -67,7 +67,7 @@ class TestNotAcross:
         forward, backward = {"partitioner_tag": "is_forward"}, {"partitioner_tag": "is_backward"}
         assert by_hand(forward, forward, {}).count("aten.sin.default") == 1
         assert by_hand(forward, backward, backward).count("aten.sin.default") == 2
-        # What Dynamo traced of the backward of an autograd.Function has a number in the sequence, but no tag.
+        # Nodes from the backward of an autograd.Function have a sequence number, but no tag.
         assert by_hand({"seq_nr": 1, **forward}, {"seq_nr": 1}).count("aten.sin.default") == 2
 
     def test_checkpointed_regions(self) -> None:
@@ -82,7 +82,7 @@ def test_zero_and_minus_zero_stay_apart() -> None:
     assert torch.equal(module(torch.ones(2)), torch.tensor([[torch.inf] * 2, [-torch.inf] * 2]))
 
 
-def test_copies_back_into_inputs_do_not_keep_a_graph_from_it() -> None:
+def test_a_graph_that_only_copies_into_inputs_is_merged() -> None:
     norm = torch.nn.BatchNorm1d(3)
     graph = traced(lambda x: norm(x) + x.sin() * x.sin(), torch.randn(4, 3, requires_grad=True))
     assert called(graph.joint().module).count("aten.sin.default") == 1

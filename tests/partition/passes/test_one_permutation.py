@@ -17,7 +17,7 @@ def test_two_draws_read_one_permutation() -> None:
     assert (called(forward).count(DRAW), called(forward).count(PERMUTATION)) == (2, 1)
 
 
-def test_one_that_is_read_elsewhere_stays() -> None:
+def test_a_permutation_that_is_read_elsewhere_stays() -> None:
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         empty = torch.randperm(0)
         return dropped_twice(x) * torch.ops.fuselayers.draw_seed(empty, device="cpu"), empty

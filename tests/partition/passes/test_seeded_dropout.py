@@ -1,6 +1,6 @@
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -27,6 +27,15 @@ def native(x: Tensor, *, p: float = P, train: bool | None = True) -> tuple[Tenso
     return torch.native_dropout(x, p, train)
 
 
+def assert_same_from_seed_3(fns: Sequence[Any], run: Callable[[Any], Any], **tolerance: Any) -> None:
+    """Assert that `run` returns the same for both functions."""
+    results = []
+    for fn in fns:
+        torch.manual_seed(3)
+        results.append(run(fn))
+    torch.testing.assert_close(results[1], results[0], **tolerance)
+
+
 def graph_of(fn: Callable[[Tensor], Any], x: Tensor, *, symbolic: bool = False) -> fx.GraphModule:
     return make_fx(lambda x: fn(x), tracing_mode="symbolic" if symbolic else "fake")(x)
 
@@ -37,7 +46,7 @@ class TestSeeded:
     def test_is_the_dropout_of_this_library(self, dtype: torch.dtype, symbolic: bool) -> None:
         module = seeded_dropout_pass(graph_of(native, torch.randn(6, 10, dtype=dtype), symbolic=symbolic))
         assert "native_dropout" not in ops_of(module)
-        # With symbolic sizes another size will do as well.
+        # A graph with symbolic sizes takes another size too.
         for shape in ((6, 10), (7, 9)) if symbolic else ((6, 10),):
             x = torch.randn(shape, dtype=dtype)
             torch.manual_seed(5)
@@ -65,7 +74,7 @@ def test_what_drops_nothing_or_everything_is_left_alone(make: Any, fn: Any) -> N
 class TestCalls:
     """The pass over Dynamo's graph, before Inductor."""
 
-    def given(self, fn: Callable[[Tensor], Tensor]) -> fx.GraphModule:
+    def dynamo_graph(self, fn: Callable[[Tensor], Tensor]) -> fx.GraphModule:
         seen: list[fx.GraphModule] = []
 
         def backend(module: fx.GraphModule, inputs: Any) -> Any:
@@ -87,7 +96,7 @@ class TestCalls:
         ids=["F", "named", "bare", "torch", "module"],
     )
     def test_is_replaced(self, fn: Callable[[Tensor], Tensor]) -> None:
-        module = seeded_dropout_calls_pass(self.given(fn))
+        module = seeded_dropout_calls_pass(self.dynamo_graph(fn))
         assert not [node for node in module.graph.nodes if node.target in (F.dropout, torch.dropout)]
         x, p = torch.randn(4, 6), 0.5 if fn(torch.ones(2000)).max() == 2 else P
         torch.manual_seed(1)
@@ -107,7 +116,7 @@ class TestCalls:
         ids=["eval", "p=0", "p=1", "inplace", "channels"],
     )
     def test_is_left_alone(self, fn: Callable[[Tensor], Tensor]) -> None:
-        module = self.given(fn)
+        module = self.dynamo_graph(fn)
         before = str(module.graph)
         assert str(seeded_dropout_calls_pass(module).graph) == before
 
@@ -130,7 +139,7 @@ class TestThroughFuse:
         ("backend", "p", "training"), [("eager", 0.5, False), ("eager", 0.0, True), ("inductor", 0.0, True)]
     )
     def test_dropout_in_place_that_drops_nothing_writes_nothing(self, backend: str, p: float, training: bool) -> None:
-        """Autograd counts what is written to a tensor that it kept, here the result of exp."""
+        """Autograd refuses a write to a tensor that it saved, here the result of exp."""
         fused = fuse(nn.Dropout(p, inplace=True).train(training), backend=backend, fallback=())
         x = torch.randn(8, requires_grad=True)
         y = x.exp()
@@ -168,7 +177,7 @@ class TestThroughFuse:
 
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_under_checkpointing(self, fused: Any, use_reentrant: bool) -> None:
-        """The second forward has the masks of the first."""
+        """The recomputed forward has the masks of the first."""
         x = torch.ones(ROWS, COLUMNS, requires_grad=True)
         out = checkpoint(lambda x: fused(x).square(), x, use_reentrant=use_reentrant)
         out.sum().backward()
@@ -183,15 +192,14 @@ class TestTorchRandom:
 
         fused = fuse(layer, backend=backend, torch_random=True, fallback=(), fullgraph=True)
         x = torch.randn(ROWS, COLUMNS, requires_grad=True)
-        for seed in range(2):
-            results = []
-            for fn in (layer, fused):
-                torch.manual_seed(seed)
-                out = fn(x)
-                results.append((out, torch.autograd.grad(out.sum(), x)[0]))
-            assert torch.equal(results[0][0] != 0, results[1][0] != 0)
-            assert torch.equal(results[0][1] != 0, results[1][1] != 0)
-            torch.testing.assert_close(results[1], results[0])
+
+        def run(fn: Any) -> Any:
+            out = fn(x)
+            (dx,) = torch.autograd.grad(out.sum(), x)
+            return out, dx, out != 0, dx != 0
+
+        for _ in range(2):  # the first call compiles
+            assert_same_from_seed_3((layer, fused), run)
 
     @pytest.mark.parametrize(
         "view",
@@ -210,12 +218,12 @@ class TestTorchRandom:
 
         fused = fuse(layer, backend="eager", torch_random=True, fallback=(), dynamic=False)
         x = torch.randn(4, 6, 10, requires_grad=True)
-        results = []
-        for fn in (layer, fused):
-            torch.manual_seed(3)
+
+        def run(fn: Any) -> Any:
             out = fn(x)
-            results.append((out, torch.autograd.grad(out.sum(), x)[0], torch.rand(3)))
-        torch.testing.assert_close(results[1], results[0])
+            return out, torch.autograd.grad(out.sum(), x)[0], torch.rand(3)
+
+        assert_same_from_seed_3((layer, fused), run)
 
     def test_what_is_drawn_and_not_read_is_drawn(self) -> None:
         def layer(x: Tensor) -> Tensor:
@@ -226,14 +234,14 @@ class TestTorchRandom:
 
         fused = fuse(layer, backend="eager", torch_random=True, fallback=())
         x = torch.randn(ROWS, COLUMNS, requires_grad=True)
-        results = []
-        for fn in (layer, fused):
-            torch.manual_seed(3)
+
+        def run(fn: Any) -> Any:
             out = fn(x)
             gradient = torch.autograd.grad(out.sum(), x)[0]
             with torch.no_grad():
-                results.append((out, gradient, fn(x), torch.rand(3)))
-        torch.testing.assert_close(results[1], results[0])
+                return out, gradient, fn(x), torch.rand(3)
+
+        assert_same_from_seed_3((layer, fused), run)
 
     @pytest.mark.parametrize(
         "drop_all",
@@ -249,30 +257,29 @@ class TestTorchRandom:
         x = torch.randn(ROWS, COLUMNS)
         x[0, :3] = torch.tensor([math.inf, -math.inf, math.nan])  # times 0 they are NaN
         x.requires_grad_()
-        results = []
-        for fn in (layer, fused):
-            torch.manual_seed(3)
-            out, y = fn(x)
-            results.append((out, y, torch.autograd.grad(out.sum() + y.sum(), x)[0], torch.get_rng_state()))
-        torch.testing.assert_close(results[1], results[0], equal_nan=True)
 
-    def test_goes_on_in_the_stream_of_eager(self) -> None:
+        def run(fn: Any) -> Any:
+            out, y = fn(x)
+            return out, y, torch.autograd.grad(out.sum() + y.sum(), x)[0], torch.get_rng_state()
+
+        assert_same_from_seed_3((layer, fused), run, equal_nan=True)
+
+    def test_later_draws_are_those_of_eager(self) -> None:
         fused = fuse(drops, backend="eager", torch_random=True, fallback=())
         x = torch.ones(ROWS, COLUMNS, requires_grad=True)
         torch.manual_seed(6)
         expected = [drops(x), torch.rand(3), drops(x)]
         torch.manual_seed(6)
         got = [fused(x)]
-        got[0].sum().backward()  # draws the mask a second time, and must leave no trace of it
+        got[0].sum().backward()  # draws the mask again, and must restore the random state
         got += [torch.rand(3), fused(x)]
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(got, expected)
 
 
 def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     def layer(x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
         hidden = x * 2
-        dropped = torch.nn.functional.dropout(hidden, 0.5, inplace=inplace)
+        dropped = F.dropout(hidden, 0.5, inplace=inplace)
         return dropped.sin(), hidden
 
     x = torch.randn(64, 64, requires_grad=True)
@@ -281,17 +288,15 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     for inplace in (False, True):
         torch.manual_seed(7)
         out, hidden = fused(x, inplace)
-        (dx,) = torch.autograd.grad(out.sum(), x, retain_graph="eager" == "eager")
+        (dx,) = torch.autograd.grad(out.sum(), x)
         results.append((out, hidden, dx))
     torch.testing.assert_close(results[1][0], results[0][0])
     torch.testing.assert_close(results[1][2], results[0][2])
     kept = results[1][1]
     assert ((kept == 0) | (kept == 4 * x)).all()
     assert (kept == 0).any()
-    in_place = fuse(
-        lambda x: torch.nn.functional.dropout(x.sin(), 0.5, inplace=True).cos(), backend="eager", fallback=()
-    )
-    plain = fuse(lambda x: torch.nn.functional.dropout(x.sin(), 0.5).cos(), backend="eager", fallback=())
+    in_place = fuse(lambda x: F.dropout(x.sin(), 0.5, inplace=True).cos(), backend="eager", fallback=())
+    plain = fuse(lambda x: F.dropout(x.sin(), 0.5).cos(), backend="eager", fallback=())
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
 
 

@@ -20,7 +20,7 @@ def module_of(graph: fx.Graph, *results: fx.Node) -> fx.GraphModule:
     return fx.GraphModule({}, graph)
 
 
-def test_what_forward_sent_and_nothing_reads_is_not_sent_again() -> None:
+def test_backward_does_not_repeat_a_collective_that_it_does_not_read() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     forward = module_of(graph, gathered(graph, graph.call_function(torch.ops.aten.cos.default, (x,))))
@@ -31,7 +31,7 @@ def test_what_forward_sent_and_nothing_reads_is_not_sent_again() -> None:
     assert ops_of(unread_collectives_pass(backward, forward)) == ["mul"]
 
 
-def test_what_is_read_or_is_backwards_own_stays() -> None:
+def test_collectives_that_are_read_or_only_in_backward_stay() -> None:
     graph = fx.Graph()
     forward = module_of(graph, gathered(graph, graph.placeholder("x")))
     graph = fx.Graph()

@@ -1,9 +1,9 @@
-"""Build the definitions that the tests wrote in the real nvFuser: `make test-nvfuser`.
+"""Build the definitions that the tests wrote with the real nvFuser: `make test-nvfuser`.
 
     python build_definitions.py FOLDER
 
-needs torch and `nvfuser_direct`, with a GPU or without. It needs nothing of this library, since nvFuser's newest wheel
-is for a torch that is older than this library's oldest.
+It needs torch and `nvfuser_direct`, but no GPU. It imports nothing of this library, since nvFuser's newest wheel is
+built for a torch that is older than this library's oldest.
 """
 
 import ctypes
@@ -67,21 +67,21 @@ signed char current_device() { return 0; }
 
 
 def build(script: str, package: Any) -> None:
-    """Make the definition that a script describes; `package` is `nvfuser_direct`.
+    """Build the definition that a script describes; `package` is `nvfuser_direct`.
 
     Raises:
-        Exception: whatever nvFuser refuses it with.
+        Exception: nvFuser's error, if it refuses the definition.
     """
     with package.FusionDefinition() as definition:
         exec(script, {"fd": definition, "DataType": package.DataType})
 
 
 def _answer_for_a_device() -> None:
-    """Load a library that answers in the place of a GPU: the first library to define a name is the one that is used."""
-    found = importlib.util.find_spec("triton")  # which has CUDA's headers
-    assert found is not None
-    assert found.origin is not None
-    headers = Path(found.origin).parent / "backends" / "nvidia" / "include"
+    """Load a library that answers in place of a GPU: the first library that defines a name is used."""
+    triton = importlib.util.find_spec("triton")  # its wheel holds CUDA's headers
+    assert triton is not None
+    assert triton.origin is not None
+    headers = Path(triton.origin).parent / "backends" / "nvidia" / "include"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "no_device.so"
         compiler = [os.environ.get("CXX", "c++"), "-std=c++17", "-shared", "-fPIC", f"-I{headers}"]

@@ -1,4 +1,4 @@
-"""The nvFuser backend on CPU tensors, with a stand-in where `nvfuser_direct` is imported from."""
+"""The nvFuser backend on CPU tensors, with a stand-in for `nvfuser_direct`."""
 
 import hashlib
 import os

@@ -1,12 +1,12 @@
 """A stand-in for `nvfuser_direct` that runs definitions with torch on the CPU.
 
-nvFuser needs a GPU and a separate wheel. This module takes the same calls for the operations that the backend emits,
+nvFuser needs a GPU and a separate wheel. This module accepts the same calls for the operations that the backend emits,
 and raises RuntimeError for the mistakes that a translation can make:
 
 - Operands of different dtypes or ranks, numbers of another kind than the tensor, and computing in half precision.
   nvFuser would promote and broadcast these, by rules that are not torch's.
 - Broadcasting, expanding or squeezing a size that was not 1 when the definition was made.
-- An input of another layout, dtype or device than was defined, and an output that is an input or another output.
+- An input whose layout, dtype or device differs from its definition, and an output that is an input or another output.
 
 It cannot test nvFuser's kernels. `make test-nvfuser` builds the same definitions with the real package.
 """
@@ -50,7 +50,7 @@ KINDS: Mapping[DataType, type] = {
 """The dtypes that a definition computes in, and the kind of numbers that they hold."""
 
 Axes = tuple[bool | None, ...]
-"""For each dimension whether its size is 1: True, False, or None for one that only a call knows."""
+"""For each dimension whether its size is 1: True, False, or None if it varies between calls."""
 
 
 def check(condition: object, message: str) -> None:
@@ -60,7 +60,7 @@ def check(condition: object, message: str) -> None:
 
 
 class Value:
-    """A tensor of a definition, or a constant of one, whose `axes` are None."""
+    """A tensor of a definition, or a constant, whose `axes` are None."""
 
     def __init__(self, definition: FusionDefinition, name: str, dtype: DataType, axes: Axes | None) -> None:
         self.definition, self.name, self.dtype, self.axes = definition, name, dtype, axes
@@ -112,9 +112,9 @@ def _elementwise(function: Callable[..., Tensor], takes: Sequence[type], *, give
         read = [operand for operand in operands if _is_tensor(operand)]
 
         def compute(*values: Any) -> Tensor:
-            given = [value if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype.value) for value in values]
-            _same_sizes(read, [value for value, operand in zip(given, operands, strict=True) if operand in read])
-            return function(*given)
+            args = [value if isinstance(value, Tensor) else torch.tensor(value, dtype=dtype.value) for value in values]
+            _same_sizes(read, [value for value, operand in zip(args, operands, strict=True) if operand in read])
+            return function(*args)
 
         return fd.add(gives or dtype, _joined(read), compute, operands)
 
@@ -230,11 +230,11 @@ OPERATIONS: Mapping[str, Any] = {
     "max": _reduction(torch.amax),
     "sum": _reduction(torch.sum),
 }
-"""What each operation adds to a definition, by nvFuser's name."""
+"""The function that adds each operation to a definition, by nvFuser's name."""
 
 
 def _map(value: Any, function: Callable[[Value], Any]) -> Any:
-    """A call's argument with each `Value` in it replaced."""
+    """Replace each `Value` in a call's argument."""
     if isinstance(value, Value):
         return function(value)
     return type(value)(_map(element, function) for element in value) if isinstance(value, list | tuple) else value
@@ -249,7 +249,7 @@ def _text(value: Any) -> str:
 
 
 class _Ops:
-    """`FusionDefinition.ops`: each operation of the table as a method that also records the call."""
+    """`FusionDefinition.ops`: each operation as a method that also records the call."""
 
     def __init__(self, definition: FusionDefinition) -> None:
         self._definition = definition
@@ -263,7 +263,7 @@ class _Ops:
 
 
 class FusionDefinition:
-    """`nvfuser_direct.FusionDefinition`. For the tests it has its calls, `script()`, and counts its `executions`."""
+    """`nvfuser_direct.FusionDefinition`, with a `script()` of its calls and a count of its `executions`."""
 
     stand_in: StandIn
 
@@ -285,14 +285,14 @@ class FusionDefinition:
             self.stand_in.defined.append(self)
 
     def record(self, function: str, made: Any, *args: Any, **kwargs: Any) -> Any:
-        """Write down a call, and return what it made."""
-        given = [*map(_text, args), *(f"{name}={_text(value)}" for name, value in kwargs.items())]
+        """Record a call, and return its result."""
+        texts = [*map(_text, args), *(f"{name}={_text(value)}" for name, value in kwargs.items())]
         targets = ", ".join(map(str, made)) if isinstance(made, tuple) else made
-        self._lines.append(f"{f'{targets} = ' if made is not None else ''}{function}({', '.join(given)})")
+        self._lines.append(f"{f'{targets} = ' if made is not None else ''}{function}({', '.join(texts)})")
         return made
 
     def script(self) -> str:
-        """Python that makes this definition again, of an `fd` and `DataType`."""
+        """Python code that builds this definition, given `fd` and `DataType`."""
         return "\n".join(self._lines)
 
     def add(
@@ -303,7 +303,7 @@ class FusionDefinition:
         arguments: tuple[Any, ...],
         computes: bool = True,
     ) -> Value:
-        """Add a value that `compute` makes of the arguments' values; half precision passes through casts alone."""
+        """Add a value that `compute` makes of the arguments; only casts and copies accept half precision."""
 
         def checked(value: Value) -> None:
             check(value.definition is self, f"{value} is a value of another definition")
@@ -338,17 +338,17 @@ class FusionDefinition:
         check(all(size == -1 or dense[dim] is None for dim, size in enumerate(shape)), "a size of 1 is not contiguous")
         made = self._value(dtype, tuple(size == 1 for size in shape))
 
-        def check_tensor(given: Tensor) -> None:
-            found = (given.dtype, given.dim(), given.is_cpu and given.dim() == 0)
-            check(found == (dtype.value, rank, is_cpu), f"{made} was defined as {dtype}, {rank}, {is_cpu}: got {found}")
+        def check_tensor(tensor: Tensor) -> None:
+            got = (tensor.dtype, tensor.dim(), tensor.is_cpu and tensor.dim() == 0)
+            check(got == (dtype.value, rank, is_cpu), f"{made} was defined as {dtype}, {rank}, {is_cpu}: got {got}")
             stride = 1
             for dim in reversed(outer_first):
-                size, own = given.shape[dim], given.stride(dim)
+                size, actual = tensor.shape[dim], tensor.stride(dim)
                 check(shape[dim] == -1 or size == 1, f"dimension {dim} of {made} was defined as 1, got {size}")
-                check(shape[dim] == 1 or dense[dim] is not None or own == 0, f"{made} was defined as expanded")
-                check(not dense[dim] or size == 1 or own == stride, f"{made} was defined as contiguous in {dim}")
+                check(shape[dim] == 1 or dense[dim] is not None or actual == 0, f"{made} was defined as expanded")
+                check(not dense[dim] or size == 1 or actual == stride, f"{made} was defined as contiguous in {dim}")
                 if dense[dim] is not None and size != 1:
-                    stride = own * size
+                    stride = actual * size
 
         self.inputs.append(made)
         self._checks.append(check_tensor)
@@ -356,7 +356,7 @@ class FusionDefinition:
         return self.record("fd.define_tensor", made, **arguments, stride_order=stride_order)
 
     def add_output(self, output: Value) -> None:
-        """An output, which is neither an input nor another output."""
+        """Add an output, which may not be an input or another output."""
         _axes(output)
         check(output not in (*self.inputs, *self._outputs), f"{output} is an input or an output already")
         self._outputs.append(output)
@@ -364,8 +364,8 @@ class FusionDefinition:
 
     def execute(self, inputs: Sequence[Any], *, device: torch.device | None = None) -> list[Tensor]:
         """Compute the outputs."""
-        for fits, given in zip(self._checks, inputs, strict=True):
-            fits(given)
+        for check_input, value in zip(self._checks, inputs, strict=True):
+            check_input(value)
         values = dict(zip(self.inputs, inputs, strict=True))
         with torch.no_grad():
             for made, compute, arguments in self._steps:
@@ -378,7 +378,7 @@ class FusionDefinition:
 
 
 class StandIn(types.ModuleType):
-    """A module to put where `nvfuser_direct` is imported from; CPU tensors count as on the GPU.
+    """A module to import as `nvfuser_direct`; CPU tensors count as GPU tensors.
 
     Attributes:
         defined: the finished definitions.
@@ -392,5 +392,5 @@ class StandIn(types.ModuleType):
 
     @property
     def executions(self) -> int:
-        """How often definitions were executed."""
+        """The number of times that definitions were executed."""
         return sum(definition.executions for definition in self.defined)

@@ -28,7 +28,7 @@ class Fails:
 
 
 def status(device: str) -> BackendStatus:
-    return {one.name: one for one in backends(device=device)}["nvfuser"]
+    return {backend.name: backend for backend in backends(device=device)}["nvfuser"]
 
 
 def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,11 @@ def fused(fn: Any, **options: Any) -> Any:
 
 
 def assert_same_step(plain: nn.Module, x: Tensor, **tolerance: Any) -> None:
-    found = []
+    results = []
     for module in (plain, fused(copy.deepcopy(plain))):
-        out = module(given := x.clone().requires_grad_())
-        found.append((out, *torch.autograd.grad(out.float().square().sum(), [given, *module.parameters()])))
-    torch.testing.assert_close(found[1], found[0], **tolerance)
+        out = module(leaf := x.clone().requires_grad_())
+        results.append((out, *torch.autograd.grad(out.float().square().sum(), [leaf, *module.parameters()])))
+    torch.testing.assert_close(results[1], results[0], **tolerance)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -33,7 +33,7 @@ def test_in_a_transformer_layer_torch_runs_matmuls_and_attention_alone(norm_firs
     assert not any(word in script for script in scripts for word in ("matmul", "linear", "sdpa"))
 
 
-# What is decomposed must fuse whole, forward and backward. Each stands between two products.
+# Each op is decomposed, and must fuse whole with the products around it, forward and backward.
 FUNCTIONS = {
     "gelu": lambda x: F.gelu(x * 1.5, approximate="tanh") + F.silu(x * 2) * F.relu(x * 3),
     "softmax": lambda x: F.softmax(x * 2, -1) + F.log_softmax(x * 2, 0) * 2 + (x * 2).logsumexp(-1, keepdim=True),
@@ -67,16 +67,16 @@ def test_mutations_views_and_unsupported_ops_are_torchs(on_the_cpu: StandIn) -> 
     def fn(x: Tensor, y: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         before = x.sin().cos()
         x.add_(y.exp().tanh())
-        looked = (x * 2).cos().transpose(0, 1)
+        turned = (x * 2).cos().transpose(0, 1)
         sorted_x = (x.sin() * 2).sort(-1).values
-        found = (F.embedding(torch.arange(3), table) + sorted_x.cumsum(-1)).tanh() * 2
-        return x.t(), before * x, looked, looked.exp(), found
+        embedded = (F.embedding(torch.arange(3), table) + sorted_x.cumsum(-1)).tanh() * 2
+        return x.t(), before * x, turned, turned.exp(), embedded
 
     values = torch.ones(3, 4), torch.randn(3, 4), torch.randn(5, 4)
     results = []
     for form in (fn, fused(fn)):
-        given = [value.clone() for value in values]
-        results.append((form(*given), given))
+        inputs = [value.clone() for value in values]
+        results.append((form(*inputs), inputs))
     torch.testing.assert_close(results[1], results[0])
     view, x = results[1][0][0], results[1][1][0]
     view.zero_()

@@ -29,7 +29,7 @@ def fused(fn: Any = wave, **options: Any) -> Any:
 def test_equal_layers_and_repeated_calls_share_their_definitions(on_the_cpu: StandIn) -> None:
     layers = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)) for _ in range(6)]
     x, counts = torch.randn(3, 4), []
-    for number in (3, 6):  # a first, a last and others
+    for number in (3, 6):  # a first, a last and middle layers
         before, stack = len(on_the_cpu.defined), fused(nn.Sequential(*layers[:number]))
         for _ in range(2):
             stack(x).sum().backward()
@@ -65,7 +65,7 @@ def test_a_dynamic_graph_needs_one_definition(on_the_cpu: StandIn) -> None:
 
 
 def test_a_script_makes_its_definition_again(on_the_cpu: StandIn) -> None:
-    """`make test-nvfuser` runs these scripts in the real nvFuser."""
+    """`make test-nvfuser` builds these scripts with the real nvFuser."""
     fused(lambda x: (x.sin().transpose(0, 1) * float("inf"), x.unsqueeze(0).half().sum(1)))(torch.randn(3, 1))
     script = on_the_cpu.defined[-1].script()
     build(script, on_the_cpu)

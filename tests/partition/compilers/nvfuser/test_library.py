@@ -14,14 +14,14 @@ from tests.ops.cases import CASES, EVERY_DAY
 from tests.ops.contract import seed_of, tensors
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 
-ROWS_AND_COLUMNS = (6, 20)  # the last of the mask's groups of eight columns is cut off
+ROWS_AND_COLUMNS = (6, 20)  # the mask's last group of eight columns is cut off
 
 
 def fused(fn: Any, **options: Any) -> Any:
     return fuse(fn, backend="nvfuser", fallback=(), **options)
 
 
-# Each op once, in one of the dtypes in turn: a rule knows no op, and half precision is cast at a region's edges.
+# Each op once, in one of the dtypes in turn: no rule depends on the op, and regions cast half precision at their edges.
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [(name, DTYPES[number % 3]) for number, name in enumerate(EVERY_DAY)],
@@ -32,7 +32,7 @@ def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_t
     form = fused(partial(case.op, backend="eager", **case.options))
     inputs = tensors(*case.shapes(ROWS_AND_COLUMNS), dtype=dtype)
     assert_as_good_as(form, partial(case.reference, **case.options), inputs)
-    # Forward and backward; one op, as the sum with a bias, is left to torch.
+    # Forward and backward. A region of a single op, as the sum with a bias, is left to torch.
     assert on_the_cpu.executions >= (0 if name == "bias" else 2)
 
 
@@ -56,16 +56,16 @@ def test_masks_are_those_of_every_backend(torch_random: bool, on_the_cpu: StandI
         return torch.nn.functional.dropout(ops.dropout(x.exp(), 0.5, seed=seed_of()), 0.5).sin() * 2
 
     x = torch.randn(6, 20, requires_grad=True)
-    found = []
+    results = []
     for backend in ("nvfuser", "eager"):
         torch.manual_seed(5)
         y = fuse(drops, backend=backend, fallback=(), torch_random=torch_random)(x)
-        found.append((y, *torch.autograd.grad(y.sum(), x)))
-    torch.testing.assert_close(found[0], found[1])
+        results.append((y, *torch.autograd.grad(y.sum(), x)))
+    torch.testing.assert_close(results[0], results[1])
     assert on_the_cpu.executions >= 2
 
 
-def test_a_cut_saves_what_explain_says_and_inductors_saves(on_the_cpu: StandIn) -> None:
+def test_a_cut_saves_the_bytes_that_explain_counts_as_with_inductor(on_the_cpu: StandIn) -> None:
     case = CASES["bias_dropout_residual_rms_norm, pre"]
     fn = partial(case.op, backend="eager", **case.options)
     inputs = [tensor.requires_grad_() for tensor in tensors(*case.shapes(ROWS_AND_COLUMNS))]
