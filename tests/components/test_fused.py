@@ -1,4 +1,4 @@
-"""The fused layers of one op each: values and gradients by their formula, state, copies, errors."""
+"""The fused layers that call a single op: values and gradients by their formula, and errors."""
 
 import re
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def inputs_of(name: str, *shape: int) -> list[Tensor]:
     return [torch.randn(shape) for _ in range(1 if name == "activation" else 2)]
 
 
-# Each layer has its own kernels, and dropout, a bias and the backend each choose another branch of them.
+# Each layer has its own kernels. Dropout, a bias and the backend select other branches of them.
 @pytest.mark.parametrize(
     ("backend", "p", "bias"), [("auto", 0.0, 7), ("auto", 0.3, 7), ("auto", 0.3, None), ("eager", 0.3, 7)]
 )

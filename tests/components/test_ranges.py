@@ -15,7 +15,7 @@ NUMBERS = [
     for option in options(kind, name)
     if option.range is not None
 ]
-# What a class wants beside the option that a test gives it.
+# Further arguments that some constructors require.
 ARGUMENTS = {
     "hidden_dim": 8,
     "num_heads": 2,

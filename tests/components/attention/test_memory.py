@@ -1,4 +1,4 @@
-"""Cross-attention and dropout of the attentions by sums: favor and nystrom. `test_options` has those of multi_head."""
+"""Cross-attention of favor and nystrom. `test_options` has that of multi_head."""
 
 import math
 import re
@@ -66,7 +66,7 @@ def nystrom_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 HEAD = {FavorAttention: favor_head, NystromAttention: nystrom_head}
 
 
-# The memory has 9 tokens: with fewer of its own and with more, a layer divides either side first.
+# The memory has 9 tokens; x has fewer or more, so that either side can be the longer.
 @pytest.mark.parametrize(("tokens", "padded"), [(1, True), (7, False), (12, True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:

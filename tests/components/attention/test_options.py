@@ -35,7 +35,7 @@ PAIRS = [
     *((name,) for name in OPTIONS),
     *(pair for pair in itertools.combinations(OPTIONS, 2) if set(pair) != {"grouped", "one kv head"}),
 ]
-# Each pair of options meets one input after the other.
+# The inputs take turns: each pair of options gets the next of them.
 CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
 
 
@@ -45,7 +45,7 @@ def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, 
     assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
 
 
-# Padding, and a bias with a mask, become two kinds of masks; the options change the kernel that takes them.
+# Padding and a bias with a mask become different kinds of masks. The options change the kernel that takes them.
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
@@ -57,7 +57,7 @@ BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 
 
 @pytest.mark.parametrize(
     ("kernel", "options", "biased"),
-    # Flex traces each of them.
+    # Flex traces every case, so most of its cases are slow.
     [*itertools.product(("auto", "plain"), BLIND, (False, True)), *every_value(("flex",), BLIND, (False, True))],
     ids=str,
 )

@@ -14,7 +14,7 @@ STYLES = names("residual")
 
 
 class Looking(nn.Module):
-    """Takes the mean of what it is shown, so that a test sees what reached it."""
+    """Returns a mean of its input or memory, so that a test sees which values reached it."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options:
 
 @pytest.mark.parametrize("tokens_per_look", [1, 3])
 def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU looks less often than a CPU for the end of all rows, and returns the same tokens."""
+    """A GPU checks less often than a CPU whether all rows have ended, and returns the same tokens."""
     monkeypatch.setitem(sampling.TOKENS_PER_LOOK, "cpu", tokens_per_look)
     model = made()
     prompt = tokens(2, 3)

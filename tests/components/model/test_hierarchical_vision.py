@@ -31,7 +31,7 @@ def made(**options: Any) -> HierarchicalVision:
 
 
 class WrittenOut(nn.Module):
-    """Patches cut out by hand, around the model's own blocks."""
+    """Cuts the patches by hand, and calls the model's own blocks."""
 
     def __init__(self, model: HierarchicalVision) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ def made(**options: object) -> VisionTransformer:
 
 
 class WrittenOut(nn.Module):
-    """Patches cut out by hand, around the model's own blocks."""
+    """Cuts the patches by hand, and calls the model's own blocks."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()

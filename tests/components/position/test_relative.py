@@ -10,7 +10,7 @@ from tests.components.compare import assert_same_step, randomise
 
 
 def bucket(distance: int, *, causal: bool, num_buckets: int, max_distance: int) -> int:
-    """The rule in Python's floats, for one distance."""
+    """The bucket of a distance, in Python's floats."""
     side = 0
     if causal:
         distance = max(-distance, 0)
@@ -20,7 +20,7 @@ def bucket(distance: int, *, causal: bool, num_buckets: int, max_distance: int) 
     single = num_buckets // 2
     if distance < single:
         return side + distance
-    # To float32's precision, in which distances at the edge of a bucket fall on the edge.
+    # 1e-6: in float32, distances at the edge of a bucket fall on the edge.
     place = math.log(distance / single) / math.log(max_distance / single) * (num_buckets - single)
     return side + min(single + int(place + 1e-6), num_buckets - 1)
 
@@ -55,7 +55,7 @@ SIZES = [
 ]
 
 
-# Small tables end before, at and after these distances; without `causal` half of each table is of the future.
+# Small tables end before, at and after these distances; without `causal` half of each table is for later keys.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("tokens", "first"), [(1, 0), (40, 0), (3, 30)])
@@ -65,7 +65,7 @@ def test_values_and_gradients(sizes: dict[str, int], causal: bool, tokens: int, 
     assert_same_step(WrittenOut(position, first), Bias(position, first), x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
 
 
-# An odd table is divided in another place for each of the two directions.
+# An odd table is divided at another place with `causal` than without.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", [*SIZES, {"num_buckets": 64, "max_distance": 1000}])
 def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:

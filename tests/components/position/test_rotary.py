@@ -29,7 +29,7 @@ def test_a_share_of_the_channels_in_either_pairing(interleaved: bool, fraction: 
     q, k = torch.randn(2, 4, 7, 20), torch.randn(2, 2, 7, 20)
     position = RotaryPosition(interleaved=interleaved, fraction=fraction)
     order = torch.arange(width)
-    # Where neighbours are a pair, the first half of `order` says where the real parts stand.
+    # In interleaved pairs, the first half of `order` holds the places of the real parts.
     order = torch.cat((order[0::2], order[1::2])) if interleaved else order
     for got, x in zip(position.rotate(q, k), (q, k), strict=True):
         assert torch.equal(got[..., width:], x[..., width:])

@@ -12,7 +12,7 @@ from tests.components.compare import run
 
 YARN = {"scaling": "yarn", "factor": 8.0, "original_length": 256}
 LLAMA3 = {"scaling": "llama3", "factor": 8.0, "original_length": 256}
-# Options, the number of channels; between them every branch of every scaling has pairs.
+# Options and the number of channels. Together the cases reach every branch of every scaling.
 CASES = [
     ({"scaling": "linear", "factor": 4.0}, 16),
     ({"scaling": "ntk", "factor": 4.0}, 16),
@@ -48,7 +48,7 @@ def scaled_speed(position: RotaryPosition, pair: int, channels: int) -> float:
             return speed
         smooth = (turns - low) / (high - low)
         return (1 - smooth) * speed / factor + smooth * speed
-    # YaRN: the pair that makes so many turns, solved from turns = length * base^(-2 pair / channels) / (2 pi).
+    # YaRN: the pair that makes `beta` turns, solved from turns = length * base^(-2 pair / channels) / (2 pi).
     first, last = (
         channels * math.log(length / (2 * math.pi * beta)) / (2 * math.log(base))
         for beta in (position.beta_fast, position.beta_slow)
@@ -69,7 +69,7 @@ def reference(position: RotaryPosition, x: Tensor, first: int) -> Tensor:
     return torch.cat((product.real, product.imag), dim=-1)
 
 
-# The fastest pairs of a case differ at small places, the slowest ones, which are scaled, at large ones.
+# An error in the fastest pairs shows at small places, an error in the slow, scaled pairs at large places.
 @pytest.mark.parametrize("first", [0, 300])
 @pytest.mark.parametrize(("options", "channels"), CASES)
 def test_it_is_the_formula_with_its_gradient(options: dict[str, object], channels: int, first: int) -> None:
@@ -103,7 +103,7 @@ def test_it_is_transformers(options: dict[str, object], channels: int) -> None:
         theirs["attention_factor"] = options["attention_factor"]
     length = None
     if position.scaling == "ntk":
-        # Theirs grows with the sequence: at `factor` times the original length it is the static one.
+        # transformers' scaling grows with the sequence: at `factor` times the original length it equals the static one.
         theirs |= {"rope_type": "dynamic", "factor": 1.0}
         length = int(256 * position.factor)
     config = transformers.LlamaConfig(

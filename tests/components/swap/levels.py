@@ -1,4 +1,4 @@
-"""Both levels of `swap`, and what the tests of the world around a model compare."""
+"""Both levels of `swap`, and helpers that compare a plain model with a swapped copy."""
 
 import copy
 from typing import Any, Final
@@ -12,7 +12,7 @@ from tests.components.swap.models import FAMILIES, loss_of
 
 LEVELS: Final = {
     "layers": {"level": "layers"},
-    # The graphs of "inductor" are the same; this backend needs no C++ compiler.
+    # "eager" has the graphs of "inductor", and needs no C++ compiler.
     "blocks": {"level": "blocks", "backend": "eager"},
 }
 """The arguments of `swap` for each level."""
@@ -21,7 +21,7 @@ both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks",
 
 
 def without_dropout(model: nn.Module) -> nn.Module:
-    """The model, with every dropout at 0: eager PyTorch and this library draw other masks."""
+    """Set every dropout to 0, since eager PyTorch and this library draw different masks; return the model."""
     # Falcon's layers read the probability from the config in each call.
     for holder in (*model.modules(), *([model.config] if hasattr(model, "config") else [])):
         for name, value in vars(holder).items():
@@ -55,7 +55,7 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Equal to the rounding of float32."""
+    """Fail unless the results are equal to the rounding of float32."""
     assert list(got) == list(wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Swapped models in DDP, FSDP of both versions and Accelerate, of one process and of two (gloo)."""
+"""Swapped models in DDP, both versions of FSDP, and Accelerate, in one process and in two (gloo)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +59,7 @@ def two_processes(
     folder: Path = tmp_path_factory.mktemp("ranks")
     programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
     ended = [program.wait() for program in programs]
-    # gloo may abort a process that has done its work; what counts is what it wrote.
+    # gloo may abort a process after its work; only the file that it wrote counts.
     assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(
         program.errors for program in ended
     )
@@ -76,5 +76,5 @@ def test_two_processes(case: str, two_processes: tuple[str, list[dict[Any, Any]]
     first, second = (results[case, level] for results in ranks)
     assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
     for parameter, other in zip(first["parameters"], second["parameters"], strict=True):
-        # FSDP of the first version shows each process its own shard.
+        # FSDP1 shows each process its own shard.
         assert case == "FSDP by class" or torch.equal(parameter, other)

@@ -1,4 +1,4 @@
-"""Each rule in every way of running: on other devices, under checkpoints, hooks, autocast and a compiler."""
+"""Each rule under checkpoints, saved-tensor hooks, autocast and a compiler."""
 
 import copy
 from typing import Any
@@ -17,7 +17,7 @@ both_modes = pytest.mark.parametrize("training", [True, False])
 
 
 def swapped(module: nn.Module, name: str) -> nn.Module:
-    """The module with the rule of a layer."""
+    """Swap a module, and fail unless the layer's rule fits."""
     swap(module, level="layers", verify=False).require(LAYERS[name][1])
     return module
 
@@ -53,7 +53,7 @@ def test_the_same_results_and_gradients(name: str, training: bool) -> None:
     plain = without_dropout(layer(name)).train(training)
     tensors = inputs(name)
     wanted = results(plain, tensors)
-    if name == "attention":  # the rule is for one that drops
+    if name == "attention":  # the rule needs an attention that drops
         plain.dropout = 1e-9
     assert_alike(results(swapped(plain, name), tensors), wanted)
 
