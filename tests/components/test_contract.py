@@ -15,7 +15,6 @@ from fuselayers.components import (
     Choice,
     Decoder,
     Encoder,
-    EncoderDecoder,
     HierarchicalVision,
     VisionTransformer,
     initialise,
@@ -131,12 +130,3 @@ def test_in_16_bits_it_is_near_and_keeps_the_dtype(make: Make, x: torch.Tensor) 
     for got in (narrow, cast):
         assert got.dtype == torch.bfloat16
         assert (got.float() - expected).abs().max() <= 0.1 * expected.abs().max() + 0.02
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_step_of_training_reaches_every_parameter_of_an_encoder_decoder(tied: bool) -> None:
-    model = EncoderDecoder(
-        vocab_size=20, hidden_dim=32, num_layers=1, context_length=8, attention=HEADS, tie_embeddings=tied
-    )
-    model(TOKENS_BT, TOKENS_BT).backward()
-    assert [name for name, value in model.named_parameters() if value.grad is None] == []

@@ -5,11 +5,9 @@ the layer's functions.
 """
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -123,13 +121,3 @@ def assert_causal(layer: nn.Module) -> None:
             (gradient,) = torch.autograd.grad(before.sum(), x)
             assert gradient[:, changed:].abs().max() == 0
             assert gradient[:, changed - 1].abs().max() > 0
-
-
-def assert_no_tokens(layer: nn.Module) -> None:
-    """Fail unless a sequence of no tokens is refused, and a batch of no sequences goes through."""
-    text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        layer(torch.zeros(2, 0, HIDDEN_DIM))
-    x = torch.zeros(0, 3, HIDDEN_DIM, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
-    assert gradient.shape == x.shape

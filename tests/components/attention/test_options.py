@@ -10,7 +10,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
-from tests.components.attention import contract
 from tests.components.attention.calls import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_as_written_out, inputs_of, made
 from tests.components.attention.reference import reference
 from tests.components.compare import run
@@ -168,5 +167,10 @@ def test_errors_of_a_call(options: dict[str, Any], inputs: dict[str, Any], text:
 
 
 def test_sequences_without_tokens() -> None:
+    text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
     for kernel in ("sdpa", "plain"):
-        contract.assert_no_tokens(MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel))
+        layer = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel)
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            layer(torch.zeros(2, 0, HIDDEN_DIM))
+        layer(torch.zeros(0, 3, HIDDEN_DIM)).sum().backward()
+        assert all(parameter.grad is not None and not parameter.grad.any() for parameter in layer.parameters())

@@ -45,7 +45,6 @@ def test_the_hidden_width_is_rounded_up_to_a_multiple(
     ("arguments", "text"),
     [
         ({"expansion": 0.1}, "expansion must give at least one hidden value, got 0.1 for hidden_dim 4"),
-        ({"activation": "swish"}, "no activation 'swish'"),
         ({"backend": "inducter"}, "no backend 'inducter'; did you mean 'inductor'"),
     ],
 )

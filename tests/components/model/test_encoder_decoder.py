@@ -159,11 +159,6 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
             "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
             "cannot look at a memory; build it without that",
         ),
-        (
-            {"cross_attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
-            "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
-            "cannot look at a memory; build it without that",
-        ),
     ],
 )
 def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fuselayers.components.swap import SwapReport, swap
+from tests.components.swap.layers import without_dropout
 from tests.components.swap.models import FAMILIES, loss_of
 
 LEVELS: Final = {
@@ -18,16 +19,6 @@ LEVELS: Final = {
 """The arguments of `swap` for each level."""
 
 both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks", marks=pytest.mark.slow)])
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """Set every dropout to 0, since eager PyTorch and this library draw different masks; return the model."""
-    # Falcon's layers read the probability from the config in each call.
-    for holder in (*model.modules(), *([model.config] if hasattr(model, "config") else [])):
-        for name, value in vars(holder).items():
-            if isinstance(value, float) and (name in ("p", "dropout_prob", "drop_prob") or name.endswith("dropout")):
-                setattr(holder, name, 0.0)
-    return model
 
 
 def pair(name: str, level: str, *, train: bool = True) -> tuple[nn.Module, nn.Module]:

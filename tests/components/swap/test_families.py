@@ -9,7 +9,8 @@ import torch
 
 from fuselayers.components.swap import swap, unswap
 from fuselayers.partition import saved_bytes
-from tests.components.swap.levels import assert_same, gradients, without_dropout
+from tests.components.swap.layers import without_dropout
+from tests.components.swap.levels import assert_same, gradients
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")

@@ -1,6 +1,5 @@
 """Each rule under checkpoints, saved-tensor hooks, autocast and a compiler."""
 
-import copy
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
 from fuselayers.components.swap import swap
-from tests.components.swap.layers import DROPPING, LAYERS, inputs, layer
+from tests.components.swap.layers import DROPPING, LAYERS, inputs, layer, without_dropout
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 both_modes = pytest.mark.parametrize("training", [True, False])
@@ -19,15 +18,6 @@ both_modes = pytest.mark.parametrize("training", [True, False])
 def swapped(module: nn.Module, name: str) -> nn.Module:
     """Swap a module, and fail unless the layer's rule fits."""
     swap(module, level="layers", verify=False).require(LAYERS[name][1])
-    return module
-
-
-def without_dropout(module: nn.Module) -> nn.Module:
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        elif hasattr(part, "dropout") and isinstance(part.dropout, float):
-            part.dropout = 0.0
     return module
 
 
@@ -109,8 +99,7 @@ def test_tensors_that_are_kept_elsewhere_come_back(name: str) -> None:
 @both_modes
 def test_under_autocast(name: str, training: bool) -> None:
     plain, tensors = without_dropout(layer(name)).train(training), inputs(name)
-    fused = swapped(copy.deepcopy(layer(name)), name).train(training)
-    without_dropout(fused)
+    fused = without_dropout(swapped(layer(name), name)).train(training)
     with torch.autocast("cpu", torch.bfloat16):
         assert_alike(results(fused, tensors), results(plain, tensors), atol=4e-2, rtol=4e-2)
 
