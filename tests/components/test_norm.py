@@ -41,7 +41,7 @@ class Add(nn.Module):
 
 
 class WrittenOut(Add):
-    """The same, from the norm's forward and plain sums."""
+    """Computes the same with the norm's forward and plain sums."""
 
     def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         dropped = dropout(x if bias is None else x + bias, self.p, training=self.training)

@@ -96,10 +96,6 @@ def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
         ),
         ("favor", {}, {"memory": torch.zeros(1, 9, 12)}, "memory must be [4, S, 12], got [1, 9, 12]"),
         (
-            *("nystrom", {}, {"rotate": lambda q, k: (q, k)}),
-            "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
-        ),
-        (
             *("nystrom", {}, {"key_padding_mask": torch.ones(4, 7, dtype=torch.bool)}),
             "key_padding_mask must be torch.bool [4, 9] to fit the memory [4, 9, 12], True for a real token, "
             "got torch.bool [4, 7]",

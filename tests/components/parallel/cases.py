@@ -158,7 +158,7 @@ def compared(made: Any, *, sequence: bool, **inputs: Any) -> tuple[Step, Step]:
 
 
 def assert_same(plain: Step, divided: Step, tolerance: float = 1e-5) -> None:
-    """Raise unless two steps are the same to the rounding of float32."""
+    """Raise unless two steps agree to the rounding of float32."""
     assert abs(plain.loss - divided.loss) <= tolerance * abs(plain.loss), (plain.loss, divided.loss)
     assert abs(plain.norm - divided.norm) <= tolerance * plain.norm, (plain.norm, divided.norm)
     assert plain.gradients.keys() == divided.gradients.keys()

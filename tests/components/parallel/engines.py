@@ -49,7 +49,7 @@ def made(name: str) -> Model:
 
 
 def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str]:
-    """Compare a divided model under each engine with one process; return the engines. Compiled code is in `cache`."""
+    """Compare a divided model under each engine with one process; return the engines. `cache` is for Inductor."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     plain = made(name)

@@ -1,4 +1,4 @@
-"""Attention with dropout: torch's result with the same weights dropped, and a seed saved in place of the weights."""
+"""Attention with dropout: torch's result with the same weights dropped, and a saved seed in place of the weights."""
 
 from typing import Any
 

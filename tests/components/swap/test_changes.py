@@ -140,8 +140,7 @@ def results(model: nn.Module, name: str, *, trains: bool) -> dict[str, torch.Ten
     return {"logits": logits} | (gradients(model.train(), batch) if trains else {})
 
 
-# Llama runs every day, at level layers: blocks are compiled. BERT has biases and post norms, GPT-2 transposed and tied
-# weights.
+# Llama at level layers runs every day. BERT has biases and post norms, GPT-2 transposed and tied weights.
 @both_levels
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

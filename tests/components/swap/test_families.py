@@ -1,4 +1,4 @@
-"""The model families of transformers. `make test-versions` runs these tests with every supported version."""
+"""The model families of transformers. `make test-versions` runs these tests with the oldest and the newest version."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,8 +18,7 @@ transformers = pytest.importorskip("transformers")
 QUICK = ("gpt2", "llama")
 
 
-# Every family runs every day, and with the oldest and the newest transformers: only this test shows that a rule no
-# longer matches.
+# Every family runs every day and with every supported transformers: no other test shows that a rule stops matching.
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore:swap found nothing")
 def test_rules(name: str) -> None:

@@ -1,4 +1,4 @@
-"""The loss of a causal language model, without logits."""
+"""The fused loss of a causal language model, which makes no logits."""
 
 from typing import Any
 

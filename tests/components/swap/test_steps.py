@@ -1,4 +1,4 @@
-"""Whole steps: a swapped model's losses over 30 steps are those of the plain one, to the rounding of float32."""
+"""Over 30 steps, a swapped model has the losses of the plain model, to the rounding of float32."""
 
 import pytest
 import torch
