@@ -81,8 +81,7 @@ def test_the_shipped_config_trains() -> None:
     assert model(images, targets).item() < 0.3 * before
     assert model(images).argmax(1).tolist() == targets.tolist()
     with pytest.warns(RebuildWarning, match=r"stages.0-2.blocks.0-1.attention: qkv.weight, .* left behind"):
-        other = rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
-    assert other(images).shape == (6, 10)
+        rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
 
 
 @pytest.mark.parametrize(
