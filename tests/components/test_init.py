@@ -143,7 +143,7 @@ def test_parameter_groups_scale_the_matrices_only() -> None:
 
 
 def moved(width: int, scheme: Scheme) -> list[float]:
-    """Return how far three Adam steps move the middle of the stream and the logits: the coordinate check."""
+    """Return how far three Adam steps move the middle of the stream and the logits, for the coordinate check."""
     base = 64 if scheme == "mup" else None
     torch.manual_seed(3)
     heads = Choice("multi_head", {"num_heads": width // 16})

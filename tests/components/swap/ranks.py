@@ -24,7 +24,7 @@ STEPS: Final = 4
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """FSDP2: each block, then the rest."""
+    """Shard each block by FSDP2, then the rest."""
     for _, block in repeated_blocks(model):
         fully_shard(block)
     wrapped: nn.Module = fully_shard(model)

@@ -54,7 +54,7 @@ run_rank(int(rank), 2, Path.cwd(), name, [None, level], list(CASES))
 def two_processes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[dict[Any, Any]]]:
-    """A level, and the results of all cases in each of two processes."""
+    """Return a level, and the results of all cases from each of two processes."""
     name, level = request.param
     folder: Path = tmp_path_factory.mktemp("ranks")
     programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
