@@ -56,7 +56,7 @@ BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 
 
 @pytest.mark.parametrize(
     ("kernel", "options", "biased"),
-    # Flex traces every case, so most of its cases are slow.
+    # Flex traces every case, so half of its cases are slow tests.
     [*itertools.product(("auto", "plain"), BLIND, (False, True)), *every_value(("flex",), BLIND, (False, True))],
     ids=str,
 )
