@@ -3,7 +3,7 @@ from torch import Tensor, nn
 
 
 class Adapter(nn.Module):
-    """A low-rank adapter as it is put around a linear layer, whose weight and bias can be seen from outside."""
+    """A low-rank adapter around a linear layer. It shows the weight and bias of the layer."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Comparing two modules that should mean the same. Used by the tests of every layer with a plain and a fused form."""
+"""Compare two modules that should compute the same. Used by the tests of most layers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Run = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Tensor]:
-    """Return the outputs and every gradient of one step, by name, each input taken as a leaf."""
+    """Return the outputs and all gradients of a step, by name. Each input becomes a leaf."""
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     parameters = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
     for parameter in parameters.values():
@@ -18,7 +18,7 @@ def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Te
     torch.manual_seed(seed)
     outputs = module(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    # Weights that differ from place to place: a plain sum would hide a gradient that went to the wrong place.
+    # The weights differ at every place: a plain sum would hide a gradient at the wrong place.
     weights = [torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y) for y in outputs]
     sum(((y * weight).sum() for y, weight in zip(outputs, weights, strict=True)), torch.zeros(())).backward()
     named: dict[str, Any] = {f"output {i}": y.detach() for i, y in enumerate(outputs)}
@@ -44,7 +44,7 @@ def assert_same_values(expected: dict[str, Tensor], got: dict[str, Tensor], *, r
 
 
 def randomise(module: nn.Module) -> nn.Module:
-    """Give every parameter values that no initialisation gives, so that no term of a formula is hidden by a 0 or 1."""
+    """Give every parameter random values, so that no initial 0 or 1 hides a term of a formula."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(mean=0.3, std=0.5)

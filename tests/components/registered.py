@@ -1,4 +1,4 @@
-"""Components for the length of a test. Used by the tests of what is built from names."""
+"""Register components for the length of a test. Used by tests that build modules from names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ __all__ = ["registered"]
 
 @contextmanager
 def registered(kind: str, **components: type) -> Iterator[None]:
-    """Let classes own the names they are given under, until the block ends."""
+    """Register each class under the name of its argument until the block ends."""
     try:
         for name, component in components.items():
             register(kind, name)(component)

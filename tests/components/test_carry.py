@@ -45,7 +45,7 @@ def test_another_class_with_the_same_keys_gets_every_weight() -> None:
 
 
 def test_a_submodule_of_another_class_carries_as_a_whole_or_not_at_all() -> None:
-    """The gated one's `up` and `down` have the mlp's shapes here, and still are no part of the same function."""
+    """The `up` and `down` of a gated MLP have the shapes of an MLP's here, but belong to another function."""
     source, target = randomise(MLP(4, expansion=2.0, bias=False)), GatedMLP(4, expansion=2.0, multiple_of=1)
     assert source.up.weight.shape == target.up.weight.shape
     before = state_of(target)

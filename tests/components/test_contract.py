@@ -1,4 +1,4 @@
-"""What every registered component keeps to, as a part of a model: copies, the meta device, one graph, 16 bits."""
+"""The contract of every component as a part of a model: copies, the meta device, one graph, 16 bits."""
 
 import copy
 import itertools
@@ -15,7 +15,6 @@ from fuselayers.components import (
     Choice,
     Decoder,
     Encoder,
-    EncoderDecoder,
     HierarchicalVision,
     VisionTransformer,
     initialise,
@@ -24,7 +23,7 @@ from fuselayers.components import (
 )
 
 HEADS = Choice("multi_head", {"num_heads": 4})
-# An attention that cannot be causal is a part of an encoder.
+# These attentions cannot be causal, so an encoder holds them.
 BOTH_WAYS = ("fourier_mix", "linformer", "nystrom")
 TOKENS_BT = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8)
@@ -40,7 +39,7 @@ def with_parts(**parts: Choice) -> Make:
 
 
 def choices(kind: str) -> list[Choice]:
-    """Each registered part of a kind."""
+    """Return each registered component of a kind, with its required options."""
     heads = [
         {"num_heads": 4} if "num_heads" in {option.name for option in options(kind, name)} else {}
         for name in names(kind)
@@ -49,7 +48,7 @@ def choices(kind: str) -> list[Choice]:
 
 
 def every_model() -> Iterator[Any]:
-    """A model with each registered part, and each registered model."""
+    """Yield a model for each registered component, and the models of images."""
     for kind in ("attention", "feedforward", "norm", "position", "residual", "block"):
         for choice in choices(kind):
             yield pytest.param(with_parts(**{kind: choice}), TOKENS_BT, id=f"{kind}-{choice.name}")
@@ -69,11 +68,12 @@ def image_models() -> Iterator[Any]:
 
 
 def every_graph() -> Iterator[Any]:
-    """Models in which each registered part occurs, several in one, since compiling takes half a second for each."""
+    """Yield models that hold every component. Several share a model, since compiling takes half a second."""
     for attention in choices("attention"):
         yield pytest.param(with_parts(attention=attention), TOKENS_BT, id=f"attention-{attention.name}")
     parts = {kind: choices(kind) for kind in ("position", "residual", "norm", "feedforward")}
-    # Compiled by their own tests: the sizes of experts are data, and reversible blocks run outside of the graph.
+    # Mixtures and reversible blocks have their own tests: the sizes of experts depend on data, and reversible blocks
+    # run outside the graph.
     parts["feedforward"] = [choice for choice in parts["feedforward"] if choice.name != "mixture_of_experts"]
     for number in range(max(map(len, parts.values()))):
         row = {kind: several[number % len(several)] for kind, several in parts.items()}
@@ -83,7 +83,7 @@ def every_graph() -> Iterator[Any]:
     yield from image_models()
 
 
-# Each component once: what the others in a model are makes no difference to a copy.
+# Each component occurs once: the other components of a model do not affect a copy.
 every_model_and_its_input = pytest.mark.parametrize(("make", "x"), [*every_model()])
 
 
@@ -99,7 +99,7 @@ def test_copies_and_pickles_compute_the_same(make: Make, x: torch.Tensor) -> Non
 @pytest.mark.parametrize(("make", "x"), [*every_graph()])
 def test_one_graph_computes_the_same(make: Make, x: torch.Tensor) -> None:
     model = make().eval()
-    torch.compiler.reset()  # all models share one forward, whose graphs Dynamo counts
+    torch.compiler.reset()  # Dynamo counts the graphs of the forward that all models share
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
@@ -130,12 +130,3 @@ def test_in_16_bits_it_is_near_and_keeps_the_dtype(make: Make, x: torch.Tensor) 
     for got in (narrow, cast):
         assert got.dtype == torch.bfloat16
         assert (got.float() - expected).abs().max() <= 0.1 * expected.abs().max() + 0.02
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_a_step_of_training_reaches_every_parameter_of_an_encoder_decoder(tied: bool) -> None:
-    model = EncoderDecoder(
-        vocab_size=20, hidden_dim=32, num_layers=1, context_length=8, attention=HEADS, tie_embeddings=tied
-    )
-    model(TOKENS_BT, TOKENS_BT).backward()
-    assert [name for name, value in model.named_parameters() if value.grad is None] == []

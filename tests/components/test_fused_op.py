@@ -1,8 +1,9 @@
 import pytest
 
-from fuselayers.components import FusedMLP
+from fuselayers.components import FusedMLP, GatedMLP
 
 
+@pytest.mark.parametrize("layer", [FusedMLP, GatedMLP])
 @pytest.mark.parametrize(
     ("backend", "partition", "text"),
     [
@@ -10,6 +11,6 @@ from fuselayers.components import FusedMLP
         ("eager", "mincut", "no partition.* 'mincut'; did you mean 'min_cut'"),
     ],
 )
-def test_an_unknown_name_fails_when_the_layer_is_built(backend: str, partition: str, text: str) -> None:
+def test_an_unknown_name_fails_when_the_layer_is_built(layer: type, backend: str, partition: str, text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        FusedMLP(4, backend=backend, partition=partition)
+        layer(4, backend=backend, partition=partition)

@@ -54,7 +54,7 @@ def test_deepnorm_of_a_decoder() -> None:
 
     def expected(name: str, value: Tensor) -> float:
         if name.endswith("qkv.weight"):
-            return value.std().item()  # three matrices, below
+            return value.std().item()  # checked below, for each of its three matrices
         return 0.03 if name.endswith(OUTSIDE) else beta * math.sqrt(2 / sum(value.shape))
 
     assert_deviations(model, expected)
@@ -143,7 +143,7 @@ def test_parameter_groups_scale_the_matrices_only() -> None:
 
 
 def moved(width: int, scheme: Scheme) -> list[float]:
-    """Return how far three Adam steps move the middle of the stream and the logits: the coordinate check."""
+    """Return how far three Adam steps move the middle of the stream and the logits, for the coordinate check."""
     base = 64 if scheme == "mup" else None
     torch.manual_seed(3)
     heads = Choice("multi_head", {"num_heads": width // 16})
@@ -173,7 +173,7 @@ def test_the_coordinate_check_of_mup() -> None:
     for stream, logits in mup:
         assert stream == pytest.approx(mup[0][0], rel=0.3)
         assert logits == pytest.approx(mup[0][1], rel=0.3)
-    # The narrowest is the base width, where both are the same model.
+    # At the base width, the narrowest, both schemes give the same model.
     assert standard[0] == pytest.approx(mup[0])
     assert standard[-1][0] > 10 * standard[0][0]
     assert standard[-1][1] > 4 * standard[0][1]

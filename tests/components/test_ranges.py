@@ -1,4 +1,5 @@
 import inspect
+import math
 import re
 
 import numpy as np
@@ -15,7 +16,7 @@ NUMBERS = [
     for option in options(kind, name)
     if option.range is not None
 ]
-# What a class wants beside the option that a test gives it.
+# Further arguments that some constructors require.
 ARGUMENTS = {
     "hidden_dim": 8,
     "num_heads": 2,
@@ -49,6 +50,7 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
     for arguments, text in [
         (((0,), {}), "width must be at least 1, got 0"),
         (((3,), {"p": 2}), "p must be at least 0 and at most 1, got 2"),
+        (((3,), {"p": math.nan}), "p must be at least 0 and at most 1 and finite, got nan"),
         (((3,), {"heads": -1}), "heads must be at least 0, got -1"),
     ]:
         with pytest.raises(ValueError, match=f"^{text}$"):

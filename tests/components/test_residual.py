@@ -1,4 +1,4 @@
-"""Every residual style against its formula, and what all styles have in common."""
+"""Every residual style against its formula, and the contract of all styles."""
 
 from collections.abc import Callable
 

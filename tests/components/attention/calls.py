@@ -1,4 +1,4 @@
-"""Small attentions and their inputs, called as they are and as the reference has them written out.
+"""Small attentions and their inputs, computed by the layer and by the written-out reference.
 
 Used by the tests of options and of flex.
 """
@@ -14,7 +14,7 @@ from tests.components.attention.reference import reference
 from tests.components.compare import assert_same_values, randomise, run
 
 HIDDEN_DIM, HEADS, TOKENS, MEMORY = 12, 6, 7, 5
-# What is given to forward; a name stands for a tensor that `inputs_of` makes.
+# The arguments of forward that `inputs_of` makes.
 INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
 
 
@@ -41,7 +41,7 @@ def inputs_of(names: tuple[str, ...], keys: int = TOKENS) -> dict[str, Any]:
 
 
 class Call(nn.Module):
-    """A layer with the inputs that no gradient goes to, as `layer` or as the reference computes it."""
+    """Calls a layer or its reference. `inputs` need no gradient; `names` are the leaves, which do."""
 
     def __init__(self, layer: MultiHeadAttention, inputs: dict[str, Any], *, written_out: bool, names: tuple[str, ...]):
         super().__init__()
@@ -56,7 +56,7 @@ class Call(nn.Module):
 def assert_as_written_out(
     layer: MultiHeadAttention, names: tuple[str, ...], *, kernels: tuple[str, ...] = (), memory: bool = False
 ) -> None:
-    """Fail unless each of the kernels, or the layer's own, gives the values and gradients of the reference."""
+    """Fail unless each kernel, by default the layer's own, gives the values and gradients of the reference."""
     keys = MEMORY if memory else TOKENS
     inputs = inputs_of(names, keys)
     leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}

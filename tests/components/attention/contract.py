@@ -1,15 +1,13 @@
-"""What every attention other than multi_head is held to. Used by their tests.
+"""The contract of every attention other than multi_head. Used by their tests.
 
-A reference gets (layer, x_BTD, rotate, real_BT) and is written out in full matrices or plain loops, with none of the
-layer's own functions.
+A reference gets (layer, x_BTD, rotate, real_BT). It is written out in full matrices or plain loops, and calls none of
+the layer's functions.
 """
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +16,7 @@ from fuselayers.components.attention.inputs import takes
 from tests.components.compare import assert_same_step
 
 HIDDEN_DIM = 12
-# On top of hidden_dim, of the attentions that have heads.
+# Options of the attentions that have heads.
 HEADS = {"all heads": {"num_heads": 6}, "grouped": {"num_heads": 6, "num_kv_heads": 2, "bias": False}}
 
 Reference = Callable[[Any, Tensor, Any, Tensor | None], Tensor]
@@ -96,7 +94,7 @@ def assert_is(
 
 
 def assert_padding_is_nothing(layer: nn.Module, *, as_if_absent: bool = True) -> None:
-    """Fail unless what padding holds changes no real token, and a padded row is its unpadded self."""
+    """Fail if the values in padding change a real token, or if a padded row differs from the row without padding."""
     layer = copy.deepcopy(layer).double()
     for tokens in (7, 129):
         real_BT = padding(tokens)
@@ -110,7 +108,7 @@ def assert_padding_is_nothing(layer: nn.Module, *, as_if_absent: bool = True) ->
 
 
 def assert_causal(layer: nn.Module) -> None:
-    """Fail unless a later token changes nothing before it, and has no gradient from there."""
+    """Fail if a later token changes an earlier result, or gets a gradient from it."""
     layer = copy.deepcopy(layer).double()
     for tokens, changed in ((7, 4), (129, 70), (129, 128)):
         x = torch.randn(1, tokens, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
@@ -123,13 +121,3 @@ def assert_causal(layer: nn.Module) -> None:
             (gradient,) = torch.autograd.grad(before.sum(), x)
             assert gradient[:, changed:].abs().max() == 0
             assert gradient[:, changed - 1].abs().max() > 0
-
-
-def assert_no_tokens(layer: nn.Module) -> None:
-    """Fail unless a sequence of no tokens is refused, and a batch of no sequences goes through."""
-    text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        layer(torch.zeros(2, 0, HIDDEN_DIM))
-    x = torch.zeros(0, 3, HIDDEN_DIM, requires_grad=True)
-    (gradient,) = torch.autograd.grad(layer(x).sum(), x)
-    assert gradient.shape == x.shape

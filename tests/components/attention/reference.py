@@ -21,7 +21,7 @@ def reference(
     memory: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor:
-    """Return what `layer` should, from its parameters and plain arithmetic; `kept` is what dropout multiplies by."""
+    """Compute the layer's result in plain arithmetic; dropout multiplies the probabilities by `kept`."""
     source = x_BTD if memory is None else memory
     batch, tokens, keys = len(x_BTD), x_BTD.shape[1], source.shape[1]
     heads, groups, channels = layer.num_heads, layer.num_kv_heads, layer.head_dim

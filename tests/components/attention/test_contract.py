@@ -1,4 +1,4 @@
-"""What every attention other than multi_head keeps to, beside its formula."""
+"""The contract of every attention other than multi_head, besides its formula."""
 
 import re
 from typing import Any

@@ -40,7 +40,7 @@ def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: b
     [(True, True, 0), (True, True, 64), (True, False, 64), (True, True, 100), (False, True, 64), (False, True, 100)],
 )
 def test_a_key_unlike_all_others_leaves_them_as_they_are(long: bool, causal: bool, place: int) -> None:
-    # A long key has exponents far below those of the others, a short one above them: here by hundreds.
+    # The exponents of a long key are hundreds below the others', those of a short key hundreds above.
     layer = small(FavorAttention(HIDDEN_DIM, num_heads=1, num_features=64, causal=causal))
     x = 0.2 * torch.randn(1, 129, HIDDEN_DIM)
     with torch.no_grad():
@@ -56,9 +56,9 @@ def test_a_key_unlike_all_others_leaves_them_as_they_are(long: bool, causal: boo
     got = run(lambda x: layer(x)[:, others], [x])
     for name, expected in written_out.items():
         error, value = got[name].double() - expected, expected
-        if name == "gradient of input 0":  # that of the one key is far larger
+        if name == "gradient of input 0":  # at `place` it is far larger
             error, value = error[:, others], value[:, others]
         assert error.abs().max() < 1e-3 * value.abs().max(), name
-    # Beside a short key, what comes after it counts for nothing: its exact gradients are below float32's rounding.
+    # Beside a short key, later tokens count for nothing: their exact gradients are below float32's rounding.
     counted = others if long else others & (torch.arange(129) < place)
     assert got["gradient of input 0"][:, counted].abs().amax(-1).min() > 0

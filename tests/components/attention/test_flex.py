@@ -1,4 +1,4 @@
-"""The kernel of flex attention: the same numbers as the other kernels, and as written out."""
+"""The flex kernel gives the numbers of the reference and of the other kernels."""
 
 from typing import Any
 

@@ -19,7 +19,7 @@ def reference(layer: FourierMix, x_BTD: Tensor, rotate: object, real_BT: Tensor 
     return torch.einsum("tdse,bse->btd", angles.cos(), x)
 
 
-# Padding is zeroed before the transform, whose length decides between odd and even; 1 is its own spectrum.
+# Padding is zeroed before the transform. A single token is its own spectrum.
 @pytest.mark.parametrize("tokens", [1, 7, 129])
 @pytest.mark.parametrize("padded", [True, False])
 def test_values_and_gradients(padded: bool, tokens: int) -> None:

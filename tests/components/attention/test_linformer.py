@@ -17,7 +17,7 @@ def made(**options: object) -> LinformerAttention:
 
 
 def reference(layer: LinformerAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
-    """The whole context, with zeros for what is padded or not there."""
+    """The whole context, with zeros for padded and missing tokens."""
     q, k, v = heads_of(layer, x_BTD, rotate)
     of_keys = layer.key_projection.weight
     of_values = of_keys if layer.value_projection is None else layer.value_projection.weight

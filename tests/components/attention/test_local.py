@@ -17,12 +17,12 @@ def reference(layer: LocalAttention, x_BTD: Tensor, rotate: object, real_BT: Ten
     q, k, v = heads_of(layer, x_BTD, rotate)
     band = allowed(x_BTD.shape[1], real_BT, causal=layer.causal, window=layer.window)
     scores = q @ k.mT / math.sqrt(layer.head_dim)
-    # A row with nothing to look at has no gradient either; nan from a softmax over nothing would.
+    # A row that sees no key has no gradient either; the softmax of an empty row would give nan.
     scores = torch.where(band.any(-1, keepdim=True), scores.masked_fill(~band, -math.inf), 0.0)
     return joined(layer, (scores.softmax(-1) * band) @ v)
 
 
-# Queries are divided into blocks of a window: one block, whole ones, or a rest, each with another mask.
+# Queries run in blocks as long as the window. A single block, whole blocks and a shorter last block differ in masks.
 @pytest.mark.parametrize(("tokens", "window"), [(1, 3), (7, 1), (7, 2), (7, 7), (7, 50), (129, 16), (129, 43)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])

@@ -1,4 +1,4 @@
-"""Cross-attention and dropout of the attentions by sums: favor and nystrom. `test_options` has those of multi_head."""
+"""Cross-attention of favor and nystrom. `test_options` has that of multi_head."""
 
 import math
 import re
@@ -66,7 +66,7 @@ def nystrom_head(layer: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 HEAD = {FavorAttention: favor_head, NystromAttention: nystrom_head}
 
 
-# The memory has 9 tokens: with fewer of its own and with more, a layer divides either side first.
+# The memory has 9 tokens; x has fewer or more, so that either side can be the longer.
 @pytest.mark.parametrize(("tokens", "padded"), [(1, True), (7, False), (12, True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
@@ -96,10 +96,6 @@ def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
         ),
         ("favor", {}, {"memory": torch.zeros(1, 9, 12)}, "memory must be [4, S, 12], got [1, 9, 12]"),
         (
-            *("nystrom", {}, {"rotate": lambda q, k: (q, k)}),
-            "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
-        ),
-        (
             *("nystrom", {}, {"key_padding_mask": torch.ones(4, 7, dtype=torch.bool)}),
             "key_padding_mask must be torch.bool [4, 9] to fit the memory [4, 9, 12], True for a real token, "
             "got torch.bool [4, 7]",
@@ -122,5 +118,4 @@ def test_a_causal_block_takes_no_attention_that_mixes_queries() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         TransformerBlock(8, causal=True, **options)
-    block = TransformerBlock(8, **options)
-    assert block(torch.ones(1, 3, 8), memory=torch.ones(1, 5, 8)).shape == (1, 3, 8)
+    TransformerBlock(8, **options)  # takes it if not causal

@@ -10,7 +10,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
-from tests.components.attention import contract
 from tests.components.attention.calls import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_as_written_out, inputs_of, made
 from tests.components.attention.reference import reference
 from tests.components.compare import run
@@ -35,7 +34,7 @@ PAIRS = [
     *((name,) for name in OPTIONS),
     *(pair for pair in itertools.combinations(OPTIONS, 2) if set(pair) != {"grouped", "one kv head"}),
 ]
-# Each pair of options meets one input after the other.
+# The inputs take turns: each pair of options gets the next of them.
 CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
 
 
@@ -45,7 +44,7 @@ def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, 
     assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
 
 
-# Padding, and a bias with a mask, become two kinds of masks; the options change the kernel that takes them.
+# Padding and a bias with a mask become different kinds of masks. The options change the kernel that takes them.
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
@@ -57,7 +56,7 @@ BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 
 
 @pytest.mark.parametrize(
     ("kernel", "options", "biased"),
-    # Flex traces each of them.
+    # Flex traces every case, so half of its cases are slow tests.
     [*itertools.product(("auto", "plain"), BLIND, (False, True)), *every_value(("flex",), BLIND, (False, True))],
     ids=str,
 )
@@ -168,5 +167,10 @@ def test_errors_of_a_call(options: dict[str, Any], inputs: dict[str, Any], text:
 
 
 def test_sequences_without_tokens() -> None:
+    text = f"x must have at least one token to mix, got [2, 0, {HIDDEN_DIM}]; leave empty sequences out"
     for kernel in ("sdpa", "plain"):
-        contract.assert_no_tokens(MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel))
+        layer = MultiHeadAttention(HIDDEN_DIM, num_heads=6, num_kv_heads=2, kernel=kernel)
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            layer(torch.zeros(2, 0, HIDDEN_DIM))
+        layer(torch.zeros(0, 3, HIDDEN_DIM)).sum().backward()
+        assert all(parameter.grad is not None and not parameter.grad.any() for parameter in layer.parameters())

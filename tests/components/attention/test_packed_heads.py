@@ -9,7 +9,7 @@ from fuselayers.components.attention.packed_heads import PackedHeads
 
 
 class Adapter(nn.Module):
-    """What can be called like the layer, and has nothing else of it."""
+    """Can be called like the layer, but has no weight or bias."""
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()

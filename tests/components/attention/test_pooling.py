@@ -13,7 +13,7 @@ def reference(layer: PoolingMix, x_BTD: Tensor, rotate: object, real_BT: Tensor 
     return near @ x_BTD / near.sum(-1, keepdim=True).clamp(min=1) - x_BTD
 
 
-# A window is inside of the text, is cut at its ends, or is wider than all of it; padding counts in no mean.
+# A window lies inside the text, is cut at its ends, or is wider than the text. No mean counts padding.
 @pytest.mark.parametrize(("tokens", "window"), [(1, 3), (7, 1), (7, 2), (7, 3), (7, 50), (129, 50)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("padded", [True, False])

@@ -81,7 +81,7 @@ class Look(nn.Module):
 
 
 class Weighing(nn.Module):
-    """An attention that takes a bias, and learns from it."""
+    """An attention that takes a bias and gives it a gradient."""
 
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ def test_gradients_reach_a_memory_and_a_bias() -> None:
     x, memory, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 5, 8), (2, 3, 8), (1, 5, 5)))
 
     def reversible(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
-        # Not leaves: what they come from must learn too.
+        # Not leaves: the gradients must also reach the tensors they come from.
         inputs = {"memory": memory * 2, "bias": bias * 3}
         return run_reversible([(block, inputs) for block in blocks], x)
 
@@ -152,7 +152,7 @@ def test_backward_twice_and_twice_differentiated() -> None:
         torch.autograd.grad(model(x).sum(), x, create_graph=True)
 
 
-# Each backend has its own way from a graph to what autograd saves; Inductor compiles for seconds.
+# Each backend passes its saved tensors to autograd in its own way. Inductor compiles for seconds.
 @pytest.mark.parametrize(
     "backend", ["eager", *(pytest.param(backend, marks=pytest.mark.slow) for backend in ("inductor", "auto"))]
 )
@@ -171,7 +171,7 @@ def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> No
     torch.testing.assert_close(step(fused[0]), step(plain[0]))
 
 
-# torch keeps each kind of hook in a dictionary of its own, and a fused view has dictionaries beside its block's.
+# torch keeps each kind of hook in another dictionary, and a fused view has dictionaries besides its block's.
 @pytest.mark.parametrize(
     "register",
     [

@@ -40,7 +40,7 @@ def test_an_adapter_in_place_of_a_linear_is_called() -> None:
 
 
 def test_fused_it_keeps_no_mask_and_one_hidden_value_for_backward() -> None:
-    # Kept must be: x, the pre-activation and the input of the second matmul; torch keeps a mask and the activation too.
+    # Backward needs x, the pre-activation and the input of the second matmul; torch also keeps a mask and activations.
     rows, hidden_dim = 32, 16
     layer = FusedMLP(hidden_dim, dropout=0.3, backend="eager")
     x = torch.randn(rows, hidden_dim, requires_grad=True)

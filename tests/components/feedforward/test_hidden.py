@@ -12,7 +12,7 @@ from tests.components.registered import registered
 
 
 class Softplus(nn.Module):
-    """An activation of a user's own, with a parameter."""
+    """A user's activation, with a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ def _own_activation() -> Iterator[None]:
 
 
 def by_hand(layer: nn.Module) -> nn.Module:
-    """A module with the layer's own parameters that writes its formula out, with x [B, T, D]."""
+    """Return a module that computes the layer's formula for x [B, T, D] with copies of its parameters."""
 
     class Written(nn.Module):
         def __init__(self) -> None:

@@ -22,14 +22,14 @@ DENSE_TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
 
 class Written(nn.Module):
-    """A mixture's formula in plain torch: token by token, expert by expert. It keeps what was dropped."""
+    """A mixture's formula in plain torch, token by token and expert by expert. `dropped` holds (token, expert)."""
 
     def __init__(self, layer: MixtureOfExperts) -> None:
         super().__init__()
         self.router, self.experts, self.shared = (
             copy.deepcopy(part) for part in (layer.router, layer.experts, layer.shared)
         )
-        self.layer = [layer]  # in a list: its options are read, its parameters are not these
+        self.layer = [layer]  # in a list, so that its parameters are not registered here
         self.dropped: list[tuple[int, int]] = []
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def mixture(**options: object) -> MixtureOfExperts:
 
 
 def check(layer: MixtureOfExperts, x: Tensor) -> Written:
-    """Hold values, the loss, and all gradients, the router's included, to the formula."""
+    """Compare values, the loss and all gradients, the router's included, with the formula."""
     written = Written(layer)
 
     class Scaled(nn.Module):
@@ -132,7 +132,8 @@ def check(layer: MixtureOfExperts, x: Tensor) -> Written:
 
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             y, loss = written(x)
-            unused = sum((0 * parameter).sum() for parameter in self.parameters())  # no gradient would be None
+            # Gradients of 0 in place of None.
+            unused = sum((0 * parameter).sum() for parameter in self.parameters())
             return y + unused, 7 * loss.float().double()
 
     assert_same_step(Scaled(), WithLoss(layer), x, **DENSE_TOLERANCE)
@@ -154,7 +155,7 @@ def test_it_is_its_formula(options: dict[str, object]) -> None:
     check(mixture(num_experts=4, **options), torch.randn(3, 7, 6, dtype=torch.float64))
 
 
-# Runs, slots and the experts' own choice sort tokens in three functions, for one token and for many.
+# Runs, slots and expert choice sort tokens in three functions, which take one token or many.
 @pytest.mark.parametrize("options", [{"top_k": 2}, {"top_k": 2, "capacity_factor": 0.5}, CHOICES[2]])
 @pytest.mark.parametrize("shape", [(6,), (129, 6), (2, 1, 3, 6)])
 def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
@@ -162,7 +163,7 @@ def test_shapes(options: dict[str, object], shape: tuple[int, ...]) -> None:
 
 
 def routed(layer: MixtureOfExperts, logits: list[list[float]]) -> Tensor:
-    """Set the router so that these logits come from the tokens that are returned."""
+    """Set the router, and return tokens for which it gives these logits."""
     with torch.no_grad():
         layer.router.weight.zero_()
         layer.router.weight[:, : len(logits[0])] = torch.eye(len(logits[0]))
@@ -176,7 +177,7 @@ def test_an_expert_serves_its_tokens_in_their_order_and_drops_those_beyond_its_c
     layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
     x = routed(layer, [[3.0, 2.0, 0.0], [2.0, 3.0, 0.0], [9.0, 0.0, 5.0], [0.0, 9.0, 8.0]])
     written = check(layer, x)
-    # Tokens 2 and 3 want the experts 0 and 1 more than tokens 0 and 1 do, and have come later.
+    # Tokens 2 and 3 have higher logits for experts 0 and 1 than tokens 0 and 1, but come later.
     assert written.dropped == [(2, 0), (3, 1)]
     dropped = torch.tensor([5.0]).exp() / (torch.tensor([9.0]).exp() + torch.tensor([5.0]).exp())
     torch.testing.assert_close(layer(x)[2], dropped.double() * layer.experts[2](x[2]), rtol=1e-6, atol=1e-6)
@@ -285,7 +286,7 @@ class Padded(nn.Module):
 @pytest.mark.parametrize(
     ("backend", "padded"),
     [
-        ("aot_eager", True),  # and without padding, fused, below
+        ("aot_eager", True),  # without padding: the fused test below
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (("aot_eager", False), ("inductor", False), ("inductor", True))
@@ -293,12 +294,12 @@ class Padded(nn.Module):
     ],
 )
 def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
-    """Also without `fullgraph=True`, where Dynamo breaks a graph at sizes that depend on data."""
+    """Also without `fullgraph=True`, although Dynamo then breaks a graph at sizes that depend on data."""
     plain = Padded(mixture(num_experts=4, top_k=2), padded=padded)
     compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
     compiled.compile(backend=counter)
     for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
-        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)  # of equal tokens two experts have none
+        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)  # equal tokens leave two experts without any
     assert counter.frame_count == 1
 
 
@@ -332,7 +333,7 @@ def with_options_of_its_own(layer: MixtureOfExperts) -> None:
     layer.experts[1].activation = "relu"
 
 
-# Without a capacity plain experts run as one product, with one in slots; each change must end either.
+# Plain experts run as a single product, and in slots if there is a capacity; each change must end both.
 @pytest.mark.parametrize("change", [with_a_hook, with_an_adapter, with_options_of_its_own])
 @pytest.mark.parametrize("capacity_factor", [None, 1.25])
 def test_an_expert_that_was_changed_is_called(
@@ -380,7 +381,7 @@ def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
     layer = mixture(num_experts=4, shared_experts=1, **options)
     real_BT = torch.tensor([[False, True, True, True, False, True, True], [False] * 7, [True] * 3 + [False] * 4])
     x = torch.randn(3, 7, 6, dtype=torch.float64)
-    x[~real_BT] = layer.router.weight[0].detach() * 9  # all of it wants the first expert, and more than any token does
+    x[~real_BT] = layer.router.weight[0].detach() * 9  # all padding prefers the first expert, more than any token
 
     class OfReal(WithLoss):
         def __init__(self, mask: Tensor | None) -> None:
@@ -441,9 +442,7 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"num_experts": 0}, "num_experts must be at least 1, got 0"),
         ({"num_experts": 2, "top_k": 3}, "top_k must be at most num_experts, 2, got 3"),
-        ({"capacity_factor": 0.0}, "capacity_factor must be above 0, got 0.0"),
         (
             {"gating": "expert_choice", "causal": True},
             "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "

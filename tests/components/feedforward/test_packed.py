@@ -99,7 +99,7 @@ def test_what_is_missing_is_named_as_in_the_split_form_and_stays() -> None:
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("sharded", [False, pytest.param(True, marks=SHARDED_WEIGHTS_STAY_EMPTY)])
 def test_a_full_checkpoint_is_read_into_it(one_process_mesh: Any, sharded: bool, strict: bool) -> None:
-    """torch puts the module's own parameters beside what it is given, and shards only what bears their names."""
+    """torch compares the state with the module's own parameters, and shards only the entries that have their names."""
     from torch.distributed.fsdp import fully_shard
 
     split, packed = twins(bias=True)

@@ -13,7 +13,7 @@ __all__ = ["assert_refused"]
 
 
 def assert_refused(model: nn.Module, error: type[Exception], text: str, /, *args: Any, **kwargs: Any) -> None:
-    """Fail unless each raises an error that begins so, before anything is traced."""
+    """Fail unless each call raises an error that begins with `text`, before anything is traced."""
     fused = fuse(model, backend="eager")
     calls: list[Any] = [model, fused]
     if "must be in" not in text:  # `explain` reads no values

@@ -35,7 +35,7 @@ def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def by_hand(plain: nn.Module) -> Tensor:
-    """The loss from the logits, and the routers' own from what each of them was given."""
+    """The loss of the logits plus the losses of the routers, computed from the inputs of their layers."""
     seen: list[Tensor] = []
     mixtures = [block.feedforward for block in plain.blocks]
     handles = [mixture.register_forward_pre_hook(lambda _, args: seen.append(args[0])) for mixture in mixtures]

@@ -79,11 +79,8 @@ def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count() -> None:
     torch.testing.assert_close(loss.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.slow, id="gpt"), pytest.param(LLAMA, id="llama")]
-)
-def test_the_whole_model_fused_has_the_same_losses_and_gradients(options: dict[str, object]) -> None:
-    plain = made(dropout=0.2, num_layers=1, **options)
+def test_the_whole_model_fused_has_the_same_losses_and_gradients() -> None:
+    plain = made(dropout=0.2, num_layers=1, **LLAMA)
     fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
     tokens_BT, targets_BT = tokens(4, 6), tokens(4, 6)
     loss, expected = gradients(plain, tokens_BT, targets_BT)
@@ -121,20 +118,19 @@ def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options:
     prompts = [tokens(1, 2), tokens(1, 4), tokens(1, 3)]
     prompt = torch.cat([torch.nn.functional.pad(row, (4 - row.shape[1], 0)) for row in prompts])
     real_BT = torch.arange(4) >= torch.tensor([[2], [0], [1]])
-    # The padding is beyond the context of six tokens after some steps, and its rows before.
-    got = model.generate(prompt, 2, temperature=0, key_padding_mask=real_BT)
+    # After some steps the padding has left the context of six tokens.
+    got = model.generate(prompt, 9, temperature=0, key_padding_mask=real_BT)
     for row, alone in enumerate(prompts):
-        expected = model.generate(alone, 2, temperature=0)
+        expected = model.generate(alone, 9, temperature=0)
         assert torch.equal(got[row, -expected.shape[1] :], expected[0])
     with torch.no_grad():
         logits = model(prompt, key_padding_mask=real_BT)
         torch.testing.assert_close(logits[0, 2:], model(prompts[0])[0], rtol=1e-4, atol=1e-4)
-    assert model.generate(prompt, 9, temperature=0, key_padding_mask=real_BT).shape == (3, 13)
 
 
 @pytest.mark.parametrize("tokens_per_look", [1, 3])
 def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU looks less often than a CPU for the end of all rows, and returns the same tokens."""
+    """A GPU checks less often than a CPU whether all rows have ended, and returns the same tokens."""
     monkeypatch.setitem(sampling.TOKENS_PER_LOOK, "cpu", tokens_per_look)
     model = made()
     prompt = tokens(2, 3)

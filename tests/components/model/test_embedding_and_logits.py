@@ -1,4 +1,4 @@
-"""What goes in and what comes out of the models of tokens: the chosen embedding, scaled and bounded logits."""
+"""Inputs and outputs of the token models: the chosen embedding, scaled and bounded logits."""
 
 import copy
 import re
@@ -81,7 +81,7 @@ VISION_SIZES = {"image_size": 4, "patch_size": 2, "num_classes": 13, "hidden_dim
 
 
 def with_a_head(model: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model whose head is a layer, with logits that are scaled, and its inputs in training."""
+    """Return a model with an untied head and scaled logits, and its training inputs."""
     if model is VisionTransformer:
         vision = VisionTransformer(**VISION_SIZES, attention=SIZES["attention"], base_width=4, init="mup")  # type: ignore[arg-type]
         nn.init.normal_(vision.head.weight)

@@ -1,4 +1,4 @@
-"""The loss of the models of tokens without all logits in memory."""
+"""The fused loss of the token models, which never holds all logits in memory."""
 
 import re
 from typing import Any
@@ -20,7 +20,7 @@ TARGETS_BT = TOKENS_BT.flip(1).masked_fill(TOKENS_BT % 5 == 0, -100)
 def made(model: type[Model], **options: Any) -> Any:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY, "hidden_dim": 8, "num_layers": 1, "context_length": TOKENS, "init_std": 0.3}
-    # Linear attention: nothing else in the model is as large as its logits.
+    # With linear attention no other tensor of the model is as large as the logits.
     return model(**{**sizes, "attention": Choice("linear", {"num_heads": 2}), **options})
 
 
@@ -30,7 +30,7 @@ def attention_for(model: type[Model]) -> dict[str, Any]:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes how many elements the largest result of an op has."""
+    """Records the number of elements of the largest result of an op."""
 
     elements = 0
 

@@ -31,7 +31,7 @@ def made(**options: Any) -> HierarchicalVision:
 
 
 class WrittenOut(nn.Module):
-    """Patches cut out by hand, around the model's own blocks."""
+    """Cuts the patches by hand, and calls the model's own blocks."""
 
     def __init__(self, model: HierarchicalVision) -> None:
         super().__init__()
@@ -81,8 +81,7 @@ def test_the_shipped_config_trains() -> None:
     assert model(images, targets).item() < 0.3 * before
     assert model(images).argmax(1).tolist() == targets.tolist()
     with pytest.warns(RebuildWarning, match=r"stages.0-2.blocks.0-1.attention: qkv.weight, .* left behind"):
-        other = rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
-    assert other(images).shape == (6, 10)
+        rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +90,6 @@ def test_the_shipped_config_trains() -> None:
         ({"depths": (1,)}, "depths must have one number for each stage, 2, got [1]"),
         ({"widths": ()}, "widths must have one number for each stage, at least one, got []"),
         ({"depths": (1, 0)}, "depths[1] must be at least 1, got 0"),
-        ({"strides": (3, 3)}, "stride must be at most patch_size, 2, got 3: pixels would be left out"),
         (
             {"image_size": 2, "strides": (3, 1)},
             "the sides of the images of stage 1 must be at least 2 pixels, for one patch, got 1",
@@ -110,13 +108,6 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
         made(**options)
 
 
-def test_errors_of_a_call() -> None:
-    model = made()
+def test_images_of_another_size() -> None:
     text = "images must be 10 x 10 pixels, got [2, 3, 10, 12]; resize them, or build the model with another image_size"
-    assert_refused(model, ValueError, text, torch.zeros(2, 3, 10, 12))
-    text = "images must be [B, 3, height, width], got [3, 10, 10]; add the batch"
-    assert_refused(model, ValueError, text, torch.zeros(3, 10, 10))
-    assert_refused(model, TypeError, "images must be a tensor [B, 3, height, width], got list", [1])
-    text = "targets must be torch.int64 [2], one class per image, got torch.int64"
-    assert_refused(model, ValueError, text, torch.zeros(2, 3, 10, 10), torch.tensor([1]))
-    assert_refused(model, ValueError, "targets must be in 0..", torch.zeros(1, 3, 10, 10), torch.tensor([100]))
+    assert_refused(made(), ValueError, text, torch.zeros(2, 3, 10, 12))

@@ -32,7 +32,7 @@ def test_top_p_draws_among_the_fewest_that_sum_to_it() -> None:
         assert shares(top_p=top_p) == pytest.approx((kept / kept.sum()).tolist(), abs=0.01)
     assert shares(top_p=1e-9) == [0, 0, 0, 1]
     assert shares(top_p=1.0) == shares()
-    # Of the two likeliest, the second has less than a half.
+    # The likeliest of the two has more than half of the probability.
     assert shares(top_k=2, top_p=0.5) == [0, 0, 0, 1]
 
 

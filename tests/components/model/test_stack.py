@@ -1,4 +1,4 @@
-"""What a stack makes of its options: layers that differ, and positions that bias the scores."""
+"""Options of a stack: layers that differ, and positions that bias the scores."""
 
 import re
 
@@ -45,7 +45,7 @@ def test_some_layers_differ() -> None:
     torch.testing.assert_close(y.square().mean(-1), torch.ones(2, 5), rtol=1e-3, atol=1e-3)
 
 
-# The stack gives `causal` to one of the two, and the other computes both directions.
+# The stack passes `causal` to 'relative'. 'alibi' does not take it, and computes both directions.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:

@@ -1,4 +1,4 @@
-"""Models, their batches, and one step of training, compared with that of the plain model in the same process."""
+"""Models and their batches; checks that compare a divided model with the plain model in the same process."""
 
 import functools
 import traceback
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 import fuselayers as fl
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, Model, parallelize
 
-# Every component that a model may have, with dropout wherever there is some; tokens that two and four cannot share.
+# Every component that a model may have, with dropout where it takes any. Two and four do not divide TOKENS.
 BATCH, TOKENS = 3, 7
 _DROPOUT = ("model.dropout=0.1", "attention.dropout=0.1")
 SHIPPED = {
@@ -55,7 +55,7 @@ def _mixture(expert: dict[str, Any], **options: Any) -> Choice:
     return Choice("mixture_of_experts", {**chosen, "expert": Choice("mlp", {**_MLP, **expert})})
 
 
-# Name -> the model. A name is what is special in it.
+# Name -> model. The name says how the model differs.
 COMPONENTS = {
     "separate": lambda: _decoder({"projections": "separate", "num_kv_heads": 4}),
     "shared": lambda: _decoder({"projections": "shared"}),
@@ -99,7 +99,7 @@ COMPONENTS = {
 
 
 class Step(NamedTuple):
-    """A step of training: the loss, the gradient of each parameter, and the norm of all."""
+    """A training step: the loss, the gradient of each parameter, and the norm of all gradients."""
 
     loss: float
     gradients: dict[str, Tensor]
@@ -121,7 +121,7 @@ def batch_of(model: Model, tokens: int = TOKENS) -> tuple[Tensor, ...]:
 
 
 def step(model: nn.Module, batch: tuple[Tensor, ...], *, seed: int = 7, **inputs: Any) -> Step:
-    """Return the forward and backward of a step of training, with the masks of a seed."""
+    """Run forward and backward of a training step, with dropout masks from a seed."""
     torch.manual_seed(seed)
     loss = model(*batch, **inputs)
     loss.backward()
@@ -147,7 +147,7 @@ def group() -> DeviceMesh:
 
 
 def compared(made: Any, *, sequence: bool, **inputs: Any) -> tuple[Step, Step]:
-    """Return the step of a plain model, and that of the same model divided among all processes."""
+    """Return the step of a plain model, and the step of the same model divided among all processes."""
     torch.manual_seed(0)
     model = made()
     batch = batch_of(model)
@@ -158,13 +158,13 @@ def compared(made: Any, *, sequence: bool, **inputs: Any) -> tuple[Step, Step]:
 
 
 def assert_same(plain: Step, divided: Step, tolerance: float = 1e-5) -> None:
-    """Raise unless two steps are the same to the rounding of float32."""
+    """Raise unless two steps agree to the rounding of float32."""
     assert abs(plain.loss - divided.loss) <= tolerance * abs(plain.loss), (plain.loss, divided.loss)
     assert abs(plain.norm - divided.norm) <= tolerance * plain.norm, (plain.norm, divided.norm)
     assert plain.gradients.keys() == divided.gradients.keys()
     largest = max(gradient.abs().max().item() for gradient in plain.gradients.values())
     for name, gradient in plain.gradients.items():
-        # Some gradients are zero but for rounding, such as those of the keys' biases.
+        # Some gradients are zero except for rounding, such as those of the keys' biases.
         torch.testing.assert_close(
             divided.gradients[name],
             gradient,
@@ -175,7 +175,7 @@ def assert_same(plain: Step, divided: Step, tolerance: float = 1e-5) -> None:
 
 
 def inputs_of(name: str) -> dict[str, Any]:
-    """Return further inputs of some models, so that masks are covered."""
+    """Return masks for some models."""
     if name == "separate":
         return {"mask": torch.rand(1, 4, TOKENS, TOKENS, generator=torch.Generator().manual_seed(3)) > 0.3}
     real = torch.ones(BATCH, TOKENS, dtype=torch.bool)
@@ -184,7 +184,7 @@ def inputs_of(name: str) -> dict[str, Any]:
 
 
 def check_generation(sequence: bool) -> None:
-    """Compare text that a divided model generates with that of the plain one; greedy, and drawn."""
+    """Compare the tokens that a divided model generates, greedy and sampled, with those of the plain model."""
     for name in ("capped", "gated", "pair"):
         torch.manual_seed(0)
         model: Any = COMPONENTS[name]().eval()
@@ -204,7 +204,7 @@ def _written(model: Any, prompts: Tensor) -> list[Tensor]:
 
 
 def check_logits(sequence: bool) -> None:
-    """Compare the logits, and the gradients of a loss that is computed from them outside of the model."""
+    """Compare a loss that is computed from the logits outside the model, and its gradients."""
     for name in ("capped", "fused", "vit_tiny"):
         torch.manual_seed(0)
         model = (COMPONENTS.get(name) or functools.partial(shipped, name))()
@@ -230,7 +230,7 @@ def _step_of(model: Model, loss: Any, batch: Tensor) -> Step:
 
 
 def check_meta(sequence: bool) -> None:
-    """Compare a model that was divided on the meta device and loaded afterwards."""
+    """Compare a model that was divided on the meta device and then loaded."""
     torch.manual_seed(0)
     plain = COMPONENTS["gated"]()
     batch = batch_of(plain)
@@ -245,7 +245,7 @@ def check_meta(sequence: bool) -> None:
 
 
 def check_first_process(sequence: bool) -> None:
-    """Compare models that differ between the processes: the first one's weights count. Some are frozen."""
+    """Compare a model whose processes start with different weights: the first process's count. Some are frozen."""
     torch.manual_seed(0)
     plain = COMPONENTS["separate"]()
     _freeze(plain)
@@ -264,7 +264,7 @@ def _freeze(model: Any) -> None:
 
 
 def check_refusal(sequence: bool) -> None:
-    """A refused model is as it was."""
+    """Check that a refused model is unchanged."""
     model: Any = COMPONENTS["separate"]()
     model.blocks[1].feedforward.down = nn.Sequential(model.blocks[1].feedforward.down)
     before = dict(model.named_parameters())
@@ -287,7 +287,7 @@ CHECKS = {
 
 
 def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
-    """Return what differs from one process, for each model or check and whether tokens are divided; None if nothing."""
+    """Return the error or None of each pair: the name of a model or check, and whether tokens are divided."""
     errors: list[str | None] = []
     for name, sequence in pairs:
         try:

@@ -1,4 +1,4 @@
-"""Divided models under what a trainer puts around them. Each function runs in every process of a group."""
+"""Divided models in the wrappers of a trainer. Each function runs in every process of a group."""
 
 import functools
 import os
@@ -33,7 +33,7 @@ def engine(model: Model, name: str) -> nn.Module:
         for blocks in _stacks(model):
             for block in blocks:
                 block.compile(fullgraph=True)
-    # Around the compiled blocks: torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
+    # Around the compiled blocks: torch 2.13 cannot trace a checkpoint that draws random numbers beside DTensors.
     if name.startswith("checkpoint"):
         _wrap_blocks(model, checkpoint_wrapper)
     scope, _, backend = name.removeprefix("checkpoint ").partition(" ")
@@ -43,13 +43,13 @@ def engine(model: Model, name: str) -> nn.Module:
 
 
 def made(name: str) -> Model:
-    """Return a model of the components' tests, or a shipped one, with the same weights in every process."""
+    """Return a model of COMPONENTS or a shipped model, with the same weights in every process."""
     torch.manual_seed(0)
     return COMPONENTS[name]() if name in COMPONENTS else shipped(name)
 
 
 def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str]:
-    """Compare a divided model under each engine with one process; return the engines. Compiled code is in `cache`."""
+    """Compare a divided model under each engine with one process; return the engines. `cache` is for Inductor."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     plain = made(name)
@@ -69,7 +69,7 @@ def under(name: str, engines: list[str], sequence: bool, cache: str) -> list[str
 
 
 def data_parallel(name: str, sequence: bool) -> list[Step]:
-    """Return two steps of SGD with FSDP on the first dimension of a 2 x n / 2 mesh, parallelize on the second.
+    """Return two AdamW steps with FSDP on the first dimension of a 2 x n / 2 mesh and parallelize on the second.
 
     Data-parallel ranks have their own batches and seeds.
     """

@@ -1,6 +1,6 @@
-"""Functions that run in a group of processes, and what they return.
+"""Run functions in a group of processes, and collect their results.
 
-The processes are judged by what they have written: gloo may abort a process that has done its work.
+Only the files that the processes write count: gloo may abort a process after its work.
 """
 
 import os
@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 
 def run(size: int, function: Callable[..., Any], *arguments: Any, folder: Path, seconds: float = 300) -> list[Any]:
-    """Return what `function(*arguments)` returns in each of `size` processes, a gloo group on this machine."""
+    """Run `function(*arguments)` in `size` processes, a gloo group on this machine; return the results by rank."""
     processes = [
         PROCESSES.Process(target=_work, args=(rank, size, function, arguments, str(folder)), daemon=True)
         for rank in range(size)

@@ -8,8 +8,8 @@ from tests.components.parallel.cases import assert_same
 from tests.components.parallel.engines import data_parallel, trained, under
 from tests.components.parallel.ranks import run
 
-# The second of two equal engines finds the first one's code in a warm cache. A rank that took the code of another one
-# would drop other elements.
+# The second of two equal engines finds the first one's code in a warm cache. A rank that took another rank's code would
+# drop other elements.
 _COMPILED = ["compile", "compile", "block inductor", "block inductor", "model inductor", "model inductor"]
 
 
@@ -25,7 +25,7 @@ def test_graphs_of_blocks_keep_the_numbers(tmp_path: Path) -> None:
         assert compared == engines
 
 
-# Each model has other divided layers, and sequence parallelism puts other collectives around them.
+# Each model divides different layers, and sequence parallelism puts other collectives around them.
 @pytest.mark.slow
 @pytest.mark.timeout(1300)
 @pytest.mark.parametrize("name", ["gated", "mixture", "pair"])

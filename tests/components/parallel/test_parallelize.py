@@ -1,4 +1,4 @@
-"""parallelize: the numbers of two and four processes are those of one."""
+"""parallelize: two and four processes compute the numbers of a single process."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_o
 from tests.components.parallel.ranks import run
 
 _EVERY_PAIR = [(name, sequence) for name in (*SHIPPED, *COMPONENTS, *CHECKS) for sequence in (False, True)]
-# A quarter of the names, in turns without and with sequence parallelism: two processes take a second for each.
+# A quarter of the names, half of them with sequence parallelism. Each takes two processes a second.
 _PAIRS = [pair for number, pair in enumerate(_EVERY_PAIR) if number % 16 in (0, 7)]
 
 
@@ -44,7 +44,7 @@ def test_two_processes_the_other_way(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_four_processes_compute_what_one_does(tmp_path: Path) -> None:
-    # Two key-value heads cannot be shared by four.
+    # Four processes cannot share two key-value heads.
     grouped = ("llama_tiny", "qwen3_tiny", "gemma2_tiny", "mistral_tiny", "mixtral_tiny")
     pairs = [pair for pair in _EVERY_PAIR if pair[0] not in grouped]
     for errors in run(4, errors_of, pairs, folder=tmp_path, seconds=550):
@@ -111,7 +111,7 @@ def _own_activation(model: Model) -> None:
     model.blocks[0].feedforward.custom_activation = nn.Softmax(-1)
 
 
-# What is wrong -> the model, the number of processes, the error.
+# Fault -> model, number of processes, error.
 _REFUSED = {
     "heads": (
         lambda: fl.build("gpt_nano", ["fusion=off"]),

@@ -1,4 +1,3 @@
-import math
 import re
 
 import pytest
@@ -9,35 +8,18 @@ from fuselayers.components import RelativePosition
 from tests.components.compare import assert_same_step, randomise
 
 
-def bucket(distance: int, *, causal: bool, num_buckets: int, max_distance: int) -> int:
-    """The rule in Python's floats, for one distance."""
-    side = 0
-    if causal:
-        distance = max(-distance, 0)
-    else:
-        num_buckets //= 2
-        side, distance = (num_buckets if distance > 0 else 0), abs(distance)
-    single = num_buckets // 2
-    if distance < single:
-        return side + distance
-    # To float32's precision, in which distances at the edge of a bucket fall on the edge.
-    place = math.log(distance / single) / math.log(max_distance / single) * (num_buckets - single)
-    return side + min(single + int(place + 1e-6), num_buckets - 1)
-
-
 class WrittenOut(nn.Module):
+    """The bias of every pair; `test_buckets_are_transformers` checks the buckets."""
+
     def __init__(self, position: RelativePosition, first: int) -> None:
         super().__init__()
         self.position, self.first = position, first
 
     def forward(self, x: Tensor) -> Tensor:
-        position, tokens = self.position, x.shape[1]
-        sizes = {"num_buckets": position.table.num_embeddings, "max_distance": position.max_distance}
-        rows = [
-            [bucket(key - self.first - row, causal=position.causal, **sizes) for key in range(self.first + tokens)]
-            for row in range(tokens)
-        ]
-        return position.table.weight[torch.tensor(rows)].permute(2, 0, 1) + 0 * x.sum()
+        tokens = x.shape[1]
+        rows = [[key - self.first - row for key in range(self.first + tokens)] for row in range(tokens)]
+        buckets = self.position.buckets(torch.tensor(rows))
+        return self.position.table.weight[buckets].permute(2, 0, 1) + 0 * x.sum()
 
 
 class Bias(WrittenOut):
@@ -55,7 +37,7 @@ SIZES = [
 ]
 
 
-# Small tables end before, at and after these distances; without `causal` half of each table is of the future.
+# Small tables end before, at and after these distances; without `causal` half of each table is for later keys.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("tokens", "first"), [(1, 0), (40, 0), (3, 30)])
@@ -65,7 +47,7 @@ def test_values_and_gradients(sizes: dict[str, int], causal: bool, tokens: int, 
     assert_same_step(WrittenOut(position, first), Bias(position, first), x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
 
 
-# An odd table is divided in another place for each of the two directions.
+# An odd table is divided at another place with `causal` than without.
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("sizes", [*SIZES, {"num_buckets": 64, "max_distance": 1000}])
 def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:

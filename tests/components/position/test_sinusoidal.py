@@ -9,7 +9,7 @@ from tests.components.compare import run
 
 
 def written_out(x: Tensor, *, base: float = 10000.0, first: int = 0) -> Tensor:
-    """Section 3.5, entry by entry in Python's floats."""
+    """The table of section 3.5, entry by entry in Python's floats."""
     tokens, hidden_dim = x.shape[-2:]
     table = torch.empty(tokens, hidden_dim, dtype=torch.float64)
     for row in range(tokens):

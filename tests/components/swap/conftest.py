@@ -8,13 +8,13 @@ from fuselayers import errors
 
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test see warnings that another one in this process has had."""
+    """Forget the warnings of earlier tests: a process shows each warning once."""
     monkeypatch.setattr(errors, "_said", set())
 
 
 @pytest.fixture(autouse=True)
 def no_accelerator_of_others() -> Iterator[None]:
-    """Accelerate keeps its settings for the whole process: the next Accelerator has the last one's mixed precision."""
+    """Reset Accelerate, which keeps settings such as mixed precision for the whole process."""
     yield
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState

@@ -1,4 +1,4 @@
-"""A small module for each rule, in the words of some library, and its inputs."""
+"""A small module for each rule, written as some library writes it, and its inputs."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -147,7 +147,7 @@ LAYERS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
 """Each layer, and the rule that fits it."""
 
 DROPPING: Final = ("sequence", "gated", "bert", "dropout", "attention")
-"""Those that drop elements in training."""
+"""The layers that drop elements in training."""
 
 
 def layer(name: str, **factory: Any) -> nn.Module:
@@ -158,7 +158,17 @@ def layer(name: str, **factory: Any) -> nn.Module:
 
 
 def inputs(name: str, **factory: Any) -> tuple[Tensor, ...]:
-    """Inputs for it, with gradients."""
+    """Inputs for a layer of LAYERS, which require gradients."""
     generator = None if "device" in factory else torch.Generator().manual_seed(1)
     count = 2 if name == "bert" else 1
     return tuple(torch.randn(ROWS, WIDTH, generator=generator, **factory).requires_grad_() for _ in range(count))
+
+
+def without_dropout(model: nn.Module) -> nn.Module:
+    """Set every dropout to 0, since eager PyTorch and this library draw different masks; return the model."""
+    # Falcon's layers read the probability from the config in each call.
+    for holder in (*model.modules(), *([model.config] if hasattr(model, "config") else [])):
+        for name, value in vars(holder).items():
+            if isinstance(value, float) and (name in ("p", "dropout_prob", "drop_prob") or name.endswith("dropout")):
+                setattr(holder, name, 0.0)
+    return model

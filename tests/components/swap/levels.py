@@ -1,4 +1,4 @@
-"""Both levels of `swap`, and what the tests of the world around a model compare."""
+"""Both levels of `swap`, and helpers that compare a plain model with a swapped copy."""
 
 import copy
 from typing import Any, Final
@@ -8,26 +8,17 @@ import torch
 from torch import nn
 
 from fuselayers.components.swap import SwapReport, swap
+from tests.components.swap.layers import without_dropout
 from tests.components.swap.models import FAMILIES, loss_of
 
 LEVELS: Final = {
     "layers": {"level": "layers"},
-    # The graphs of "inductor" are the same; this backend needs no C++ compiler.
+    # "eager" has the graphs of "inductor", and needs no C++ compiler.
     "blocks": {"level": "blocks", "backend": "eager"},
 }
 """The arguments of `swap` for each level."""
 
 both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks", marks=pytest.mark.slow)])
-
-
-def without_dropout(model: nn.Module) -> nn.Module:
-    """The model, with every dropout at 0: eager PyTorch and this library draw other masks."""
-    # Falcon's layers read the probability from the config in each call.
-    for holder in (*model.modules(), *([model.config] if hasattr(model, "config") else [])):
-        for name, value in vars(holder).items():
-            if isinstance(value, float) and (name in ("p", "dropout_prob", "drop_prob") or name.endswith("dropout")):
-                setattr(holder, name, 0.0)
-    return model
 
 
 def pair(name: str, level: str, *, train: bool = True) -> tuple[nn.Module, nn.Module]:
@@ -55,7 +46,7 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Equal to the rounding of float32."""
+    """Fail unless the results are equal to the rounding of float32."""
     assert list(got) == list(wanted)
     for name, value in wanted.items():
         torch.testing.assert_close(

@@ -72,7 +72,7 @@ _OF_ROBERTA: Final = {"attention_dropout": 2, "dense_dropout_residual_norm": 4, 
 _OF_BERT: Final = {**_OF_ROBERTA, "dense_activation_norm": 1}
 _OF_VIT: Final = {"dropout": 3, "mlp": 2}
 _OF_SWIN: Final = (
-    # Older versions have no such module.
+    # Older versions have no SwinMLP.
     {"dropout": 5, "mlp": 4} if hasattr(transformers.models.swin.modeling_swin, "SwinMLP") else {"dropout": 9}
 )
 
@@ -140,7 +140,7 @@ FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
 
 
 def batch_for(name: str, tokens: int = 12, scale: int = 1) -> dict[str, torch.Tensor]:
-    """A batch for a model of FAMILIES. `scale` is that of a wider model, with longer texts and larger images."""
+    """A batch for a model of FAMILIES. `scale` is the scale of a wider model; texts are longer and images larger."""
     generator = torch.Generator().manual_seed(1)
     if name in ("vit", "deit", "swin", "clip", "siglip", "dinov2"):
         size = (32 if name == "swin" else 16) * scale

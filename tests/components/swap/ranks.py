@@ -1,4 +1,4 @@
-"""What each process of a group of gloo does in test_distributed.py: train plain and swapped models in wrappers."""
+"""The work of each process in test_distributed.py: train plain and swapped models in wrappers, in a gloo group."""
 
 import copy
 import gc
@@ -24,7 +24,7 @@ STEPS: Final = 4
 
 
 def sharded(model: nn.Module) -> nn.Module:
-    """FSDP2: each block, then the rest."""
+    """Shard each block by FSDP2, then the rest."""
     for _, block in repeated_blocks(model):
         fully_shard(block)
     wrapped: nn.Module = fully_shard(model)
@@ -36,7 +36,7 @@ def data_parallel(model: nn.Module) -> nn.Module:
 
 
 def wrapped_by_class(model: nn.Module) -> nn.Module:
-    """FSDP of the first version, which wraps the modules of a class that the user names."""
+    """FSDP1, which wraps the modules of a class that the user names."""
     kinds = {getattr(type(block), "swapped_from", type(block)) for _, block in repeated_blocks(model)}
 
     def policy(**options: Any) -> bool:
@@ -67,7 +67,7 @@ CASES: Final[dict[str, Callable[[nn.Module], nn.Module]]] = {
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
-    """The batches of this process; other ones have others."""
+    """The batches of this process. Each process has different batches."""
     generator = torch.Generator().manual_seed(10 + dist.get_rank())
     ids = torch.randint(3, 99, (STEPS + 1, 2, 12), generator=generator)
     return [{"input_ids": batch, "labels": batch} for batch in ids]
@@ -108,7 +108,7 @@ def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
 def run_rank(rank: int, world: int, folder: Path, name: str, levels: list[str | None], cases: list[str]) -> None:
     """Run cases as one process of a group, and write the results."""
     torch.set_num_threads(1)
-    # Accelerate asks these, as torchrun sets them, and takes the group that is there.
+    # Accelerate reads these variables, which torchrun would set, and uses the group that exists.
     ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
     os.environ.update(ranks | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world)))
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})  # where nothing listens

@@ -1,4 +1,4 @@
-"""Attention with dropout: torch's result with the same weights dropped, and a seed saved in place of the weights."""
+"""Attention with dropout: torch's result with the same weights dropped, and a saved seed in place of the weights."""
 
 from typing import Any
 
@@ -44,14 +44,14 @@ MASKS = {
 }
 
 
-# Each kind of mask has a branch of its own; a causal one is none of the arguments.
+# Each kind of mask has its own branch. A causal mask is a flag, no tensor.
 @pytest.mark.parametrize(("mask", "causal"), [*((name, False) for name in MASKS), ("none", True)])
 def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> None:
     (q, k, v), attn_mask, module = tensors(), MASKS[mask](), swapped(is_causal=causal)
-    scale = ops.dropout(torch.ones(64), 0.3).max()  # 1 / 0.7, but for a probability of few bits
+    scale = ops.dropout(torch.ones(64), 0.3).max()  # about 1 / 0.7: the probability has few bits
     torch.manual_seed(3)
     out = module(q, k, v, attn_mask)
-    # Values that are the identity show the weights.
+    # With the identity as values, the result is the weights.
     identity = torch.eye(7).expand(2, 3, 7, 7)
     torch.manual_seed(3)
     kept = (module(q, k, identity, attn_mask) != 0) * scale

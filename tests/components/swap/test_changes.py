@@ -1,4 +1,4 @@
-"""What users change in a model, after `swap` and before it: layers, parameters, adapters, copies, dtypes, devices."""
+"""Changes that users make after `swap` and before it: layers, parameters, adapters, copies, dtypes, devices."""
 
 import copy
 import io
@@ -67,7 +67,7 @@ def dynamically_quantised(model: nn.Module) -> nn.Module:
 
 
 def kept_elsewhere(model: nn.Module) -> nn.Module:
-    """Accelerate's hooks bring each layer's weights for its own call, and take them away."""
+    """Offload the weights: Accelerate's hooks load each layer's weights for its call, and drop them afterwards."""
     pytest.importorskip("accelerate").cpu_offload(model, execution_device=torch.device("cpu"))
     assert all(parameter.is_meta for parameter in model.parameters())
     return model
@@ -81,7 +81,7 @@ TARGETS = {
 
 
 def with_adapters(model: nn.Module) -> nn.Module:
-    """The model with adapters that compute something: peft begins with zeros."""
+    """Add adapters with random weights: peft's own start as zeros."""
     peft = pytest.importorskip("peft")
     name = model.config.model_type  # type: ignore[union-attr]
     options = {"lora_dropout": 0.0, "target_modules": TARGETS[name], "fan_in_fan_out": name == "gpt2"}  # type: ignore[index]
@@ -140,7 +140,7 @@ def results(model: nn.Module, name: str, *, trains: bool) -> dict[str, torch.Ten
     return {"logits": logits} | (gradients(model.train(), batch) if trains else {})
 
 
-# Llama and layers every day. BERT has biases and post norms, GPT-2 transposed weights and ties; blocks are compiled.
+# Llama at level layers runs every day. BERT has biases and post norms, GPT-2 transposed and tied weights.
 @both_levels
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
@@ -228,11 +228,11 @@ def test_a_model_without_memory_gets_it_after_swap(level: str) -> None:
     model.load_state_dict(plain.state_dict(), strict=True)
     for module, other in zip(model.modules(), plain.modules(), strict=True):
         for key, buffer in other.named_buffers(recurse=False):
-            module.get_buffer(key).copy_(buffer)  # what no state_dict holds, as the frequencies of rotary embeddings
+            module.get_buffer(key).copy_(buffer)  # a state_dict lacks some, such as rotary frequencies
     assert_same(gradients(model, batch_for("llama")), gradients(plain, batch_for("llama")))
 
 
-# The three kinds of weights: tied and transposed, with biases, and without.
+# Three kinds of weights: tied and transposed, with biases, and without biases.
 @pytest.mark.parametrize("level", ["layers", "blocks"])
 @pytest.mark.parametrize("name", ["gpt2", "bert", "llama"])
 def test_unswap_gives_every_byte_back(name: str, level: str) -> None:

@@ -1,4 +1,4 @@
-"""Swapped models in DDP, FSDP of both versions and Accelerate, of one process and of two (gloo)."""
+"""Swapped models in DDP, both versions of FSDP, and Accelerate, in one process and in two (gloo)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,12 +54,12 @@ run_rank(int(rank), 2, Path.cwd(), name, [None, level], list(CASES))
 def two_processes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[dict[Any, Any]]]:
-    """A level, and the results of all cases in each of two processes."""
+    """Return a level, and the results of all cases from each of two processes."""
     name, level = request.param
     folder: Path = tmp_path_factory.mktemp("ranks")
     programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
     ended = [program.wait() for program in programs]
-    # gloo may abort a process that has done its work; what counts is what it wrote.
+    # gloo may abort a process after its work; only the file that it wrote counts.
     assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(
         program.errors for program in ended
     )
@@ -76,5 +76,5 @@ def test_two_processes(case: str, two_processes: tuple[str, list[dict[Any, Any]]
     first, second = (results[case, level] for results in ranks)
     assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
     for parameter, other in zip(first["parameters"], second["parameters"], strict=True):
-        # FSDP of the first version shows each process its own shard.
+        # FSDP1 shows each process its own shard.
         assert case == "FSDP by class" or torch.equal(parameter, other)

@@ -12,7 +12,7 @@ from tests.components.swap.layers import Feedforward
 
 
 class Adapter(nn.Linear):
-    """Another class than that of the layer in whose place it comes."""
+    """A class other than that of the layer it replaces."""
 
 
 def replaced(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""The families of transformers. These tests need nothing but one of the supported versions: `make test-versions`."""
+"""The model families of transformers. `make test-versions` runs these tests with the oldest and the newest version."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -9,7 +9,8 @@ import torch
 
 from fuselayers.components.swap import swap, unswap
 from fuselayers.partition import saved_bytes
-from tests.components.swap.levels import assert_same, gradients, without_dropout
+from tests.components.swap.layers import without_dropout
+from tests.components.swap.levels import assert_same, gradients
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")
@@ -17,7 +18,7 @@ transformers = pytest.importorskip("transformers")
 QUICK = ("gpt2", "llama")
 
 
-# All of them every day and with the oldest and the newest transformers: a rule that no longer matches shows here alone.
+# Every family runs every day and with every supported transformers: no other test shows that a rule stops matching.
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.filterwarnings("ignore:swap found nothing")
 def test_rules(name: str) -> None:
@@ -34,7 +35,7 @@ def test_losses_and_gradients(name: str) -> None:
     wanted = gradients(model, batch)
     report = swap(model, level="layers", batch=batch)
     assert report.skipped == () or report.sites == ()
-    # Some dropouts are never called, and attention that drops nothing is torch's.
+    # Some dropouts are never called, and torch computes attention that drops nothing.
     compared = [site for site in report.sites if site.kind != "Dropout" and site.rule != "attention_dropout"]
     assert all(site.error is not None for site in compared)
     assert_same(gradients(model, batch), wanted)
@@ -42,7 +43,7 @@ def test_losses_and_gradients(name: str) -> None:
 
 
 def share(name: str, level: str) -> float:
-    """What a training step of a swapped model saves, as a share of the plain one's."""
+    """Return the bytes that a training step of a swapped model saves, as a share of the plain model's."""
     model, batch = FAMILIES[name][0]().train(), batch_for(name)
     before = saved_bytes(model, **batch)
     swap(model, level=level, verify=False)  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def test_layers_save_fewer_bytes(name: str, most: float) -> None:
     assert share(name, "layers") <= most
 
 
-@pytest.mark.slow  # Inductor compiles each
+@pytest.mark.slow  # Inductor compiles each model
 @pytest.mark.parametrize(
     ("name", "most"),
     [
@@ -72,7 +73,7 @@ def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
     assert share(name, "blocks") <= most
 
 
-# The slow ones trace blocks of several kinds; each input of its own (pixels, sound, two texts) is there once.
+# The slow cases trace blocks of several kinds. Every kind of input occurs (pixels, sound, two texts).
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,4 +1,4 @@
-"""The loss of a causal language model, without logits."""
+"""The fused loss of a causal language model, which makes no logits."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fuselayers.components.swap import swap
-from tests.components.swap.levels import gradients, without_dropout
+from tests.components.swap.layers import without_dropout
+from tests.components.swap.levels import gradients
 from tests.components.swap.models import FAMILIES, batch_for
 
 transformers = pytest.importorskip("transformers")

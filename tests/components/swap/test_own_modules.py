@@ -1,4 +1,4 @@
-"""Modules of a user's own, which do what the models of transformers do not."""
+"""Users' modules that do things no model of transformers does."""
 
 import copy
 import pickle

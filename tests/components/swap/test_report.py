@@ -14,7 +14,7 @@ def test_it_counts_bytes_and_explains_its_columns() -> None:
     report = swap(layer("gated"), level="layers", batch=inputs("gated"))
     assert report.saved_after is not None
     assert report.saved_before is not None
-    # x, gate(x), up(x) and a seed; before the activation, the product, the mask and its result too.
+    # x, gate(x), up(x) and a seed. The plain layer also saves the activation, the product, the mask and its result.
     assert report.saved_after == (6 * 8 + 2 * 6 * 16) * 4 + 8
     assert report.saved_before > 1.5 * report.saved_after
     assert json.loads(json.dumps(report.to_dict()))["saved_after"] == report.saved_after

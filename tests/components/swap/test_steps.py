@@ -1,4 +1,4 @@
-"""Whole steps: a swapped model's losses over 30 steps are those of the plain one, to the rounding of float32."""
+"""Over 30 steps, a swapped model has the losses of the plain model, to the rounding of float32."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def losses(model: nn.Module, name: str) -> torch.Tensor:
     batch, kept = batch_for(name), []
     for step in range(STEPS):
         if "input_ids" in batch:
-            # Counting tokens, which can be learnt: a batch of its own for each step, of a length of its own.
+            # Consecutive tokens, which can be learnt. Each step has a new batch, and lengths change.
             starts = torch.randint(96, (2, 1), generator=torch.Generator().manual_seed(step))
             ids = (starts + torch.arange(8 + step % 5)) % 96 + 3
             batch = {"input_ids": ids, "labels": ids}
@@ -42,6 +42,6 @@ def losses(model: nn.Module, name: str) -> torch.Tensor:
 def test_thirty_steps(name: str, level: str) -> None:
     plain, swapped = pair(name, level)
     wanted, got = losses(plain, name), losses(swapped, name)
-    # Each step begins with the rounding of all steps before it.
+    # The rounding errors of the steps add up.
     torch.testing.assert_close(got, wanted, atol=1e-6, rtol=2e-5)
     assert wanted[-5:].mean() < wanted[:5].mean()

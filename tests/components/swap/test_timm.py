@@ -1,4 +1,4 @@
-"""A vision transformer of timm: the extra `timm` brings it."""
+"""A vision transformer of timm, which the extra `timm` installs."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_it_is_found_verified_and_given_back(level: str) -> None:
     report = swap_at(level, model, batch=IMAGES, verify=True)
     assert report.skipped == ()
     report.require("mlp" if level == "layers" else "block", at_least=2)
-    # The dropout of an attention is never called: torch's attention drops.
+    # The dropout module of an attention is never called: torch's attention function drops.
     assert all(site.error is not None for site in report.sites if "attn" not in site.name)
     got = torch.autograd.grad(model(IMAGES).square().sum(), parameters)
     for gradient, other in zip(got, wanted, strict=True):

@@ -1,4 +1,4 @@
-"""What users do with a model: training, generating, exporting, saving. It gives the same, swapped or not."""
+"""Training, generating, exporting and saving give the same results with a plain and a swapped model."""
 
 import functools
 import warnings
@@ -48,7 +48,7 @@ def compiled(model: nn.Module, name: str, _: Path) -> Results:
 
 
 def exported(model: nn.Module, name: str, _: Path, *, strict: bool = False) -> Results:
-    # No labels, and no cache as a result.
+    # Without labels, and without a cache among the results.
     batch: dict[str, Any] = {key: value for key, value in batch_for(name).items() if key != "labels"}
     batch |= {"use_cache": False} if name in ("llama", "gpt2") else {}
     with warnings.catch_warnings(), torch.no_grad():
@@ -101,14 +101,14 @@ def with_accelerate(model: nn.Module, name: str, _: Path) -> Results:
 
 
 def saved_as_files(model: nn.Module, name: str, folder: Path) -> Results:
-    """The bytes of the files, and what the model's class makes of them."""
+    """The bytes of the files, and the gradients of a model that is loaded from them."""
     model.save_pretrained(folder)  # type: ignore[operator]
     own: Any = getattr(type(model), "swapped_from", type(model))
     loaded, details = own.from_pretrained(folder, output_loading_info=True)
     assert [key for key, value in details.items() if value] == []
     assert bytes_of(loaded) == bytes_of(model)
     files = {file.name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in folder.iterdir()}
-    # A swapped causal model's class is a subclass of it, which loads too.
+    # The class of a swapped causal model is a subclass, which loads too.
     other = type(model).from_pretrained(folder)  # type: ignore[attr-defined]
     return {**files, **gradients(other, batch_for(name))}
 
@@ -158,12 +158,12 @@ SLOW: dict[str, Callable[..., Results]] = {
 }
 NOT_FOR = {
     "bert": ("greedy", "static cache", "without a cache", "beams", "samples", "each sample"),
-    "gpt2": ("each sample",),  # its masks ask for values
+    "gpt2": ("each sample",),  # its masks read values
     "llama": (),
 }
 
 
-# One family and the ways that differ most every day. GPT-2 has dropout layers and ties, BERT no cache and post norms.
+# One family and the quick uses run every day. GPT-2 has dropout layers and ties, BERT no cache and post norms.
 @both_levels
 @pytest.mark.parametrize(
     ("name", "use"),
