@@ -10,7 +10,6 @@ from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm a
 from .bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm as bias_dropout_residual_rms_norm
 from .cross_entropy import cross_entropy as cross_entropy
 from .draw import draw_seed as draw_seed
-from .draw import seeds as seeds
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm

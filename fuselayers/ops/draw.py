@@ -1,18 +1,15 @@
 """draw -- the seeds of masks, the library's only source of randomness."""
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._torch.dispatch import is_compiling, is_intercepted
+from .._torch.dispatch import is_intercepted
 from .._torch.tracing import keep_order_in_inductor
 from .philox import check_probability, check_seed
 
-__all__ = ["draw_seed", "seed_or_draw", "seeds"]
+__all__ = ["draw_seed", "seed_or_draw"]
 
 _LOWEST_SEED: Final = -(1 << 63)
 _HIGHEST_SEED: Final = (1 << 63) - 1
@@ -48,72 +45,6 @@ def draw_seed(*, device: torch.device | str = "cpu") -> Tensor:
     return seed
 
 
-class _Seeds:
-    """The seeds of a step: a stack of the layers that run, each with the number of seeds it has drawn.
-
-    The first entry stands for code outside of all layers.
-    """
-
-    def __init__(self, model: nn.Module, prefix: str) -> None:
-        self.prefix = prefix
-        self.layers = [[-1, 0]]
-        self.numbers = {module: number for number, module in enumerate(model.modules())}
-
-    def enter(self, module: nn.Module, _: Any) -> None:
-        if not is_compiling():
-            self.layers.append([self.numbers[module], 0])
-
-    def leave(self, module: nn.Module, *_: Any) -> None:
-        if not is_compiling():
-            self.layers.pop()
-
-    def draw(self, device: torch.device) -> Tensor:
-        number, drawn = self.layers[-1]
-        self.layers[-1][1] += 1
-        digest = hashlib.blake2b(f"{self.prefix}/{number}/{drawn}".encode(), digest_size=8).digest()
-        # Filling does not synchronise with a GPU, as a copy would.
-        return torch.full((), int.from_bytes(digest, "little", signed=True), dtype=torch.int64, device=device)
-
-
-_seeds: _Seeds | None = None
-
-
-@contextmanager
-def seeds(model: nn.Module, seed: int, *, step: int = 0, micro_batch: int = 0) -> Iterator[None]:
-    """Inside this context, a layer's seed is a function of these numbers and of the layer's place in the model.
-
-    Torch's generator is neither read nor changed, so masks survive `checkpoint(preserve_rng_state=False)`, if backward
-    runs inside the context too. A layer that runs twice in a step draws the same mask again. A checkpointed function
-    must be a module, or call modules that draw. Where the whole model is compiled, seeds follow the order of the draws.
-
-    Args:
-        model: the model whose layers draw.
-        seed: the run's seed; each data-parallel rank needs a different seed.
-        step: the step of the run.
-        micro_batch: the micro-batch of the step.
-
-    Raises:
-        RuntimeError: inside another `seeds`.
-
-    >>> layer = nn.Dropout(0.5)
-    >>> with seeds(layer, 7, step=1):
-    ...     int(draw_seed()) != int(draw_seed())
-    True
-    """
-    global _seeds
-    if _seeds is not None:
-        raise RuntimeError("ops.seeds is active already; leave it before the next one")
-    _seeds = _Seeds(model, f"seeds/{seed}/{step}/{micro_batch}")
-    hooks = [module.register_forward_pre_hook(_seeds.enter) for module in _seeds.numbers]
-    hooks += [module.register_forward_hook(_seeds.leave, always_call=True) for module in _seeds.numbers]
-    try:
-        yield
-    finally:
-        _seeds = None
-        for hook in hooks:
-            hook.remove()
-
-
 def seed_or_draw(x: Tensor, p: float, *, training: bool, seed: Tensor | None) -> Tensor | None:
     """Return the given seed, or draw one; None if the call drops nothing. Used by ops with dropout.
 
@@ -140,8 +71,6 @@ def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
 
 
 def _drawn(device: torch.device) -> Tensor:
-    if _seeds is not None:
-        return _seeds.draw(device)
     return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
 
 

@@ -5,11 +5,8 @@ import pytest
 import torch
 import torch._inductor.config as inductor
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from fuselayers import fuse, ops
-from fuselayers.components import MLP
+from fuselayers import fuse
 from fuselayers.ops import draw_seed, dropout, keep_mask
 
 
@@ -75,53 +72,3 @@ def test_torch_accepts_the_drawing_op() -> None:
     torch.library.opcheck(
         torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
     )
-
-
-@pytest.mark.parametrize("use_reentrant", [False, True])
-def test_seeds_survive_a_checkpoint_without_the_generators_state(use_reentrant: bool) -> None:
-    layers = nn.Sequential(MLP(8, dropout=0.5), MLP(8, dropout=0.5))
-    x = torch.randn(16, 8, requires_grad=True)
-    options = {"use_reentrant": use_reentrant, "preserve_rng_state": False}
-
-    def gradient(*, checkpointed: bool, step: int = 1, **numbers: int) -> Tensor:
-        with ops.seeds(layers, 7, step=step, **numbers):
-            y = x
-            for layer in layers:
-                y = checkpoint(layer, y, **options) if checkpointed else layer(y)
-            return torch.autograd.grad(y.sum(), x)[0] if not use_reentrant else _grad_of(y, x)
-
-    state = torch.get_rng_state()
-    expected = gradient(checkpointed=False)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(1)
-    torch.testing.assert_close(gradient(checkpointed=True), expected, rtol=0, atol=0)
-    assert not torch.equal(gradient(checkpointed=False, step=2), expected)
-    assert not torch.equal(gradient(checkpointed=False, micro_batch=1), expected)
-
-
-def _grad_of(y: Tensor, x: Tensor) -> Tensor:
-    x.grad = None
-    y.sum().backward()
-    assert x.grad is not None
-    return x.grad
-
-
-def test_seeds_of_a_fused_model_follow_the_step() -> None:
-    fused, x = fuse(MLP(8, dropout=0.5), backend="eager"), torch.ones(16, 8)
-
-    def run(step: int) -> Tensor:
-        with ops.seeds(fused, 7, step=step):
-            y: Tensor = fused(x)
-            return y
-
-    first = run(1)
-    torch.manual_seed(1)
-    assert torch.equal(run(1), first)
-    assert not torch.equal(run(2), first)
-
-
-def test_seeds_inside_seeds() -> None:
-    layer = nn.Dropout(0.5)
-    text = "^ops.seeds is active already; leave it before the next one$"
-    with ops.seeds(layer, 7), pytest.raises(RuntimeError, match=text), ops.seeds(layer, 8):
-        pass

@@ -31,7 +31,6 @@ def test_every_op_of_the_library_can_be_timed() -> None:
         "keep_scale",
         "linear_log_prob",  # torch's only counterpart computes all logits
         *("softmax", "log_softmax"),  # these run plain torch
-        "seeds",
     }
     functions = {name for name in vars(ops) if callable(getattr(ops, name)) and name.islower()}
     assert set(OPS) == {name for name in functions - helpers if not name.startswith("_")}
