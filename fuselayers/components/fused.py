@@ -35,12 +35,13 @@ class BiasedOp(nn.Module):
     Args:
         p: dropout probability, 0 <= p <= 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
-        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: "auto" calls the op, which chooses its kernel; the name of a backend runs the op through
+            `fuselayers.fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: p is outside [0, 1], a size is below one, or there is no such backend or partition.
-        TypeError: the backend is no name, such as None.
+        TypeError: the backend is not a name, such as None.
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})

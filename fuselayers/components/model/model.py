@@ -43,8 +43,8 @@ class Model(nn.Module):
         init_std: their deviation, as far as the scheme leaves it open.
         base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
             multiplies the logits by base_width / hidden_dim.
-        backend: of the fused layers: "auto" calls their ops, a name sends them through `fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: of the fused layers: "auto" calls their ops, a name runs them through `fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
