@@ -145,7 +145,7 @@ class LayerNorm(Norm):
     Args:
         hidden_dim: N, the size of the last dimension.
         eps: added to the variance.
-        bias: whether there is a shift beside the scale.
+        bias: whether there is a shift besides the scale.
 
     Raises:
         ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
@@ -239,7 +239,7 @@ class DynamicTanh(Norm):
         hidden_dim: N, the size of the last dimension.
         alpha: initial value of the learned steepness; section 7 of the paper has other values for large language
             models.
-        bias: whether there is a shift beside the scale.
+        bias: whether there is a shift besides the scale.
 
     Raises:
         ValueError: hidden_dim is below one, alpha is not positive and finite, or (in forward) x is not [..., N].

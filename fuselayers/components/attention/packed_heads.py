@@ -32,7 +32,7 @@ class PackedHeads(nn.Module):
         ValueError: heads that do not divide, or a number out of its range.
     """
 
-    # The attributes that extra_repr shows beside the heads.
+    # The attributes that extra_repr shows besides the heads.
     shown: ClassVar[tuple[str, ...]] = ()
     layout: Layout = WHOLE
 
@@ -149,7 +149,7 @@ class CrossHeads(PackedHeads):
 
         Args:
             x_BTD: [B, T, D].
-            rotate: as for `PackedHeads.forward`; None where there is a memory.
+            rotate: as for `PackedHeads.forward`; None if there is a memory.
             key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
 

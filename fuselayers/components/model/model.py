@@ -26,7 +26,8 @@ class Model(nn.Module):
         context_length: longest sequence in tokens that it is trained on.
         attention: the attention and its options.
         feedforward: the feedforward and its options.
-        norm: the norm and its options, for the blocks and, if these leave the stream unnormalised, for the end.
+        norm: the norm and its options, for the blocks and, if these leave the stream unnormalised, the end of the
+            stack.
         residual: the residual style and its options.
         position: the kind of position and its options.
         embedding: the embedding of the tokens and its options.
@@ -85,7 +86,7 @@ class Model(nn.Module):
         """Raise the errors of `forward`, whose arguments it takes. A class with its own forward has its own check."""
 
     def num_parameters(self) -> int:
-        """Return the number of parameters, frozen ones included; a tied parameter counts once."""
+        """Return the number of parameters, including frozen ones; a tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def auxiliary_loss(self) -> Tensor | None:
@@ -127,7 +128,7 @@ class Model(nn.Module):
 
 
 def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method's TypeError for an unknown keyword argument suggest another: targets for labels."""
+    """Let a method's TypeError for an unknown keyword argument suggest the likely one: targets for labels."""
     # Python's own errors use this name. Users call `forward`; `check_arguments` takes the same arguments.
     method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
     title = method.__qualname__.rpartition(".")[2]

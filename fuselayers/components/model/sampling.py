@@ -50,7 +50,7 @@ def next_token(
         logits_BV: [B, V].
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: how many of the likeliest tokens may be drawn; None for all.
-        top_p: of these, only the likeliest, as few as have this total probability or more; None for all (Holtzman et
+        top_p: of these, only the fewest and likeliest with this total probability or more; None for all (Holtzman et
             al., "The curious case of neural text degeneration", 2020, section 3.1).
         generator: the random generator; None for torch's default generator.
 

@@ -27,7 +27,7 @@ _FUSED_FROM: Final = 4096
 
 
 def check_tokens(tokens: Tensor, name: str = "tokens", *, table: nn.Module | None = None) -> None:
-    """Raise unless `tokens` is int64 or int32 [B, T], T at least one, with rows of the table as values, if any."""
+    """Raise unless `tokens` is int64 or int32 [B, T], T at least one, and its values are rows of a given table."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -64,7 +64,7 @@ def check_like_tokens(
     like: str = "tokens",
     table: nn.Module | None = None,
 ) -> None:
-    """Raise unless `other` is None or has the shape of `tokens` and the given dtype. Errors call `tokens` `like`.
+    """Raise unless `other` is None or has the shape of `tokens` and the given dtype. `like` names `tokens` in errors.
 
     With a table, or an output layer, its values must be rows of it, or `IGNORED`.
     """

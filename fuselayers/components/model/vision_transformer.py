@@ -62,7 +62,7 @@ class Classifier(Model):
 
         Raises:
             TypeError: the images are not a floating-point tensor, or the targets not a tensor.
-            ValueError: images or targets of another shape or dtype, or a target that is no class.
+            ValueError: images or targets of another shape or dtype, or a target that is not a class.
         """
         x_BD = self.features(images)
         if targets_B is None:
@@ -108,7 +108,7 @@ class VisionTransformer(Classifier, Stack):
         patch_size: side of a patch in pixels.
         num_classes: number of different classes.
         channels: number of channels of an image, 3 for RGB.
-        pooling: the input of the head: "class_token" is a learned token besides the patches, "mean" the mean of the
+        pooling: the input of the head: "class_token" is a learned token before the patches, "mean" the mean of the
             patches.
         position: the kind of position and its options; the class token has one too.
         embedding: the embedding of the patches and its options, such as a stride for patches that overlap.

@@ -32,7 +32,7 @@ from .position import Position
 
 RotaryScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 
-# Which options a scaling reads beside factor.
+# The options that a scaling reads besides factor.
 _OPTIONS: Final = {
     "yarn": ("original_length", "beta_fast", "beta_slow", "attention_factor"),
     "llama3": ("original_length", "low_frequency_factor", "high_frequency_factor"),
