@@ -1,4 +1,4 @@
-"""The activations of `ops.ACTIVATIONS` as modules, for code that wants a module; the formulas stand beside the ops."""
+"""The activations of `ops.ACTIVATIONS` as modules, for code that needs a module. The formulas are in `ops`."""
 
 from typing import ClassVar
 
@@ -67,7 +67,7 @@ class SquaredReLU(Activation):
 
 @register("activation", "star_relu")
 class StarReLU(Activation):
-    """max(x, 0) squared, of mean 0 and variance 1 on normal input."""
+    """max(x, 0) squared, scaled and shifted to mean 0 and variance 1 for standard normal x."""
 
     function = "star_relu"
 

@@ -1,6 +1,6 @@
 """carry -- copies weights from one model to another by name, and reports the weights that were not copied.
 
-Weights are what a state_dict holds: parameters and persistent buffers.
+Weights are the parameters and persistent buffers in a state_dict.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ _Lines = list[tuple[tuple[str, ...], str]]
 
 @dataclass(frozen=True)
 class Carried:
-    """The weights that one model took from another. Its text lists the others, equal submodules in one line.
+    """The weights that one model took from another. Its text lists the others, with equal submodules on one line.
 
     Args:
         carried: weights that were copied.
@@ -36,7 +36,7 @@ class Carried:
 
     @property
     def complete(self) -> bool:
-        """Whether all weights of the target come from the source, and none was left behind."""
+        """Whether all weights of the target come from the source, and no weight of the source was left behind."""
         return not (self.new or self.reshaped or self.left)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ class Carried:
         return "\n".join([f"{len(self.carried)} of {count} weights carried over; what did not:", *lines])
 
     def _lines(self) -> _Lines:
-        """A line per submodule with a weight that was not copied."""
+        """Return a line per submodule with a weight that was not copied."""
         fates: dict[tuple[str, ...], dict[str, list[str]]] = {}
         entries = [(name, "new") for name in self.new]
         entries += [(name, f"was {list(was)}, is {list(now)}") for name, (was, now) in self.reshaped.items()]
@@ -69,17 +69,17 @@ class Carried:
 def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
     """Copy the weights that match from `source` to `target`, and report the others.
 
-    Weights match that have the same name and shape. In a submodule of another class, all names have to be the same: the
-    `up` of an mlp means something else beside the `gate` of a gated one. A single layer, as a norm, gives the weights
-    it has. Other options of a layer, as the number of heads, are not compared.
+    Weights match if they have the same name and shape. If two submodules have different classes, all names of their
+    weights must be the same: the `up` of a gated MLP is not the `up` of an MLP. This does not apply to single layers,
+    such as norms. Other options of a layer, such as the number of heads, are not compared.
 
-    A module has an attribute `weights_mean` if its weights are other quantities than their names say: those of an RMS
-    norm with a unit offset are not scales, but the scales minus one. Its weights match only those of a module with the
-    same `weights_mean`.
+    A module has an attribute `weights_mean` if its weights are not the quantities that their names suggest: an RMS norm
+    with a unit offset stores the scales minus one. Its weights match only those of a module with the same
+    `weights_mean`.
 
-    Other weights of the target do not change. Values are copied to the target's dtype and device: later changes of one
-    model do not reach the other. If the target uses one weight under several names and the source has several weights,
-    that of the first name is copied.
+    Other weights of the target do not change. Values are copied to the target's dtype and device, so later changes to
+    one model do not affect the other. If the target uses one weight under several names and the source has several
+    weights, the weight of the first name is copied.
 
     Args:
         source: any module.
@@ -132,14 +132,14 @@ def compare_weights(source: nn.Module, target: nn.Module) -> Carried:
 
 
 def _weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return name -> parameter or persistent buffer, not copied; a tied one is under each of its names."""
+    """Return name -> parameter or persistent buffer, not copied; a tied weight appears under each of its names."""
     state = model.state_dict(keep_vars=True)
-    # A state_dict may hold other values than tensors.
+    # A state_dict may hold values that are not tensors.
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
 def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], after: Iterable[str]) -> tuple[str, ...]:
-    """Return the prefixes of weights that may have the same name and another meaning."""
+    """Return the prefixes of submodules whose weights may have equal names and different meanings."""
     theirs = dict(source.named_modules(remove_duplicate=False))
     apart: list[str] = []
     for name, module in target.named_modules(remove_duplicate=False):
@@ -179,7 +179,7 @@ def _grouped(lines: _Lines) -> _Lines:
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Return numbers as text, consecutive ones as a range.
+    """Return numbers as text, with consecutive numbers as a range.
 
     >>> _ranges([0, 1, 2, 5])
     '0-2,5'

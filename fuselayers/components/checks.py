@@ -1,7 +1,7 @@
 """Checks of the components' arguments, and the removal of padding.
 
 x                  [B, T, D]        B batch, T tokens, D model
-key_padding_mask   [B, T]           True for a real token; [B, S] for keys that are not those of x alone
+key_padding_mask   [B, T]           True for a real token; [B, S] if the keys are not only those of x
 """
 
 import torch
@@ -23,7 +23,7 @@ def check_sequence(x_BTD: Tensor, size: int) -> None:
 
 
 def check_length(tokens: int, context_length: int, *, built: str) -> None:
-    """Raise ValueError if a sequence is longer than the context of the "model" or "attention".
+    """Raise ValueError if a sequence is longer than the context. `built` is "model" or "attention".
 
     Used by components with a weight for each position.
     """
@@ -35,7 +35,7 @@ def check_length(tokens: int, context_length: int, *, built: str) -> None:
 
 
 def check_odd(name: str, kernel_size: int) -> None:
-    """Raise ValueError for an even size of a convolution that is not causal. Used by those over tokens."""
+    """Raise ValueError for an even kernel size. Used by convolutions over tokens that are not causal."""
     if kernel_size % 2 == 0:
         raise ValueError(
             f"{name} must be odd for a convolution that sees as far back as forward, got {kernel_size}; "
@@ -54,14 +54,14 @@ def check_input(x_BTD: Tensor, hidden_dim: int, key_padding_mask: Tensor | None)
 
 
 def check_padding(mask: Tensor, x_BTD: Tensor, *, called: str = "x", before: int = 0) -> None:
-    """Raise ValueError unless a key_padding_mask is bool and has a value for each token of x, and for those before.
+    """Raise ValueError unless a key_padding_mask is bool with a value for each token of x and of the cache.
 
     Used by `check_input`, and by attention with a memory or a cache.
 
     Args:
         mask: the key_padding_mask.
         x_BTD: the source of the keys.
-        called: its name in the error text.
+        called: the name of x in the error text.
         before: the number of tokens in the cache.
     """
     if mask.dtype != torch.bool or mask.shape != (x_BTD.shape[0], before + x_BTD.shape[1]):

@@ -2,7 +2,7 @@
 
     tokens   [...]                          int64 or int32
     images   [B, channels, height, width]   B batch
-    y        [..., D]                       D model; of images [B, N, D], N patches: along each side
+    y        [..., D]                       D model; for images [B, N, D] with N patches: along each side
                                             (pixels + 2 padding - P) // stride + 1 with P the patch_size
 
 token: y = weight[token], with the table weight [V, D], V vocabulary; scaled, as in the first transformer (Vaswani et
@@ -61,20 +61,20 @@ class TokenEmbedding(nn.Embedding):
 
 @register("embedding", "patch")
 class PatchEmbedding(nn.Module):
-    """A convolution whose stride is as large as its kernel, unless patches shall overlap.
+    """A convolution whose stride equals its kernel size, unless patches overlap.
 
     Args:
         hidden_dim: D, the width of the model.
         patch_size: P, the side of a patch in pixels.
-        channels: of the image, 3 for colours.
-        stride: distance of neighbouring patches in pixels, at most P; None for P. Without overlap and padding the sides
-            of an image must be multiples of P.
-        padding: pixels of zeros on every side of the image, below P.
+        channels: number of channels of an image, 3 for RGB.
+        stride: distance between neighbouring patches in pixels, at most P; None for P. Without overlap and padding the
+            sides of an image must be multiples of P.
+        padding: pixels of zeros on every side of the image, less than P.
         bias: whether the linear map has a bias.
 
     Raises:
         ValueError: a size out of its range; in forward, images of another shape.
-        TypeError: in forward, images that are no floating tensor.
+        TypeError: in forward, images that are not a floating-point tensor.
 
     >>> import torch
     >>> PatchEmbedding(8, patch_size=4)(torch.zeros(1, 3, 8, 12)).shape
@@ -107,10 +107,10 @@ class PatchEmbedding(nn.Module):
         self.projection = nn.Conv2d(channels, hidden_dim, patch_size, stride=stride, padding=padding, bias=bias)
 
     def patches_along(self, pixels: int) -> int:
-        """Return the number of patches along a side of so many pixels.
+        """Return the number of patches along a side of an image.
 
         Raises:
-            ValueError: the side has no patch, or is no multiple of the size of patches that do not overlap.
+            ValueError: the side is too short for a patch, or is not a multiple of the size of patches without overlap.
         """
         if self.stride == self.patch_size and not self.padding:
             if pixels == 0 or pixels % self.patch_size:
@@ -126,7 +126,7 @@ class PatchEmbedding(nn.Module):
         return patches_BDHW.flatten(2).transpose(1, 2)
 
     def check_images(self, images: Tensor) -> None:
-        """Raise as `forward`, which calls it."""
+        """Raise the errors of `forward`, which calls this."""
         if not isinstance(images, Tensor):
             raise TypeError(f"images must be a tensor [B, {self.channels}, height, width], got {type(images).__name__}")
         if not images.is_floating_point():

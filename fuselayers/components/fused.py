@@ -1,4 +1,4 @@
-"""Layers that are one fused op with a bias of their own, in place of three or four layers.
+"""Layers that are a single fused op with a learned bias, in place of three or four layers.
 
 x, residual, y   [..., N]
 bias             [N]
@@ -35,12 +35,13 @@ class BiasedOp(nn.Module):
     Args:
         p: dropout probability, 0 <= p <= 1.
         bias_shape: N, the size of the bias, a parameter that starts at zero; None for no bias.
-        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: "auto" calls the op, which chooses its kernel; the name of a backend runs the op through
+            `fuselayers.fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: p is outside [0, 1], a size is below one, or there is no such backend or partition.
-        TypeError: the backend is no name, such as None.
+        TypeError: the backend is not a name, such as None.
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
@@ -121,7 +122,7 @@ class FusedBiasActivationDropout(BiasedOp):
 class FusedBiasDropoutResidual(BiasedOp):
     """Bias, dropout and the residual sum in one op.
 
-    The bias is converted to x's dtype, so that the result has that of x + residual. The arguments and errors are those
+    The bias is converted to x's dtype, so the result has the dtype of x + residual. The arguments and errors are those
     of `BiasedOp`.
 
     >>> layer = FusedBiasDropoutResidual(0.1, 2, backend="eager")
@@ -156,7 +157,7 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     The bias keeps its dtype: under autocast, where x is bfloat16, a float32 bias makes s and the results float32, as
     torch's layer norm does on a GPU.
 
-    The op includes the norm while `norm` is an unmodified `LayerNorm`. Another module in its place, or one with hooks,
+    The op includes the norm if `norm` is an unmodified `LayerNorm`. Another module in its place, or a norm with hooks,
     is called after the other ops, with the same dropout mask. The arguments and errors of `BiasedOp`, and:
 
     Args:
@@ -197,7 +198,7 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         """[..., N], [..., N] -> [..., N], or two of them for the style "prenorm"."""
         norm = self.norm
-        # As Note [guards of a split linear] has it, for a norm.
+        # The same holds for a norm as in Note: [guards of a split linear].
         if type(norm) is not LayerNorm or "forward" in norm.__dict__ or has_hooks(norm):
             return join(norm, x, residual, self.bias, p=self.p, style=self.style, training=self.training)
         y: Tensor | tuple[Tensor, Tensor] = self._call(

@@ -14,18 +14,18 @@ _STATIC: Final = ("activation", "eps", "p", "style", "training")
 
 
 def check_names(backend: str, partition: str, *, compress: str | None = None) -> None:
-    """Raise unless `fuse` knows these names. A layer calls it when built, so that no forward meets a misspelt one.
+    """Raise unless `fuse` has these names. Layers call it when they are built, so that misspelt names fail early.
 
     Raises:
         ValueError: there is no such backend, partition or compression.
-        TypeError: the backend is no name, such as None.
+        TypeError: the backend is not a name, such as None.
     """
     check_backends(backend, ())
     partitioner(partition, compress=compress)
 
 
 def op_for(op: Callable[..., Any], *, backend: str, partition: str) -> Callable[..., Any]:
-    """Return `op` itself for the backend "auto", since an op chooses its implementation; else `op` through `fuse`.
+    """Return `op` itself for the backend "auto", since an op chooses its kernel; else `op` through `fuse`.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
     share one fused function per op, backend and partition.

@@ -1,4 +1,4 @@
-"""Whether a call of a module does more than its forward. Used where a module is bypassed."""
+"""Checks whether a call of a module does more than its forward. Used before a module is bypassed."""
 
 import sys
 
@@ -18,7 +18,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Return whether FSDP, of either version, shards the module by itself; the modules inside it do not count.
+    """Return whether FSDP, version 1 or 2, is applied to the module itself; the modules inside it do not count.
 
     >>> is_sharded(nn.Linear(2, 3))
     False
@@ -34,7 +34,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
     (True, False)
     """
     # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
-    # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must be called.
-    # `parallelize` changes only how the weights are read.
+    # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must run.
+    # `parallelize` also makes a subclass, but changes only how the weights are read.
     kind = getattr(type(layer), "reads_parts_of", type(layer))
     return kind is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)

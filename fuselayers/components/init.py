@@ -1,4 +1,4 @@
-"""initialise -- a model's first weights, by one of the schemes of the literature.
+"""initialise -- a model's initial weights, by one of the schemes from the literature.
 
     W   [O, I]   a matrix: I values in, O values out (a table of embeddings: [V, D])
     D   the width of the model, L its number of blocks, J the number of branches that join its stream
@@ -11,9 +11,10 @@
     vit        std; head 0           xavier uniform           xavier uniform
     mup        std                   std sqrt(B/D) / sqrt(J)  std sqrt(B/D), B the base width
 
-An entry is the deviation of a normal distribution, unless it names another one. `attention.out`, `cross_attention.out`
-and `feedforward.down`, also of experts, lead into the stream. The projection of patches, a module inside one named
-`patch`, counts as an embedding, with vit as another matrix. Biases are zero, weights of norms one.
+An entry is the standard deviation of a normal distribution, unless it names another distribution. `attention.out`,
+`cross_attention.out` and `feedforward.down`, including those of experts, lead into the stream. The projection of
+patches is a module inside one named `patch`. It counts as an embedding, but with vit as another matrix. Biases are
+zero, weights of norms one.
 """
 
 import math
@@ -61,36 +62,36 @@ def initialise(
     std: NotNegative = 0.02,
     base_width: Size | None = None,
 ) -> None:
-    """Fill every parameter of a model anew; models do it when they are built.
+    """Set every parameter of a model to its initial value. Models call it when they are built.
 
-    Call it after `model.to_empty(device=...)` of a model from the meta device: it fills every value. Matrices are
-    filled here; all other parameters, and buffers, by the `reset_parameters()` of the module that owns them, which may
-    also overwrite the modules inside it. A class with linear layers that do not grow with the model, as Linformer's [P,
-    L] along the tokens, names them in a frozenset `without_width`.
+    Call it after `model.to_empty(device=...)` of a model from the meta device: it fills every value. This function
+    fills the matrices. All other parameters, and buffers, are filled by the `reset_parameters()` of the module that
+    owns them, which may also overwrite the modules inside it. A class lists linear layers that do not grow with the
+    model, such as Linformer's [P, L] along the tokens, in a frozenset `without_width`.
 
     The sources. gpt2: Radford et al. 2019, section 2.3. bert: Devlin et al. 2018, normal rather than truncated normal
     as in the common PyTorch port. small: Nguyen and Salazar 2019 (SmallInit), and for the matrices into the stream
     Wang and Komatsuzaki 2021 (`wang_init`), together as in GPT-NeoX-20B (Black et al. 2022, section 2.1). deepnorm:
     Wang et al. 2022, figure 2. vit: the released code of Chen et al. 2021 (MoCo v3), where packed queries, keys and
-    values count as three matrices and a class token has the deviation 1e-6; the head that starts at zero is that of
-    Dosovitskiy et al. 2020, section 3.2. mup: Yang et al. 2022 (Tensor Programs V), table 8; it is gpt2 where D = B.
-    The model then multiplies its logits by B / D, and the optimizer needs `parameter_groups`. A wider model should have
-    more heads; larger heads need scores scaled by sqrt(base head_dim) / head_dim.
+    values count as three matrices and a class token has the deviation 1e-6; the head that starts at zero is from
+    Dosovitskiy et al. 2020, section 3.2. mup: Yang et al. 2022 (Tensor Programs V), table 8; it equals gpt2 if D = B.
+    With mup the model multiplies its logits by B / D, and the optimizer needs `parameter_groups`. A wider model should
+    have more heads; larger heads need scores scaled by sqrt(base head_dim) / head_dim.
 
     Args:
-        model: any module; it is changed in place. Its width D is its attribute `hidden_dim`; for small, a table's own
-            width stands in where there is none.
+        model: any module; it is changed in place. Its width D is its attribute `hidden_dim`; without it, small uses the
+            width of each table.
         scheme: one of `SCHEMES`.
-        num_layers: L, number of blocks; of an encoder-decoder, those of the encoder.
-        num_decoder_layers: blocks of the decoder of an encoder-decoder, the modules under the name `decoder`.
-        std: the deviation, see the table above; small uses it only for class tokens.
+        num_layers: L, number of blocks; for an encoder-decoder, those of the encoder.
+        num_decoder_layers: number of blocks in the decoder of an encoder-decoder, under the name `decoder`.
+        std: the standard deviation in the table of this module; small uses it only for class tokens.
         base_width: B, the width at which std and the learning rate were tuned; for mup, and only for it.
 
     Raises:
         ValueError: there is no such scheme, a number is out of its range, mup without a base width, a base width
             without mup, or mup for a model without an attribute `hidden_dim`.
         TypeError: a module has parameters or buffers of its own and no `reset_parameters()`, or a linear layer or a
-            table has some beside its weight and bias.
+            table has some besides its weight and bias.
 
     >>> layer = nn.Linear(4, 4)
     >>> initialise(layer, "gpt2", num_layers=2)
@@ -125,7 +126,7 @@ def initialise(
 
 
 def check_scheme(scheme: str, *, base_width: int | None) -> None:
-    """Raise ValueError unless there is such a scheme, and a base width where it is mup. Used by every model."""
+    """Raise ValueError for an unknown scheme, mup without a base width, or a base width without mup."""
     if scheme not in SCHEMES:
         raise ValueError(no_such("init scheme", scheme, SCHEMES))
     if scheme == "mup" and base_width is None:
@@ -135,7 +136,7 @@ def check_scheme(scheme: str, *, base_width: int | None) -> None:
 
 
 def logit_factor(hidden_dim: int, base_width: int | None) -> float:
-    """Return the factor of the logits of a model of that width: B / D with mup, else 1. Used by every model.
+    """Return the factor of a model's logits: B / D with mup, else 1. Used by every model.
 
     Yang et al. 2022, table 8.
 
@@ -147,17 +148,16 @@ def logit_factor(hidden_dim: int, base_width: int | None) -> float:
 
 @in_range
 def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size) -> list[dict[str, Any]]:
-    """Return parameter groups for Adam and init mup: matrices get the learning rate times B / D, the rest the given
-    one.
+    """Return parameter groups for Adam with init mup, which scales the learning rate of matrices by B / D.
 
-    Yang et al. 2022, table 8. The rest are embeddings, heads, patch projections, layers in `without_width` (see
-    `initialise`), biases and norms. A tied parameter is in one group, once; one that does not require grad in none.
-    With AdamW the weight decay of the matrices should be larger by D / B, since torch multiplies it with the learning
-    rate.
+    Yang et al. 2022, table 8. The given learning rate is for embeddings, heads, patch projections, layers in
+    `without_width` (see `initialise`), biases and norms. A tied parameter appears once; a parameter that does not
+    require grad is left out. With AdamW the weight decay of the matrices should be larger by D / B, since torch
+    multiplies it by the learning rate.
 
     Args:
-        model: with its width D as the attribute `hidden_dim`.
-        learning_rate: the one tuned at the base width.
+        model: any module whose attribute `hidden_dim` is its width D.
+        learning_rate: the learning rate tuned at the base width.
         base_width: B, as the model was built with.
 
     Raises:
@@ -185,7 +185,7 @@ def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size
 
 @dataclass(frozen=True)
 class _Stack:
-    """The properties of a model, and of the stack of a matrix, that a scheme needs.
+    """The properties that a scheme needs: of the model, and of the stack that holds a matrix.
 
     `shrink` is sqrt(B / D) of mup; `width` is D, None for a model without `hidden_dim`.
     """
@@ -204,14 +204,14 @@ class _Stack:
 
 
 def _beta(num_layers: int, num_decoder_layers: int | None) -> float:
-    """Return deepnorm's gain in an encoder or decoder by itself, or in the encoder of a pair."""
+    """Return deepnorm's gain for a single encoder or decoder, or for the encoder of an encoder-decoder."""
     if num_decoder_layers is None:
         return float((8 * num_layers) ** -0.25)
     return float(0.87 * (num_layers**4 * num_decoder_layers) ** -0.0625)
 
 
 def _gpt2(weight: Tensor, role: str, stack: _Stack) -> None:
-    # Note: [mup is gpt2 where D = B] Otherwise it shrinks all matrices but embeddings, heads and those without a width.
+    # Note: [mup is gpt2 where D = B] Otherwise mup scales all matrices except those in `_NOT_SCALED`.
     std = stack.std if role in _NOT_SCALED else stack.std * stack.shrink
     nn.init.normal_(weight, std=std / math.sqrt(stack.joins) if role in _INTO_STREAM else std)
 
@@ -259,21 +259,21 @@ _FILLS: Final[dict[str, Callable[[Tensor, str, _Stack], None]]] = {
 
 
 def _is_matrix(name: str, module: nn.Module) -> bool:
-    # Other convolutions are a few weights per channel, which torch's own init fits.
+    # Other convolutions have a few weights per channel, and torch's own init suits them.
     return isinstance(module, nn.Linear | nn.Embedding) or (
         isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and _PATCH.search(name) is not None
     )
 
 
 def _matrices(model: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
-    """Yield the name, the module and its parent of everything that holds a matrix."""
+    """Yield the name, the module and its parent for every module that holds a matrix."""
     for name, module in model.named_modules():
         if _is_matrix(name, module):
             yield name, module, model.get_submodule(name.rpartition(".")[0])
 
 
 def _parts(name: str, module: Any, parent: nn.Module) -> list[tuple[Tensor, str]]:
-    """Return the matrices that are packed in a weight, with their roles; a patch's is [O, C, height, width]."""
+    """Return the matrices packed in a weight, with their roles; a patch projection's is [O, C, height, width]."""
     weight, last = module.weight.detach(), name.rpartition(".")[2]
     roles = {
         "embedding": isinstance(module, nn.Embedding),
@@ -297,7 +297,7 @@ def _parts(name: str, module: Any, parent: nn.Module) -> list[tuple[Tensor, str]
 
 
 def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
-    """Fill the parameters and buffers of a module itself; errors name the owner."""
+    """Fill the parameters and buffers of this module only; errors name the owner."""
     reset = getattr(module, "reset_parameters", None)
     if reset is not None:
         reset()

@@ -1,7 +1,7 @@
-"""layout -- which part of a model, and of the tensors in it, this process computes.
+"""layout -- the part of a model and of its tensors that this process computes.
 
-Components that a group of processes can divide have a `layout`. Without a group it is `WHOLE`, whose methods return
-their argument; `parallelize` puts another one in its place.
+Components that a group of processes can divide have a `layout`. Without a group it is `WHOLE`, whose methods change
+nothing; `parallelize` puts another layout in its place.
 
 x        [B, T, D]   B batch, T tokens, D model
 memory   [B, S, D]   the input of cross-attention
@@ -27,7 +27,7 @@ class Layout:
     divided: bool = False
 
     def shard(self, x: Tensor, dim: int) -> Shard | None:
-        """Return the position of x in the whole tensor, of which it is this process's part along `dim`.
+        """Return the position of x, this process's part along `dim`, in the whole tensor.
 
         Used for the hidden values of feedforwards and the heads of attentions. None if x is the whole.
         """
@@ -46,11 +46,11 @@ class Layout:
         return x_BTD
 
     def around(self, sublayer: Callable[[Tensor], Tensor], shard: Shard | None) -> Callable[[Tensor], Tensor]:
-        """Return a sublayer of the stream, given one whose result is this process's term of a sum.
+        """Return a sublayer with the whole result, from one whose result is this process's term of a sum.
 
         Args:
             sublayer: takes all tokens.
-            shard: of `split_tokens`.
+            shard: as `split_tokens` returns it.
         """
         return sublayer
 
@@ -59,7 +59,7 @@ class Layout:
         return x
 
     def once(self, x: Tensor) -> Tensor:
-        """Return x, which every process has computed; only their gradients' mean counts, not their sum."""
+        """Return x, which every process has computed. Backward takes the mean of their gradients, not the sum."""
         return x
 
 

@@ -37,7 +37,7 @@ from .registry import register
 
 
 class Norm(nn.Module):
-    """The base of the norms: a subclass has `forward`, and may have a `_fused_op`.
+    """The base of the norms: a subclass defines `forward`, and may define `_fused_op`.
 
     The styles are those of `ops.bias_dropout_residual_layer_norm`; with d = dropout(x + bias, p) and s = d + residual:
     "post" is norm(s), "pre" is norm(d) + residual, "prenorm" is the pair (norm(s), s).
@@ -98,10 +98,10 @@ class Norm(nn.Module):
 
         Raises:
             ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1].
-            TypeError: x, residual or bias is no floating-point tensor.
+            TypeError: x, residual or bias is not a floating-point tensor.
         """
         check_style(style)
-        # Checked for every norm and style: a plain sum would broadcast.
+        # Checked for every norm and style, because a plain sum would broadcast.
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
@@ -126,7 +126,7 @@ def join(
     training: bool,
     shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute `Norm.add` with a norm that is called. Used by `Norm`, and by a fused layer whose norm has hooks.
+    """Compute `Norm.add` by calling the norm. Used by `Norm`, and by a fused layer whose norm is modified.
 
     >>> join(torch.neg, torch.ones(2), torch.ones(2), None, p=0.0, style="pre", training=True)
     tensor([0., 0.])
@@ -145,7 +145,7 @@ class LayerNorm(Norm):
     Args:
         hidden_dim: N, the size of the last dimension.
         eps: added to the variance.
-        bias: whether there is a shift beside the scale.
+        bias: whether there is a shift besides the scale.
 
     Raises:
         ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
@@ -184,8 +184,8 @@ class RMSNorm(Norm):
     Args:
         hidden_dim: N, the size of the last dimension.
         eps: added to the mean square.
-        unit_offset: whether the weight is the scale minus one. It starts at zero then, and weight decay pulls the scale
-            to one.
+        unit_offset: whether the weight is the scale minus one. It then starts at zero, and weight decay pulls the scale
+            towards one.
 
     Raises:
         ValueError: hidden_dim is below one, eps is negative, or (in forward) x is not [..., N].
@@ -205,7 +205,7 @@ class RMSNorm(Norm):
 
     @property
     def weights_mean(self) -> str | None:
-        """The meaning of the weight if it is no scale, for `carry_weights`."""
+        """The meaning of the weight if it is not the scale, for `carry_weights`."""
         return "scale less one" if self.unit_offset else None
 
     @torch.no_grad()
@@ -224,7 +224,7 @@ class RMSNorm(Norm):
     def _scale(self) -> Tensor:
         if not self.unit_offset:
             return self.weight
-        # In float32 at least: in bfloat16 the sum has seven bits after the point.
+        # In float32 or wider: in bfloat16 the sum has only seven fractional bits.
         return self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)) + 1
 
     def extra_repr(self) -> str:
@@ -233,12 +233,13 @@ class RMSNorm(Norm):
 
 @register("norm", "dyt")
 class DynamicTanh(Norm):
-    """A curve that bounds outliers as norms do, without statistics of x.
+    """A scaled tanh that bounds outliers as norms do, without statistics of x.
 
     Args:
         hidden_dim: N, the size of the last dimension.
-        alpha: initial value of the learned steepness; section 7 of the paper has others for large language models.
-        bias: whether there is a shift beside the scale.
+        alpha: initial value of the learned steepness; section 7 of the paper has other values for large language
+            models.
+        bias: whether there is a shift besides the scale.
 
     Raises:
         ValueError: hidden_dim is below one, alpha is not positive and finite, or (in forward) x is not [..., N].
@@ -278,7 +279,7 @@ class DynamicTanh(Norm):
 
 @register("norm", "skip")
 class SkipNorm(Norm):
-    """Returns x; `add` is the sum alone.
+    """Returns x unchanged; `add` is only the sum.
 
     Args:
         hidden_dim: N, the size of the last dimension.

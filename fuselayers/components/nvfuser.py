@@ -1,3 +1,3 @@
-"""Where xFormers had its fused layers: an import from here says what they are called now."""
+"""The module path of xFormers' fused layers. Importing one raises an error that names its replacement."""
 
 from ..other_names import missing_attribute as __getattr__  # noqa: F401

@@ -1,6 +1,6 @@
-"""The allowed range of a number, stated once: in the annotation of its argument.
+"""The allowed range of a number, stated once, in the annotation of its argument.
 
-`dropout: Probability` is the type, the check, the text of the error and the entry in the tables of the docs.
+`dropout: Probability` gives the type, the check, the error text and the entry in the tables of the docs.
 """
 
 import functools
@@ -52,7 +52,7 @@ class Range:
 
 
 def _is_finite(value: float) -> bool:
-    # A whole number is finite, also one that is too large for a float.
+    # An int is finite, even if it is too large for a float.
     return isinstance(value, int) or math.isfinite(value)
 
 
@@ -76,7 +76,7 @@ def range_of(annotation: Any) -> Range | None:
 
 
 def _number_of(annotation: Any) -> tuple[Any, Range] | None:
-    """Return the type and the range of a number, None where an annotation has no range."""
+    """Return the type and the range of an annotated number, or None if the annotation has no range."""
     for part in (annotation, *get_args(annotation)):
         for extra in getattr(part, "__metadata__", ()):
             if isinstance(extra, Range):
@@ -85,7 +85,7 @@ def _number_of(annotation: Any) -> tuple[Any, Range] | None:
 
 
 def _check_number(name: str, value: Any, kind: Any) -> None:
-    """Raise TypeError unless `value` is a number of that type: for an int any whole number, as numpy's."""
+    """Raise TypeError unless `value` is a number of that type. Any integer type, such as numpy's, is an int."""
     # True is a number in Python; as a size it is a mistake.
     if kind is int and (isinstance(value, bool) or not _is_whole(value)):
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
@@ -102,10 +102,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
-    """Decorate a function, above all an `__init__`, to check each argument with an annotated range.
+    """Decorate a function, usually an `__init__`, to check each argument with an annotated range.
 
-    An argument that is no number of the annotated type, integer or real, raises TypeError; one out of its range
-    ValueError. None is not checked. Used by every component with a number among its options.
+    An argument that is not a number of the annotated type, integer or real, raises TypeError; a number out of its range
+    raises ValueError. None is not checked. Used by every component with a number among its options.
 
     >>> class Layer:
     ...     @in_range
@@ -142,7 +142,7 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 
 
 def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any, error: TypeError) -> str:
-    """The text of an error about a call that does not fit a signature: what was called, and what it takes."""
+    """Return the error text for a call that does not fit a signature: the name called and the arguments it takes."""
     is_class = function.__name__ == "__init__" and args
     title = type(args[0]).__name__ if is_class else function.__name__
     parameters = list(signature.parameters.values())[1 if is_class else 0 :]

@@ -1,4 +1,4 @@
-"""Residual styles: how the sublayers of a block join the stream, and where the norms stand.
+"""Residual styles: how the sublayers of a block join the stream, and where the norms are.
 
     x, y    [B, T, D]   B batch, T tokens, D model
     scale   [D]         one per sublayer
@@ -15,11 +15,11 @@ Each sublayer f, attention and then feedforward, joins the stream in turn:
                Wang, Komatsuzaki, "GPT-J-6B", 2021; Chowdhery et al., "PaLM", 2022, section 2; with a norm for each
                sublayer: Black et al., "GPT-NeoX-20B", 2022, section 2.1
 
-A branch is the output of a sublayer. Before dropout, LayerScale and stochastic depth make it
+A branch is the output of a sublayer. Before dropout, LayerScale and stochastic depth change it to
 
     branch * scale * keep[b] / (1 - rate),   keep[b] 1 or 0, drawn for each sequence
 
-In sandwich that applies to the output of the second norm, which would otherwise undo it.
+In the style sandwich they apply to the output of the second norm, which would otherwise undo them.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,23 +37,23 @@ Sublayer = Callable[[Tensor], Tensor]
 
 
 class Residual(nn.Module):
-    """The base of the residual styles: a subclass says how many norms it needs, and joins the sublayers in `forward`.
+    """The base of the residual styles: a subclass sets its number of norms, and joins the sublayers in `forward`.
 
     Args:
         hidden_dim: D, the width of the model.
         norm: the norm and its options.
         num_sublayers: how many sublayers join the stream: two, or three with cross-attention.
-        layer: which block of the model this is, from 0.
+        layer: index of the block in the model, from 0.
         num_layers: number of blocks of the model.
         dropout: probability of dropping a value of a branch before it joins the residual stream.
         layer_scale: initial value of each branch's learned scale per channel, 1e-5 for deep vision models; None for no
             scale (Touvron et al. 2021, section 2).
-        stochastic_depth: probability of leaving a branch out for a whole sequence in training, in the last block; it
-            grows linearly from the first block to the last (Huang et al. 2016, section 3).
+        stochastic_depth: probability of skipping a branch for a whole sequence in training, in the last block; it grows
+            linearly from the first block to the last (Huang et al. 2016, section 3).
 
     Raises:
         ValueError: a number out of its range, or an unknown norm.
-        TypeError: the norm is no subclass of `Norm`.
+        TypeError: the norm is not a subclass of `Norm`.
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"norm", "num_sublayers", "layer", "num_layers", "dropout"})
@@ -84,7 +84,7 @@ class Residual(nn.Module):
 
     @staticmethod
     def num_norms(num_sublayers: int) -> int:
-        """Return how many norms so many sublayers need."""
+        """Return how many norms these sublayers need."""
         return num_sublayers
 
     @torch.no_grad()
@@ -94,7 +94,7 @@ class Residual(nn.Module):
             scale.fill_(self.layer_scale)
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
-        """Return the stream with every sublayer joined, in their order: [B, T, D] -> [B, T, D].
+        """Return the stream after every sublayer has joined it, in order: [B, T, D] -> [B, T, D].
 
         Args:
             x_BTD: the stream.
@@ -112,15 +112,15 @@ class Residual(nn.Module):
         if len(self.scales):
             y_BTD = y_BTD * self.scales[number]
         if self.training and self.skipped > 0:
-            # One draw per sequence, by the op with the same mask on every backend; in float32, since bfloat16 would
-            # round 1 / (1 - rate).
+            # One draw per sequence, by the dropout op, whose mask is the same on every backend. In float32, since
+            # bfloat16 would round 1 / (1 - rate).
             wide = torch.promote_types(y_BTD.dtype, torch.float32)
             keep_B1 = dropout(y_BTD.new_ones(y_BTD.shape[0], 1, dtype=wide), self.skipped)
             y_BTD = (y_BTD * keep_B1[..., None]).to(y_BTD.dtype)
         return y_BTD
 
     def norm(self, number: int) -> Norm:
-        """Return the norm of that number."""
+        """Return the norm with this index."""
         norm = self.norms[number]
         assert isinstance(norm, Norm)
         return norm
@@ -160,7 +160,7 @@ class PreResidual(Residual):
 
 @register("residual", "post")
 class PostResidual(Residual):
-    """A norm after each sublayer has joined the stream. Deep stacks of it need a warm-up of the learning rate.
+    """A norm after each sublayer has joined the stream. Deep stacks need a warm-up of the learning rate.
 
     >>> residual = PostResidual(2)
     >>> residual(torch.tensor([[[1.0, 3.0]]]), [torch.zeros_like, torch.neg]).abs().max().item()
@@ -179,10 +179,10 @@ class PostResidual(Residual):
 
 @register("residual", "deepnorm")
 class DeepNormResidual(Residual):
-    """A norm after each sum, of a stream that counts more than the branch.
+    """A norm after each sum, in which the stream is scaled up by alpha.
 
     Args:
-        alpha: the stream's factor; None for (2 num_layers)^(1/4), right for encoders and decoders by themselves.
+        alpha: the stream's factor; None for (2 num_layers)^(1/4), the value for a single encoder or decoder.
 
     >>> DeepNormResidual(8, num_layers=8).alpha
     2.0
@@ -256,10 +256,10 @@ class SandwichResidual(Residual):
 
 @register("residual", "parallel")
 class ParallelResidual(Residual):
-    """The sublayers of a block do not wait for each other. The end of the stack needs a norm.
+    """All sublayers of a block read the block's input. The end of the stack needs a norm.
 
     Args:
-        separate_norms: whether each sublayer has a norm of its own, as in GPT-NeoX; in GPT-J and Phi all share one.
+        separate_norms: whether each sublayer has its own norm, as in GPT-NeoX; in GPT-J and Phi they share one.
 
     >>> len(ParallelResidual(8).norms), len(ParallelResidual(8, separate_norms=True).norms)
     (1, 2)
@@ -296,7 +296,7 @@ class ParallelResidual(Residual):
 
     @staticmethod
     def num_norms(num_sublayers: int) -> int:
-        """Return 1: all sublayers share a norm."""
+        """Return 1, for the norm that all sublayers share."""
         return 1
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:

@@ -29,7 +29,7 @@ def test_every_component_has_one_line(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    summary = "Three linear layers: an activated gate scales the wide values, and the third makes them narrow again"
+    summary = "Three linear layers: the activated gate multiplies `up`, and `down` projects the product back to D"
     assert f"  gated_mlp           {summary}" in _list(capsys).splitlines()
     lines = _list(capsys, "feedforward.gated_mlp").splitlines()
     assert lines[:2] == ["feedforward.gated_mlp", f"  {summary}"]

@@ -14,12 +14,12 @@ from ..ranges import Size, in_range
 
 
 class KeyValueCache:
-    """The keys and values of one attention, in memory that is reserved once.
+    """The keys and values of one attention, in memory that is allocated once.
 
-    A window does not make it smaller: all tokens are stored, so that masks and biases still index every key.
+    The cache stores all tokens even if the attention has a window, so that masks and biases can index every key.
 
     Args:
-        capacity: the most tokens it can hold; None for the number in the first `append`, as for a memory.
+        capacity: the maximum number of tokens; None takes the number in the first `append`, as for a memory.
 
     Attributes:
         length: the number of stored tokens.
@@ -76,7 +76,7 @@ class KeyValueCache:
         return self.stored()
 
     def check_keys(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Raise ValueError unless the keys so far are [B, G, length, C] of this batch, heads, channels and dtype.
+        """Raise ValueError unless the stored keys, [B, G, length, C], have this batch, heads, channels and dtype.
 
         Used by cross-attention, which reads the keys of an earlier call.
         """
@@ -86,7 +86,7 @@ class KeyValueCache:
         """Return the keys and values so far, [B, G, length, C] each.
 
         Raises:
-            ValueError: there are none.
+            ValueError: the cache is empty.
         """
         if self._keys_BGSC is None or self._values_BGSC is None:
             raise ValueError("the cache is empty; append to it first")

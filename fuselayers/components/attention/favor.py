@@ -3,7 +3,7 @@
     x, y   [B, T, D]      B batch, T tokens, D model
     q      [B, H, T, C]   H query heads, C channels of a head
     k, v   [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
-    w      [F, C]         F random directions, C at a time orthogonal to each other
+    w      [F, C]         F random directions, orthogonal to each other in groups of C
 
     phi(x) = exp(w . x' - |x'|^2 / 2) / sqrt(F),  x' = x / C^(1/4)
              so that the mean of phi(q) . phi(k) over all w is exp(q . k / sqrt(C))
@@ -28,21 +28,20 @@ from .packed_heads import CrossHeads
 
 @register("attention", "favor")
 class FavorAttention(CrossHeads):
-    """An unbiased estimate of softmax attention's weights, in time and memory that grow with the number of tokens.
+    """Softmax attention with unbiased estimates of exp(score). Time and memory grow linearly with the tokens.
 
-    The random directions are a buffer, which a state_dict holds; all heads share them. They stay as they were drawn
-    until `redraw` is called.
+    The random directions are a buffer in the state_dict, shared by all heads. Only `redraw` changes them.
 
-    Features are in float32 at least, and relative to the largest one among the keys that a token attends to: a feature
-    below about exp(-87) of that becomes 0.
+    Features are computed in float32 or wider, relative to the largest feature among the keys that a token attends to. A
+    feature below about exp(-87) of the largest becomes 0.
 
     The arguments and errors of `PackedHeads`, and:
 
     Args:
         num_features: F, number of random directions; None for head_dim * ln(head_dim), the paper's choice.
-        seed: of the random directions.
-        dropout: probability of dropping a value of a head's result in training, 0 <= dropout <= 1; no probability is
-            ever computed by itself.
+        seed: the seed of the random directions.
+        dropout: probability of dropping a value of a head's result in training, 0 <= dropout <= 1. Attention
+            probabilities are not dropped, since they are never computed individually.
         causal: whether a token looks only at itself and the tokens before it.
 
     >>> FavorAttention(8, num_heads=1).directions.shape
@@ -83,7 +82,7 @@ class FavorAttention(CrossHeads):
 
     @torch.no_grad()
     def redraw(self, seed: int) -> None:
-        """Draw other directions, for example every thousand steps with the step's number for a seed.
+        """Draw new directions, for example every thousand steps with the step number as the seed.
 
         Args:
             seed: the same seed gives the same directions, on every device.
@@ -105,10 +104,10 @@ def _features(
     q_BHTC: Tensor, k_BGTC: Tensor, *, directions_FC: Tensor, key_padding_mask: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     q_BHTF, k_BGTF = _exponents(q_BHTC, directions_FC), _exponents(k_BGTC, directions_FC)
-    # Note: [exponents are shifted] A factor of one query's features, or of all features of the keys that it looks at,
-    # cancels in the quotient, as 1 / sqrt(F) does. So a query's largest exponent becomes 0, and so does the largest of
-    # the keys: of all real ones, or if the attention is causal of those up to each token, which is the key's level.
-    # Features far below it vanish; nothing overflows.
+    # Note: [exponents are shifted] A factor of all features of a query, or of all keys that it attends to, cancels in
+    # the quotient; so does 1 / sqrt(F). So exponents are shifted to make the largest 0: for a query by its own largest
+    # exponent; for keys by the largest among all real keys, or in causal attention among those up to the key, which is
+    # the key's level. Features far below the largest become 0, and nothing overflows.
     if key_padding_mask is not None:
         lowest = torch.finfo(k_BGTF.dtype).min
         k_BGTF = k_BGTF.masked_fill(~key_padding_mask[:, None, :, None], lowest)
@@ -120,19 +119,20 @@ def _features(
 
 
 def _exponents(x: Tensor, directions_FC: Tensor) -> Tensor:
-    """Return the logarithms of the features, up to one number: [..., C] -> [..., F]."""
+    """Return the logarithms of the features, up to a constant: [..., C] -> [..., F]."""
     x = x * x.shape[-1] ** -0.25
     return x @ directions_FC.to(x.dtype).T - x.square().sum(-1, keepdim=True) / 2
 
 
 def _orthogonal_directions(num_features: int, channels: int, *, seed: int) -> Tensor:
-    """Return directions [F, C], each normal by itself, and C at a time orthogonal to each other."""
+    """Return directions [F, C]: each is normally distributed, and they are orthogonal in groups of C."""
     blocks = -(-num_features // channels)
-    # On the CPU, so that every device gets the same; in float64, so that they are orthogonal to float32's rounding.
+    # On the CPU, so that every device gets the same directions; in float64, so that they are orthogonal up to float32
+    # rounding.
     generator = torch.Generator("cpu").manual_seed(seed)
     normal = torch.randn(2, blocks, channels, channels, generator=generator, dtype=torch.float64, device="cpu")
     orthogonal, upper = torch.linalg.qr(normal[0])
-    # Without the signs of the diagonal, Q would not be uniform among the rotations.
+    # Without the signs of the diagonal, Q would not be uniformly distributed.
     signs = upper.diagonal(dim1=-2, dim2=-1).sign()
     directions: Tensor = orthogonal * signs[:, None] * normal[1].norm(dim=-1, keepdim=True)
     return directions.flatten(0, 1)[:num_features]

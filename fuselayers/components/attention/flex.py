@@ -1,4 +1,4 @@
-"""Attention by torch's flex attention, which compiles a kernel for the rules and skips what they hide.
+"""Attention by torch's flex attention, which compiles a kernel for the rules and skips the blocks they hide.
 
     q, y   [B, H, T, C]   B batch, H query heads, T queries, C channels of a head
     k, v   [B, G, S, C]   G key-value heads, S keys
@@ -6,7 +6,7 @@
 Rules that depend only on positions (causal, window) become a `BlockMask`, whose hidden blocks are never computed. Rules
 that depend on tensors (padding, masks, biases), and the cap, change the score of each pair.
 
-On a CPU torch runs its formula, which has no backward. The tests run it.
+On a CPU torch runs the unfused formula, which has no backward. The tests use it.
 
 Dong et al., "Flex attention", 2024.
 """
@@ -29,14 +29,14 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
-    """Return what every query gathers: [B, H, T, C].
+    """Return the result of every query: [B, H, T, C].
 
     Raises:
-        NotImplementedError: a gradient is wanted on a CPU.
+        NotImplementedError: a gradient is needed on a CPU.
     """
     batch, heads, tokens, _ = q_BHTC.shape
     keys = k_BGSC.shape[-2]
-    # Under autocast a norm of queries and keys leaves them in float32, and the kernel wants one dtype.
+    # Under autocast a norm of queries and keys leaves them in float32, but the kernel needs a single dtype.
     q_BHTC, k_BGSC = q_BHTC.to(v_BGSC.dtype), k_BGSC.to(v_BGSC.dtype)
     causal, window = rules.hides_future(keys), rules.window if rules.hides_far(keys) else None
     blocks, by_place, mask_BHTS = None, None, None
@@ -47,7 +47,7 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
         blocks = _blocks(causal, window, rules.first, tokens, keys, q_BHTC.device)
         mask_BHTS = None if rules.mask is None else rules.mask.expand(batch, heads, tokens, keys)
     attend: Callable[..., Any] = flex_attention
-    # A tracing compiler compiles it by itself; a CPU runs the formula.
+    # Inside a compiled graph the compiler also compiles this call. A CPU runs the formula.
     if q_BHTC.device.type != "cpu" and not is_compiling():
         attend = _compiled_flex(_kind(q_BHTC, k_BGSC, v_BGSC, rules._replace(causal=causal, window=window)))
     result = attend(
@@ -64,14 +64,14 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
         return cast(Tensor, result)
     y_BHTC, aux = cast(tuple[Tensor, AuxOutput], result)
     assert aux.lse is not None
-    # The keys share sum / (sum + exp(sink)) of the weight, where the sum is over their exp(score).
+    # The keys get sum / (sum + exp(sink)) of the weight; the sum is over their exp(score).
     share_BHT = torch.sigmoid(aux.lse - rules.sinks_H[:, None])
     return y_BHTC * share_BHT[..., None].to(y_BHTC.dtype)
 
 
 def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
     """Return whether query heads share keys. Used for the argument `enable_gqa` of torch's kernels."""
-    # A branch: with symbolic sizes the comparison itself is no bool.
+    # A branch, because with symbolic sizes the comparison itself is not a bool.
     grouped = False
     if k_BGSC.shape[1] < q_BHTC.shape[1]:
         grouped = True
@@ -79,7 +79,7 @@ def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
 
 
 def _kind(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> tuple[Hashable, ...]:
-    """Return all that a kernel is compiled for but batch size, queries, keys and the first position."""
+    """Return what a kernel is compiled for, except batch size, query and key counts, and first position."""
     tensors = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
     return (
         *(rules.scale, rules.causal, rules.window, rules.soft_cap, *(tensor is None for tensor in tensors)),
@@ -88,10 +88,10 @@ def _kind(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> tuple
     )
 
 
-# Note: [one compiled function per kind] Dynamo counts compilations per code object, and runs the function as it is
-# beyond eight. For flex attention that is a formula with all scores in memory. It also makes a number dynamic that
-# changed between two compilations of one name and line, and flex attention takes no dynamic cap. So each kind gets a
-# code object and a name of its own.
+# Note: [one compiled function per kind] Dynamo counts compilations per code object. After eight it runs the function
+# uncompiled, which for flex attention is a formula with all scores in memory. Dynamo also makes a number dynamic if it
+# changed between two compilations of the same function name and line, and flex attention does not support a dynamic
+# cap. So each kind gets a separate code object and name.
 _number = itertools.count()
 
 
@@ -126,7 +126,7 @@ def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
 def _blocks(
     causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
 ) -> BlockMask | None:
-    # A dispatch mode may create tensors of its own kind, as FakeTensorMode does. They must not enter the cache.
+    # A dispatch mode may create special tensors, as FakeTensorMode does. They must not enter the cache.
     special = is_compiling() or dispatch_mode_is_active()
     make = _make_blocks if special else _cached_blocks
     return make(causal, window, first, tokens, keys, device)
@@ -149,7 +149,7 @@ def _cached_blocks(
 
 
 def _score_mod(rules: Rules, by_place: MaskMod | None, mask_BHTS: Tensor | None) -> ScoreMod | None:
-    """Return the change of each score, or None for no change."""
+    """Return the function that changes each score, or None for no change."""
     soft_cap, bias_HTS, padding_BS = rules.soft_cap, rules.bias_HTS, rules.key_padding_mask
     hiding = (by_place, mask_BHTS, padding_BS)
     if soft_cap is None and bias_HTS is None and all(rule is None for rule in hiding):

@@ -17,10 +17,10 @@ from ..registry import register
 
 @register("attention", "fourier_mix")
 class FourierMix(nn.Module):
-    """Mixes all tokens with all tokens, without a weight; it cannot be causal.
+    """Mixes all tokens with each other, without parameters. It cannot be causal.
 
-    The sums are not divided, as in the paper, so the output is larger than x by about sqrt(T D); the next norm removes
-    that. Padding becomes zeros and still counts as tokens: a longer row has other frequencies.
+    As in the paper, the sums are not normalised, so the output is about sqrt(T D) times as large as x. The next norm
+    removes that factor. Padding becomes zeros but still counts as tokens: a longer row has other frequencies.
 
     Args:
         hidden_dim: D, the width of the model.
@@ -48,7 +48,7 @@ class FourierMix(nn.Module):
             ValueError: x or the mask has another shape, or the mask is not bool.
         """
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
-        # torch has no transform of bfloat16, and of float16 only for some sizes on a GPU.
+        # torch has no transform for bfloat16, and one for float16 only for some sizes on a GPU.
         wide_BTD = zero_padding(x_BTD, key_padding_mask).to(torch.promote_types(x_BTD.dtype, torch.float32))
         # torch's transform refuses an empty batch.
         y_BTD = torch.fft.fft2(wide_BTD).real if x_BTD.shape[0] else wide_BTD

@@ -1,4 +1,4 @@
-"""The inputs of an attention beside x, and which attentions take them.
+"""The inputs of an attention besides x, and the attentions that take them.
 
     x        [B, T, D]      B batch, T tokens, D model
     q        [B, H, T, C]   H query heads, C channels of a head
@@ -18,7 +18,7 @@ from ..registry import Choice, as_choice, get, is_shipped, names
 
 Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
-# An argument of `forward` (causal: of `__init__`) -> what an attention without it cannot do, for errors.
+# An argument of `forward` (causal: of `__init__`) -> the ability that it stands for, in words for errors.
 ABILITIES: Final = {
     "causal": "hide the tokens that follow",
     "rotate": "have its queries and keys turned",
@@ -31,7 +31,7 @@ ABILITIES: Final = {
 
 
 def takes(forward: Callable[..., object]) -> frozenset[str]:
-    """Return which of the inputs a `forward` takes, by its signature.
+    """Return the inputs that a `forward` takes, according to its signature.
 
     >>> sorted(takes(lambda x, *, rotate=None, mask=None: x))
     ['mask', 'rotate']
@@ -60,7 +60,7 @@ def check_able(attention: Choice | str, ability: str, *, wanted_by: str) -> None
     Args:
         attention: the choice.
         ability: one of `ABILITIES`.
-        wanted_by: what needs it, for the error text: "position 'rotary'".
+        wanted_by: the component that needs it, for the error text, such as "position 'rotary'".
     """
     name = as_choice(attention).name
     if not is_able(name, ability):

@@ -1,16 +1,17 @@
-"""kernel_sums -- attention whose weights are products of features, so that sums over the keys come first.
+"""kernel_sums -- attention whose weights are products of features, so that it can sum over the keys first.
 
     q, y             [B, H, T, C]   B batch, H query heads, T tokens, C channels of a head
     k, v             [B, G, S, C]   G key-value heads, S keys; as many as queries if causal
-    features of q    [B, H, T, F]   F features, none negative; of k [B, G, S, F]
+    features of q    [B, H, T, F]   F features, all non-negative; those of k are [B, G, S, F]
     state            [B, G, F, C]   sum over keys of features(k)^T v; causal: one for each chunk of L tokens
-    level            [B, G, T, 1]   features of k may be divided by exp(level), which never falls from token to token
+    level            [B, G, T, 1]   features of k may be divided by exp(level), which never decreases along the tokens
 
     y[t] = sum_s (features(q)[t] . features(k)[s]) v[s] / sum_s (features(q)[t] . features(k)[s])
 
-Without causal, all queries use one state. With it, a query uses the state of the chunks before its own, and the L
-tokens of its own chunk one by one: time and memory grow with T, and no [T, F, C] is ever made. With levels, the
-contribution of an earlier key is multiplied by exp(the key's level - the query's): at most 1, so nothing overflows.
+If not causal, all queries use one state. If causal, a query uses the state of the chunks before its own, and the L
+tokens of its own chunk individually. Time and memory grow linearly with T, and no [T, F, C] tensor is created. With
+levels, the contribution of an earlier key is multiplied by exp(level of the key - level of the query), which is at most
+1, so nothing overflows.
 
 Katharopoulos et al., "Transformers are RNNs", 2020, section 3; the chunks: Hua et al., "Transformer quality in linear
 time", 2022, section 3.2.
@@ -31,8 +32,7 @@ Features = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 
 # L, in tokens. The states take T / L x F x C numbers, the products inside the chunks T x L: about as many.
 _CHUNK: Final = 64
-# Weights that add up to less count as none: backward divides features by their total, and float32 must hold the
-# quotient.
+# A smaller sum of weights counts as zero: backward divides features by the sum, and float32 must hold the quotient.
 _LEAST_TOTAL: Final = 1e-24
 
 
@@ -48,17 +48,17 @@ def kernel_attention(
 ) -> Tensor:
     """Return the result of each query: [B, H, T, C] in v's dtype; zeros for a query without any allowed key.
 
-    It runs in float32 at least, under autocast too: a state is a sum over all tokens. Used by favor and linear.
+    It runs in float32 or wider, also under autocast: a state is a sum over all tokens. Used by favor and linear.
 
     Args:
         q_BHTC: the queries.
         k_BGTC: the keys.
         v_BGTC: the values.
-        features: queries and keys -> their features, none negative, and the keys' levels; None where all are 0, as they
-            must be where it is not causal.
+        features: queries and keys -> their features, all non-negative, and the keys' levels. None means that all levels
+            are 0; it is required unless causal.
         causal: whether a query uses only keys up to its own.
         key_padding_mask: bool [B, S], True for a real token.
-        rotate: rotates the features in the numerator, not those in the denominator.
+        rotate: rotates the features in the numerator only.
 
     >>> q = k = torch.zeros(1, 1, 2, 1)
     >>> kernel_attention(q, k, torch.tensor([[[[1.0], [3.0]]]]), lambda q, k: (q.exp(), k.exp(), None), causal=True)
@@ -82,7 +82,7 @@ def kernel_attention(
 
 def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, level_BGT1: Tensor | None, *, causal: bool) -> Tensor:
     """Return sum_s (q[t] . k[s]) v[s], over s <= t if causal, divided by exp(level[t]): [B, H, T, C]."""
-    # The R query heads that share keys become further queries, so that keys and values are not copied.
+    # The R query heads that share keys become additional queries, so that keys and values are not copied.
     groups, tokens = k_BGTF.shape[1], q_BHTF.shape[2]
     q_BGRTF = torch.unflatten(q_BHTF, 1, (groups, -1))
     if not causal:
@@ -109,24 +109,24 @@ def _sums(q_BHTF: Tensor, k_BGTF: Tensor, v_BGTC: Tensor, level_BGT1: Tensor | N
 
 
 def _chunks(x: Tensor, size: int) -> Tensor:
-    """Return the tokens in chunks, zeros behind the last: [..., T, C] -> [..., N, L, C]."""
+    """Split the tokens into chunks, with zeros after the last token: [..., T, C] -> [..., N, L, C]."""
     return torch.unflatten(F.pad(x, (0, 0, 0, -x.shape[-2] % size)), -2, (-1, size))
 
 
 def _of_chunk_before(x_BGNFC: Tensor, distance: int = 1) -> Tensor:
-    """Return for each chunk the state of the chunk at that distance before it; zeros where there is none."""
+    """Return for each chunk the state of the chunk `distance` before it; zeros if there is none."""
     return F.pad(x_BGNFC[:, :, :-distance], (0, 0, 0, 0, distance, 0))
 
 
 def _fading(earlier: Tensor, later: Tensor) -> Tensor:
-    # Levels do not fall: the clamp changes only hidden entries and those after the last token, so that no inf is
-    # multiplied by zero.
+    # Levels never decrease, so the clamp changes only hidden entries and those after the last token. It prevents a
+    # product of inf and zero.
     return (earlier - later).clamp(max=0.0).exp()
 
 
 def _running_sums(states_BGNFC: Tensor, level_BGN11: Tensor) -> Tensor:
-    """Return the sums over each chunk and all before it, divided by exp of its own level."""
-    # Not cumsum: no one level fits all chunks. Each step doubles how many chunks a sum reaches over.
+    """Return for each chunk the sum over it and all earlier chunks, divided by exp(level of the chunk)."""
+    # Not cumsum, because no single level fits all chunks. Each step doubles the number of chunks in a sum.
     distance = 1
     while distance < states_BGNFC.shape[2]:
         fading_BGN11 = _fading(_of_chunk_before(level_BGN11, distance), level_BGN11)

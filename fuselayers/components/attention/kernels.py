@@ -1,4 +1,4 @@
-"""The ways to compute one attention: torch's fused kernels, flex attention, and the formula written out.
+"""Three ways to compute attention: torch's fused kernels, flex attention, and the plain formula.
 
     q, y   [B, H, T, C]   B batch, H query heads, T queries, C channels of a head
     k, v   [B, G, S, C]   G key-value heads, S keys; query head h uses key-value head h // (H / G)
@@ -26,7 +26,8 @@ from .masks import Rules, allowed_keys
 Kernel = Literal["auto", "sdpa", "flex", "plain"]
 KERNELS: Final[tuple[Kernel, ...]] = get_args(Kernel)
 
-# How many channels a sink adds to queries and keys: one is used, eight keep rows aligned to 16 bytes in 16 bits.
+# The number of channels that a sink adds to queries and keys. One is used; eight keep rows of 16-bit values aligned to
+# 16 bytes.
 _SINK_CHANNELS: Final = 8
 
 
@@ -48,11 +49,11 @@ def attend(
         q_BHTC: the queries.
         k_BGSC: the keys.
         v_BGSC: the values.
-        rules: the allowed keys, and the changes of the scores.
-        kernel: how it is computed; "auto" chooses.
-        p: probability of dropping an attention probability; above 0 the formula is written out, since the mask must be
-            the library's own, the same on every backend.
-        layout: which heads these are.
+        rules: the allowed keys, and the changes to the scores.
+        kernel: the implementation; "auto" chooses one.
+        p: probability of dropping an attention probability; above 0 the plain formula runs, because dropout must use
+            the library's mask, which is the same on every backend.
+        layout: the part of all heads that this process has.
 
     >>> q, k, v = torch.ones(1, 1, 1, 2), torch.ones(1, 1, 3, 2), torch.arange(6.0).view(1, 1, 3, 2)
     >>> attend(q, k, v, Rules(scale=1.0, window=2), p=0.0)
@@ -61,7 +62,7 @@ def attend(
     if kernel == "auto":
         kernel = _chosen(q_BHTC, k_BGSC, rules)
     if kernel == "flex" and q_BHTC.shape[0] == 0:
-        # The formula that flex runs on a CPU fails for most empty batches. A mask hides nothing there, and only flex
+        # The formula that flex runs on a CPU fails for most empty batches. An empty batch needs no mask, and only flex
         # takes a BlockMask.
         kernel, rules = "plain", rules._replace(mask=None)
     if p > 0 or kernel == "plain":
@@ -73,8 +74,8 @@ def attend(
 
 def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
     tokens, channels = q_BHTC.shape[-2:]
-    # With a mask, sdpa reads T x S of it; flex skips the blocks that a window hides, and supports caps. It is compiled
-    # for its shapes, so it does not suit the single tokens of generation. Under another compiler the ops stay plain,
+    # With a mask, sdpa reads all T x S entries; flex skips the blocks that a window hides, and supports caps. flex is
+    # compiled for its shapes, so it does not suit generation with single tokens. Under another compiler plain ops run,
     # since the partitioners understand those.
     if (
         (rules.soft_cap is not None or rules.window is not None or rules.sinks_H is not None)
@@ -90,7 +91,7 @@ def _chosen(q_BHTC: Tensor, k_BGSC: Tensor, rules: Rules) -> Kernel:
 
 
 def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor:
-    """Attention by torch's `scaled_dot_product_attention`; it cannot cap."""
+    """Attention by torch's `scaled_dot_product_attention`, which does not support a cap."""
     tokens, keys = q_BHTC.shape[-2], k_BGSC.shape[-2]
     # is_causal lets the kernel skip half of the work, so a mask is built only for other rules.
     others = (rules.sinks_H, rules.bias_HTS, rules.key_padding_mask, rules.mask)
@@ -118,9 +119,9 @@ def _sdpa(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tenso
 
 
 def _with_sink(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, unscaled_H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # Note: [a sink as a key] One more key with zero as its value joins the denominator only. Its score has to be the
-    # head's sink for every query. As an additive mask that would be H x T x S numbers with a gradient, which no fused
-    # kernel takes; as one more channel, the sink in every query and a one in the new key, it is next to nothing.
+    # Note: [a sink as a key] An extra key whose value is zero adds only to the denominator. Its score must be the
+    # head's sink for every query. An additive mask would need H x T x S numbers with a gradient, which no fused kernel
+    # supports. An extra channel, with the sink in every query and a one in the extra key, costs next to nothing.
     batch, heads, tokens, channels = q_BHTC.shape
     sink_BHT1 = unscaled_H.to(q_BHTC.dtype)[:, None, None].expand(batch, heads, tokens, 1)
     q_BHTC = torch.cat((q_BHTC, F.pad(sink_BHT1, (0, _SINK_CHANNELS - 1))), dim=-1)
@@ -134,8 +135,8 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
     """Attention in plain torch, which saves B x H x T x S probabilities for backward."""
     batch, heads, tokens, _ = q_BHTC.shape
     groups, keys = k_BGSC.shape[1:3]
-    # The R query heads that share keys become further queries, so that keys and values are not copied. The smaller
-    # tensor is scaled.
+    # The R query heads that share keys become additional queries, so that keys and values are not copied. The queries
+    # are scaled, since they are usually smaller than the scores.
     q_BGXC = torch.unflatten(q_BHTC * rules.scale, 1, (groups, heads // groups)).flatten(2, 3)  # X = R x T
     scores_BHTS = (q_BGXC @ k_BGSC.transpose(-2, -1)).reshape(batch, heads, tokens, keys)
     if rules.soft_cap is not None:
@@ -145,7 +146,8 @@ def _plain(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules, *, p: f
     hidden = allowed_keys(rules, tokens, keys, q_BHTC.device)
     if hidden is not None:
         hidden = ~hidden
-        # Not -inf: a row without any allowed key would be 0 / 0, in backward too. The second fill makes it zeros.
+        # Not -inf, which would make a row without any allowed key 0 / 0, also in backward. The second fill sets such a
+        # row to zero.
         scores_BHTS = scores_BHTS.masked_fill(hidden, torch.finfo(scores_BHTS.dtype).min)
     if rules.sinks_H is not None:
         sink_BHT1 = rules.sinks_H.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)

@@ -1,4 +1,4 @@
-"""linear -- attention with elu(x) + 1 for a feature map: its cost grows with the tokens, not with their square.
+"""linear -- attention with elu(x) + 1 as the feature map. Its cost grows linearly with the tokens.
 
     x, y   [B, T, D]      B batch, T tokens, D model
     q      [B, H, T, C]   H query heads, C channels of a head
@@ -24,9 +24,9 @@ from .packed_heads import PackedHeads
 
 @register("attention", "linear")
 class LinearAttention(PackedHeads):
-    """Attention without a softmax. Its time and memory grow with the number of tokens.
+    """Attention without a softmax. Its time and memory grow linearly with the number of tokens.
 
-    It has no dropout: no probability is ever computed by itself, and the paper drops none.
+    It has no dropout: attention probabilities are never computed individually, and the paper drops none.
 
     The arguments and errors of `PackedHeads`, and:
 
@@ -57,8 +57,8 @@ class LinearAttention(PackedHeads):
     def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]; the arguments of `PackedHeads.forward`.
 
-        `rotate` turns the features in the numerator and leaves those in the denominator, which stay positive, so that
-        the weights depend on distances (Su et al., "RoFormer", 2021, equation 19).
+        `rotate` turns only the features in the numerator, so that the weights depend on distances and the denominator
+        stays positive (Su et al., "RoFormer", 2021, equation 19).
         """
         q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask)
         mixed_BHTC = kernel_attention(
@@ -73,7 +73,8 @@ def _features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor, None]:
 
 def _phi(x: Tensor) -> Tensor:
     """Return elu(x) + 1."""
-    # Not torch's elu: its gradient has other strides than its meta function reports, and traced views of it fail.
-    # At 0 the slope is that of x - positive. A clamp there has the slope 1 before torch 2.14, and 0 since.
+    # Not torch's elu: the strides of its gradient differ from those its meta function reports, and traced views of it
+    # fail. At 0 the slope comes from x - positive. A clamp in its place has slope 1 there before torch 2.14, and 0
+    # since.
     positive = F.relu(x)
     return positive + (x - positive).exp()

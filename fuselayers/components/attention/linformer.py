@@ -1,9 +1,9 @@
-"""linformer -- softmax attention to keys and values that are projected along the tokens, from L of them to P.
+"""linformer -- softmax attention to keys and values that are projected along the tokens, from length L to length P.
 
     x, y   [B, T, D]      B batch, T tokens, D model, T at most L
     q      [B, H, T, C]   H query heads, C channels of a head
     k, v   [B, G, T, C]   G key-value heads; query head h uses key-value head h // (H / G)
-    e, f   [P, L]         the projections, of which the first T columns are used
+    e, f   [P, L]         the projections; the first T columns are used
 
     y = out(softmax(q (e k)^T / sqrt(C)) (f v))
 
@@ -27,14 +27,14 @@ from .packed_heads import PackedHeads
 
 @register("attention", "linformer")
 class LinformerAttention(PackedHeads):
-    """Attention to a fixed number of mixtures of all tokens. So it cannot be causal.
+    """Attention to a fixed number of mixtures of all tokens. It cannot be causal.
 
-    All heads share the projections ("headwise sharing" in the paper). A short sequence, or one that is padded at its
-    end, is extended with zeros to the length of the context.
+    All heads share the projections ("headwise sharing" in the paper). A sequence shorter than the context counts as if
+    it were extended with zeros. Padding counts as zeros too.
 
     Args:
         context_length: L, the longest sequence in tokens.
-        projected_length: P, how many mixtures of tokens the keys and values become.
+        projected_length: P, the number of mixtures of tokens that keys and values are projected to.
         share_projection: whether keys and values share a projection ("key-value sharing" in the paper).
         dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
 
@@ -69,8 +69,8 @@ class LinformerAttention(PackedHeads):
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
         self.dropout = dropout
         self.context_length = context_length
-        # Modules, although only some columns of their weights are used, so that they are initialised like other
-        # projections.
+        # These are modules, although `forward` may use only some columns of their weights, so that they are initialised
+        # like other projections.
         self.key_projection = nn.Linear(context_length, projected_length, bias=False)
         self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
 
@@ -88,6 +88,6 @@ class LinformerAttention(PackedHeads):
         if is_plain_linear(projection):
             y_BGPC: Tensor = projection.weight[:, :tokens] @ x_BGTC
             return y_BGPC
-        # See Note: [guards of a split linear]. It costs the zeros up to the length of the context.
+        # See Note: [guards of a split linear]. This path also multiplies the zeros up to the context length.
         y_BGCP: Tensor = projection(F.pad(x_BGTC, (0, 0, 0, self.context_length - tokens)).transpose(-2, -1))
         return y_BGCP.transpose(-2, -1)

@@ -6,8 +6,8 @@
 
     y[t] = out(softmax(q[t] k^T / sqrt(C), over s with |t - s| < window, s <= t if causal) v)
 
-It runs in N blocks of W = window queries. A block looks at S keys: those of its own block and of the one before it, and
-of the one after it unless it is causal.
+The queries are split into N blocks of W = window. A block looks at S keys: those of its own block and the block before,
+and unless causal those of the block after.
 
     queries of a block   [B N, H, W, C]
     keys of a block      [B N, G, S, C]   S = 2 W, or 3 W if not causal
@@ -37,8 +37,8 @@ class LocalAttention(PackedHeads):
     The arguments and errors of `PackedHeads`, and:
 
     Args:
-        window: the range of a token, in tokens, itself included: those less than `window` away, on both sides, or
-            before it if causal.
+        window: the range of attention in tokens. A token looks at itself and the tokens less than `window` away, on
+            both sides, or only before it if causal.
         dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
         causal: whether a token looks only at itself and the tokens before it.
 
@@ -89,7 +89,7 @@ class LocalAttention(PackedHeads):
 
 
 def _spans(x_BGTC: Tensor, span: int, size: int, around: tuple[int, int]) -> Tensor:
-    """Return what each block of queries looks at: [B, G, T, C] -> [B N, G, S, C]."""
+    """Return the keys or values that each block of queries looks at: [B, G, T, C] -> [B N, G, S, C]."""
     spans_BGNCS = F.pad(x_BGTC, (0, 0, *around)).unfold(2, span, size)
     return spans_BGNCS.movedim(2, 1).transpose(-2, -1).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""Which keys a query may look at: the masks of callers, and the rules of an attention as a mask.
+"""The keys that a query may look at: masks from the caller, and an attention's rules as a mask.
 
     mask        [B, H, T, S]   B batch, H heads, T queries, S keys; bool, True where a query may look at a key
     documents   [B, T]         the number of the document that a token belongs to
@@ -22,12 +22,12 @@ from ..ranges import Range
 
 
 class Rules(NamedTuple):
-    """The allowed keys of a query, and the changes of its scores before the softmax.
+    """The allowed keys of a query, and the changes to its scores before the softmax.
 
     Attributes:
         scale: the factor of the scores.
-        causal: whether a query looks only at its own place and those before it.
-        window: how many keys it looks at, its own included, on each side where it is not causal; None for all.
+        causal: whether a query looks only at its own position and those before it.
+        window: the number of keys that a query looks at, its own included, on each side unless causal; None for all.
         first: the position of the first query among the keys.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
         sinks_H: a logit per head that joins the softmax, without a value; None for none.
@@ -47,11 +47,11 @@ class Rules(NamedTuple):
     mask: Tensor | BlockMask | None = None
 
     def hides_future(self, keys: int) -> bool:
-        """Whether the causal rule hides one of so many keys. From the last token alone it hides none."""
+        """Whether the causal rule hides any of the keys. If the only query is the last token, it hides none."""
         return self.causal and self.first + 1 < keys
 
     def hides_far(self, keys: int) -> bool:
-        """Whether the window hides one of so many keys."""
+        """Whether the window hides any of the keys."""
         return self.window is not None and self.window < keys
 
 
@@ -80,12 +80,12 @@ def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> 
     for other in (padding, rules.mask):
         if other is not None:
             allowed = other if allowed is None else other & allowed
-    # sdpa takes two dimensions at least, and a sink is added as one more column.
+    # sdpa needs at least two dimensions, and a sink adds a column.
     return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
 
 
 def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
-    """Return the mask of packed documents: a token looks at the tokens of its own document, wherever they stand.
+    """Return the mask of packed documents: a token looks at all tokens of its own document in the row.
 
     Args:
         documents_BT: the number of each token's document, integers [B, T].
@@ -94,7 +94,7 @@ def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
         bool [B, 1, T, T]. A causal attention also hides later tokens.
 
     Raises:
-        ValueError: documents have another shape, or are no integers.
+        ValueError: documents have another shape, or are not integers.
 
     >>> block_diagonal_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
     tensor([[1, 1, 0],
@@ -114,10 +114,10 @@ def block_mask(layout_NN: Tensor, block_size: int) -> Tensor:
 
     Args:
         layout_NN: bool [N, N], or [H, N, N] with a layout for each head.
-        block_size: how many tokens a block has.
+        block_size: the number of tokens in a block.
 
     Returns:
-        bool [N * block_size, N * block_size], or with the heads in front.
+        bool [N * block_size, N * block_size], with the heads in front if the layout has them.
 
     Raises:
         ValueError: the layout has another shape or dtype, or the block size is below one.

@@ -3,8 +3,8 @@
     x, y     [B, T, D]      B batch, T tokens, D model
     memory   [B, S, D]      the input of cross-attention, S tokens
     q        [B, H, T, C]   H query heads, C channels of a head
-    k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T but for a memory
-                            and while text is generated
+    k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T, except with a
+                            memory or a cache
     bias     [H, T, S]      added to the scores
 
     y = out(softmax(scale q k^T, over the allowed keys) v),   scale = 1 / sqrt(C)
@@ -39,31 +39,32 @@ Projections = Literal["packed", "separate", "shared"]
 class MultiHeadAttention(PackedHeads):
     """Softmax attention. By default one packed projection makes queries, keys and values.
 
-    It runs on torch's `scaled_dot_product_attention` where that supports the options. With dropout in training it
-    computes the softmax by itself, because the mask must be the library's own, the same on every backend: that saves
-    B x H x T x S probabilities for backward.
+    It calls torch's `scaled_dot_product_attention` if that supports the options. With dropout in training it computes
+    the softmax in plain torch, because dropout must use the library's mask, which is the same on every backend. This
+    saves B x H x T x S probabilities for backward.
 
     Args:
         bias: whether the projection of queries, keys and values has a bias.
-        out_bias: whether the output projection has one; None as `bias` says.
+        out_bias: whether the output projection has a bias; None for the same as `bias`.
         dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
-        window: the range of a token, in tokens: itself and the window - 1 before it, and as many after it where it is
-            not causal; None for all.
-        qk_norm: name of the norm of each head's queries and keys before they are rotated, as in Qwen3; None for none.
+        window: the range of attention in tokens: the token itself, the window - 1 tokens before it and, unless causal,
+            as many after it; None for all tokens.
+        qk_norm: name of the norm that each head's queries and keys pass before they are rotated, as in Qwen3; None for
+            no norm.
         qk_norm_eps: the eps of that norm.
         soft_cap: the bound of the scores, which become soft_cap * tanh(score / soft_cap), as in Gemma 2; None for no
             bound.
-        sinks: whether each head has a learned logit that takes its share in the softmax, as in GPT-OSS.
+        sinks: whether each head has a learned logit that joins the softmax without a value, as in GPT-OSS.
         scale: the factor of the scores; None for 1 / sqrt(head_dim).
         kernel: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU without gradients),
             "plain" the formula, "auto" the fastest one that supports the options.
-        projections: "packed" is one layer `qkv`, the fastest; "separate" are three layers `q`, `k` and `v`, as for an
-            adapter on one of them; "shared" is one layer `q` with the same weight for all three.
+        projections: "packed" has one layer `qkv` and is the fastest; "separate" has three layers `q`, `k` and `v`, for
+            example to put an adapter on one of them; "shared" has one layer `q`, used for all three.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
-        ValueError: heads that do not divide, a number out of its range, no such norm, kernel or projections, a kernel
-            that does not support the options, or shared projections with fewer key-value heads.
+        ValueError: heads that do not divide, a number out of its range, an unknown norm, kernel or projections, a
+            kernel that does not support the options, or shared projections with fewer key-value heads.
 
     >>> attention = MultiHeadAttention(8, num_heads=4, num_kv_heads=2)
     >>> attention.qkv.out_features
@@ -144,15 +145,15 @@ class MultiHeadAttention(PackedHeads):
 
         Args:
             x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, as `Position.rotate` does; None changes nothing.
+            rotate: adds positions to queries and keys, as `Position.rotate` does; None changes nothing.
             bias: [H, T, S], finite, added to the scores; None adds nothing.
             key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             mask: bool, broadcastable to [B, H, T, S], True where a token may look; or a `BlockMask` of torch's flex
                 attention for the kernel "flex". None hides nothing.
-            cache: the keys and values of the tokens before x; those of x are added. With a memory it holds the
-                memory's, which are computed in the first call only.
+            cache: the keys and values of the tokens before x; those of x are added. With a memory it holds the memory's
+                keys and values, which only the first call computes.
             memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
-            values: [B, S, D], the source of the values, where it is another one than the memory; None for the memory.
+            values: [B, S, D], the source of the values if it is not the memory; None for the memory.
 
         Raises:
             ValueError: an input has another shape or dtype, or inputs and options contradict each other.
@@ -194,7 +195,7 @@ class MultiHeadAttention(PackedHeads):
         return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p, layout=self.layout))
 
     def check_memory(self) -> None:
-        """Raise ValueError if its options exclude a memory."""
+        """Raise ValueError if the options exclude a memory."""
         super().check_memory()
         if self.window is not None:
             raise ValueError("attention that is windowed cannot look at a memory; build it without that")
@@ -202,7 +203,7 @@ class MultiHeadAttention(PackedHeads):
     def _places(
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
     ) -> tuple[int, int]:
-        """Return the place of the first query among the keys, and the number of keys."""
+        """Return the position of the first query among the keys, and the number of keys."""
         if memory is None:
             if cache is not None and not self.causal:
                 raise ValueError("attention that is not causal keeps no cache: a token before sees the tokens after it")

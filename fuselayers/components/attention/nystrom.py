@@ -3,8 +3,8 @@
     x, y      [B, T, D]      B batch, T tokens, D model
     q         [B, H, T, C]   H query heads, C channels of a head
     k, v      [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
-    q~        [B, H, M, C]   the landmarks: means over M segments of tokens
-    k~        [B, H, N, C]   those of the keys; N = M without a memory
+    q~        [B, H, M, C]   landmarks of the queries: means over M segments of tokens
+    k~        [B, H, N, C]   landmarks of the keys; N = M without a memory
 
     y = out(softmax(q k~^T / sqrt(C)) pinv(softmax(q~ k~^T / sqrt(C))) softmax(q~ k^T / sqrt(C)) v + conv(v))
 
@@ -30,18 +30,17 @@ from .packed_heads import CrossHeads
 
 @register("attention", "nystrom")
 class NystromAttention(CrossHeads):
-    """An approximation of softmax attention. Its time and memory grow with the number of tokens.
+    """An approximation of softmax attention. Its time and memory grow linearly with the number of tokens.
 
-    A landmark is a mean over tokens on both sides of any token, so it cannot be causal, nor look at a memory in a
-    causal model. The real tokens of a row are split into `num_landmarks` segments of nearly equal length. With as many
-    landmarks as tokens the attention is exact up to the pseudo-inverse.
+    Landmarks average over later tokens too, so this attention cannot be causal, nor look at a memory in a causal model.
+    The real tokens of a row are split into `num_landmarks` segments of nearly equal length. With as many landmarks as
+    tokens the attention is exact up to the pseudo-inverse.
 
     Args:
-        num_landmarks: M, in landmarks; a row of fewer tokens has one for each.
-        inverse_iterations: steps of the pseudo-inverse; once the error is small, each step raises it to the third
-            power.
-        conv_kernel_size: width, in tokens, of a depthwise convolution of the values that is added to the result of
-            the heads, an odd number; None for none, as with a memory. The paper uses 33.
+        num_landmarks: M; a row with fewer tokens has one landmark for each.
+        inverse_iterations: iterations of the pseudo-inverse; once the error is small, each iteration cubes it.
+        conv_kernel_size: width in tokens, an odd number, of a depthwise convolution of the values that is added to the
+            heads' results; None for no convolution, which a memory requires. The paper uses 33.
         dropout: probability of dropping a value of a head's result in training, 0 <= dropout <= 1.
 
     Raises:
@@ -87,7 +86,7 @@ class NystromAttention(CrossHeads):
             )
 
     def check_memory(self) -> None:
-        """Raise ValueError if its options exclude a memory."""
+        """Raise ValueError if the options exclude a memory."""
         if self.value_conv is not None:
             raise ValueError(
                 "attention with a convolution of the values cannot look at a memory; leave conv_kernel_size out"
@@ -117,7 +116,7 @@ class NystromAttention(CrossHeads):
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
         mask_B11N = used_B1MN = None
         if key_padding_mask is not None:
-            # Some landmarks have no tokens.
+            # Some landmarks may have no tokens.
             mask_B11N = of_k_BNS.any(-1)[:, None, None]
             used_B1MN = mask_B11N & of_q_BMT.any(-1)[:, None, :, None]
         gathered_BHMC = attend(q_means_BHMC, k_BGSC, v_BGSC, rules._replace(key_padding_mask=key_padding_mask), p=0.0)
@@ -134,10 +133,10 @@ class NystromAttention(CrossHeads):
 
 
 def _segments(q_BHTC: Tensor, key_padding_mask: Tensor | None, most: int) -> Tensor:
-    """Return which tokens each landmark is the mean of: bool [B, M, T], or [1, M, T] without padding.
+    """Return the tokens that each landmark averages: bool [B, M, T], or [1, M, T] without padding.
 
-    Segments are counted in real tokens, so that padding moves no border. In a row with fewer real tokens than landmarks
-    some landmarks have none.
+    Segments are counted in real tokens, so that padding moves no border. If a row has fewer real tokens than landmarks,
+    some landmarks have no tokens.
     """
     tokens = q_BHTC.shape[-2]
     landmarks = min(most, tokens)
@@ -159,7 +158,7 @@ def _through_inverse(
 ) -> Tensor:
     """Return pinv(softmax(q~ k~^T / sqrt(C))) v: [B, H, N, C] in v's dtype.
 
-    In float32 at least, under autocast too: an inverse of weights has large values of both signs.
+    It runs in float32 or wider, also under autocast, because the inverse has large values of both signs.
     """
     wide = torch.promote_types(q_BHMC.dtype, torch.float32)
     with without_autocast(q_BHMC):
@@ -170,7 +169,7 @@ def _through_inverse(
 
 
 def _pseudo_inverse(a_MN: Tensor, iterations: int) -> Tensor:
-    """Return nearly the Moore-Penrose inverse of matrices of weights: [..., M, N] -> [..., N, M].
+    """Return approximate Moore-Penrose inverses of matrices of weights: [..., M, N] -> [..., N, M].
 
     Section 3.2, equation 11.
     """

@@ -26,13 +26,13 @@ class PackedHeads(nn.Module):
         num_kv_heads: number of key and value heads, a divisor of num_heads; None for as many as query heads.
         head_dim: channels of a head; None for hidden_dim / num_heads.
         bias: whether both projections have a bias.
-        out_bias: whether the second one has one; None for the same as `bias`.
+        out_bias: whether the output projection has a bias; None for the same as `bias`.
 
     Raises:
         ValueError: heads that do not divide, or a number out of its range.
     """
 
-    # The attributes that extra_repr shows beside the heads.
+    # The attributes that extra_repr shows besides the heads.
     shown: ClassVar[tuple[str, ...]] = ()
     layout: Layout = WHOLE
 
@@ -68,7 +68,7 @@ class PackedHeads(nn.Module):
 
         Args:
             x_BTD: [B, T, D].
-            rotate: puts positions into queries and keys, as `Position.rotate` does; None leaves them.
+            rotate: adds positions to queries and keys, as `Position.rotate` does; None changes nothing.
             key_padding_mask: bool [B, T], True for a real token, False for padding, which is ignored. A token
                 without any allowed key gets zeros before the output projection.
 
@@ -104,19 +104,19 @@ class PackedHeads(nn.Module):
         return y_BTD
 
     def heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
-        """Return so many heads of the packed projection, from the one of that place on: [B, T, D] -> [B, T, n, C]."""
+        """Return `number` heads of the packed projection, starting at head `first`: [B, T, D] -> [B, T, n, C]."""
         begin, end = first * self.head_dim, (first + number) * self.head_dim
         if is_plain_linear(self.qkv):
             bias = self.qkv.bias
             part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
         else:
-            # See Note: [guards of a split linear]. It computes heads that are not used.
+            # See Note: [guards of a split linear]. This path computes heads that are not used.
             part = self.qkv(x_BTD)[..., begin:end]
         heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
         return heads
 
     def check_memory(self) -> None:
-        """Raise ValueError if its options exclude a memory."""
+        """Raise ValueError if the options exclude a memory."""
         if getattr(self, "causal", False):
             raise ValueError("attention that is causal cannot look at a memory; build it without that")
 
@@ -135,7 +135,7 @@ class PackedHeads(nn.Module):
 
 
 class CrossHeads(PackedHeads):
-    """The base of attentions that look at a memory too. Used by favor and nystrom."""
+    """The base of attentions that can also look at a memory. Used by favor and nystrom."""
 
     def forward(
         self,
@@ -149,7 +149,7 @@ class CrossHeads(PackedHeads):
 
         Args:
             x_BTD: [B, T, D].
-            rotate: as for `PackedHeads.forward`; None where there is a memory.
+            rotate: as for `PackedHeads.forward`; None if there is a memory.
             key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
 
@@ -168,5 +168,5 @@ class CrossHeads(PackedHeads):
         return self.join(self.mix_memory(q_BHTC, k_BGSC, v_BGSC, key_padding_mask))
 
     def mix_memory(self, q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        """As `mix`, of a memory whose padding is not that of the queries."""
+        """As `mix`, for a memory; the mask is for the memory's tokens, not for the queries."""
         return self.mix(q_BHTC, k_BGSC, v_BGSC, key_padding_mask)

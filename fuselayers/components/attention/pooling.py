@@ -20,11 +20,12 @@ from ..registry import register
 
 @register("attention", "pooling")
 class PoolingMix(nn.Module):
-    """Mixes neighbouring tokens, without a weight. x is taken away because the residual stream adds it again.
+    """Mixes neighbouring tokens, without parameters. x is subtracted because the residual stream adds it again.
 
     Args:
         hidden_dim: D, the width of the model.
-        window: the range of a token, in tokens, itself included: 2 is the paper's pool of 3, one on either side.
+        window: the range in tokens, the token itself included: 2 is the paper's pool size of 3, one token on either
+            side.
         causal: whether a token looks only at itself and the tokens before it.
 
     Raises:
@@ -59,7 +60,7 @@ class PoolingMix(nn.Module):
         real_1T1 = torch.ones_like(x_BTD[:1, :, :1], dtype=wide)
         real_BT1 = real_1T1 if key_padding_mask is None else key_padding_mask[..., None].to(wide)
         window = min(self.window, x_BTD.shape[1])
-        # Both are divided by the width of the window, which cancels.
+        # Both sums are divided by the width of the window, which cancels.
         pooled_BTD = _pooled(zero_padding(x_BTD, key_padding_mask), window, causal=self.causal)
         share_BT1 = _pooled(real_BT1, window, causal=self.causal)
         means_BTD = pooled_BTD / share_BT1.masked_fill(share_BT1 == 0, 1.0)

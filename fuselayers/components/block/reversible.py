@@ -3,22 +3,22 @@
     x, y, a, b   [B, T, D]   B batch, T tokens, D model
     memory       [B, S, D]   the input of a decoder's cross-attention, S tokens
 
-A run of reversible blocks has two streams, to which the sublayers s add in turns:
+A run of reversible blocks has two streams. The sublayers s add to them in turn:
 
     a, b = x, x
     a, b = b, a + dropout(s(norm(b)))     for every sublayer of every block
     y = (a + b) / 2
 
 With attention f and feedforward g a block is  y1 = x1 + f(norm(x2)), y2 = x2 + g(norm(y1)). Each step can be undone:
-the old b is the new a, and the old a is the new b minus s(norm(old b)). So backward walks the run from its end, one
-sublayer at a time.
+the old b is the new a, and the old a is the new b minus s(norm(old b)). So backward goes through the run from its end,
+one sublayer at a time.
 
-In the style "post" the norm is that of the branch, norm(dropout(s(b))), as in xFormers: a norm of the sum could not be
-undone.
+In the style "post" the norm applies to the branch, norm(dropout(s(b))), as in xFormers, because a norm of the sum could
+not be undone.
 
-Saved for backward: a and b at the end of the run, in float32 at least, the inputs of all blocks, and the state of
-torch's generators for each sublayer with dropout. That is 2 B T D numbers, whatever the number of layers. Floor, in
-time: each sublayer runs forward twice.
+Saved for backward: a and b at the end of the run, in float32 or wider, the inputs of all blocks, and the state of
+torch's generators for each sublayer with dropout. The streams are 2 B T D numbers, independent of the number of layers.
+Floor, in time: each sublayer runs forward twice.
 
 Gomez et al., "The reversible residual network", 2017, section 3; Kitaev et al., "Reformer", 2020, section 3.
 """
@@ -49,25 +49,25 @@ _SHARDED: Final = (
 
 @register("block", "reversible")
 class ReversibleBlock(TransformerBlock):
-    """A transformer block on two streams. They pass through all such blocks of a stack.
+    """A transformer block on two streams, which pass through all reversible blocks of a stack.
 
-    Its parameters are those of `TransformerBlock`, and so are its norms, LayerScale and stochastic depth; the function
-    is a different one, and a stack of such blocks has a norm at its end. Where gradients are needed, `fuselayers.fuse`
-    and `torch.compile` break their graph around the blocks, which run op by op and save as little. `torch.func` refuses
-    it, as it refuses every `autograd.Function` without a `setup_context`.
+    It has the parameters, norms, LayerScale and stochastic depth of `TransformerBlock`, but computes another function,
+    and a stack of reversible blocks has a norm at its end. If gradients are needed, `fuselayers.fuse` and
+    `torch.compile` break the graph around the blocks, which then run op by op and save no more. `torch.func` does not
+    support them, as it supports no `autograd.Function` without a `setup_context`.
 
-    A stack runs the sublayers of such blocks and never calls a block itself, so a block in a stack can have no hooks.
-    Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP works by hooks: it shards
-    a model of such blocks as one, not the blocks or the modules inside them.
+    A stack runs the sublayers of these blocks and never calls a block itself, so a block in a stack cannot have hooks.
+    Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP relies on hooks: use it on
+    the whole model, not on the blocks or the modules inside them.
 
-    The router of a mixture of experts chooses again in backward, from inputs that differ in their last bits. In the
-    rare case that this changes the choice, the gradient of a token is that of another expert.
+    The router of a mixture of experts chooses again in backward, from inputs that differ in their last bits. In rare
+    cases this changes the choice, and a token's gradient comes from another expert.
 
     Raises:
         ValueError: as `TransformerBlock`; or a residual style other than "pre" and "post".
         RuntimeError: in a stack, if the block has a hook; if FSDP shards a module inside it; in backward, with
-            create_graph=True, since its gradient cannot be differentiated again; or after a change from train to eval
-            mode, or back, of any of its modules since forward.
+            create_graph=True, since its gradient cannot be differentiated again, or if a module has changed between
+            train and eval mode since forward.
 
     >>> from fuselayers.components import Choice
     >>> block = ReversibleBlock(8, attention=Choice("multi_head", {"num_heads": 2}))
@@ -78,7 +78,7 @@ class ReversibleBlock(TransformerBlock):
     reversible: ClassVar[bool] = True
 
     def check_parts(self) -> None:
-        """Raise ValueError for a residual style whose branches are not added to the stream as they are."""
+        """Raise ValueError unless the residual style is "pre" or "post"."""
         if type(self.residual) not in (PreResidual, PostResidual):
             raise ValueError(
                 "a reversible block adds its sublayers to two streams, with a norm before or after each; "
@@ -87,7 +87,7 @@ class ReversibleBlock(TransformerBlock):
 
     @property
     def final_norm(self) -> bool:
-        """Whether a stack of such blocks needs a norm after the last one: the streams are sums."""
+        """Whether a stack needs a norm after the last of these blocks. It does, because the streams are sums."""
         return True
 
     def forward(self, x_BTD: Tensor, **inputs: Any) -> Tensor:
@@ -98,31 +98,31 @@ class ReversibleBlock(TransformerBlock):
         return _run_streams([(self, inputs)], x_BTD)
 
     def branch(self, number: int, x_BTD: Tensor, **inputs: Any) -> Tensor:
-        """Return what a sublayer adds to one stream, computed from the other: [B, T, D] -> [B, T, D].
+        """Return the term that a sublayer adds to one stream, computed from the other: [B, T, D] -> [B, T, D].
 
         Args:
-            number: 0 for attention; the feedforward is the last.
+            number: of the sublayer; 0 is attention, the last is the feedforward.
             x_BTD: the other stream.
             inputs: as `TransformerBlock.forward` takes them.
         """
         sublayer, norm, p = self.sublayers(**inputs)[number], self.residual.norm(number), self.residual.dropout
         if type(self.residual) is PostResidual:
             normed_BTD = norm(dropout(sublayer(x_BTD), p, training=self.training))
-            return self.residual.scaled(number, normed_BTD)  # behind the norm, which would undo it
+            return self.residual.scaled(number, normed_BTD)  # after the norm, which would undo it
         return dropout(self.residual.branch(number, sublayer, norm(x_BTD)), p, training=self.training)
 
 
 def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
-    """Return the mean of the streams after some blocks: [B, T, D] -> [B, T, D]; without blocks x itself.
+    """Run the blocks and return the mean of the streams: [B, T, D] -> [B, T, D]; without blocks x itself.
 
-    Used by `Stack.run_blocks` for each row of reversible blocks.
+    Used by `Stack.run_blocks` for each run of reversible blocks.
 
     Args:
         blocks: reversible blocks, each with its inputs, as `ReversibleBlock.branch` takes them.
         x_BTD: the stream.
 
     Raises:
-        RuntimeError: a block has a hook, which would never run; or FSDP shards it, or a part of it, by itself.
+        RuntimeError: a block has a hook, which would never run; or FSDP is applied to a block or to a module inside it.
     """
     if not blocks:
         return x_BTD
@@ -132,7 +132,7 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
 
 
 def _check_hooks(block: Any) -> None:
-    # A fused view has its own hooks beside those of its module.
+    # A fused view has its own hooks besides those of its module.
     for module in (block, block.branch.__self__):
         if is_sharded(module):
             raise RuntimeError(_SHARDED)
@@ -150,7 +150,7 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
 
 
 def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
-    # Undoing a sum does not restore rounded digits: few in float32, too many in bfloat16.
+    # Undoing a sum does not restore the digits lost to rounding: few in float32, too many in bfloat16.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
     dtype = x_BTD.dtype
     branches = [(block, inputs, number) for block, inputs in blocks for number in range(len(block.residual.norms))]
@@ -158,8 +158,8 @@ def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) ->
         run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
         learning = run.learning
         if learning or x_BTD.requires_grad:
-            # Note: [no shards inside a run] In backward the hooks of FSDP replace the leaves of the run by the gathered
-            # parameters, and the leaves get no gradient. Hooks around the whole model run before it.
+            # Note: [no shards inside a run] In backward FSDP's hooks replace the leaves of the run by the gathered
+            # parameters, so the leaves get no gradient. Hooks around the whole model run before it.
             parts = (module for block, _ in blocks for module in block.modules() if module is not block)
             if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
                 raise RuntimeError(_SHARDED)
@@ -172,7 +172,7 @@ def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) ->
     return _mean(a_BTD, b_BTD, dtype)
 
 
-# Note: [a reversible run breaks the graph] In a graph autograd's function would be lost: a compiler gets the formula.
+# Note: [a reversible run breaks the graph] A compiler would trace the formula and lose the autograd.Function.
 _run_outside = disable_dynamo("in a graph reversible blocks would save values of every layer")(_run_here)
 
 
@@ -183,10 +183,10 @@ def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:
 class _Step(nn.Module):
     """One sublayer of one block; a module, so that `functional_call` can replace its parameters.
 
-    `generators` is the state of torch's generators before forward, None if it drew no random numbers. `costly` are the
-    modules whose `auxiliary_loss` forward set: such losses are results of the run, beside the streams. Backward also
-    needs the parameters and buffers of forward, the names of those and of the inputs that require a gradient, and the
-    modes of all modules.
+    `generators` is the state of torch's generators before forward, None if it drew no random numbers. `costly` holds
+    the modules whose `auxiliary_loss` was set in forward: these losses are results of the run, besides the streams.
+    Backward also needs the parameters and buffers of forward, the names of the parameters and inputs that require a
+    gradient, and the modes of all modules.
     """
 
     def __init__(self, block: Any, inputs: Mapping[str, Any], number: int) -> None:
@@ -199,7 +199,7 @@ class _Step(nn.Module):
         # `rotate` is a method of a position, or a partial of one, and the position may have parameters.
         owners = [getattr(getattr(value, "func", value), "__self__", None) for value in inputs.values()]
         self.owners = nn.ModuleList(owner for owner in owners if isinstance(owner, nn.Module))
-        # The tensors of forward: a `functional_call` around the model has restored its own ones before backward.
+        # The tensors used in forward. A `functional_call` around the model restores the original ones before backward.
         self.held = dict((*self.named_parameters(), *self.named_buffers()))
         self.parameters_learning = {name: value for name, value in self.held.items() if value.requires_grad}
         self.inputs_learning = {
@@ -220,7 +220,7 @@ class _Step(nn.Module):
 
 @dataclass
 class _Run:
-    """A row of sublayers. `autocast` is the setting of forward, which backward uses too."""
+    """A run of sublayers. `autocast` is the autocast setting in forward, which backward uses too."""
 
     dtype: torch.dtype
     device: torch.device
@@ -242,7 +242,7 @@ class _Run:
             self.autocast = {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": False}
 
     def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
-        """Return the step's branch, and note whether it drew random numbers, and which losses it set."""
+        """Return the step's branch. Record whether it drew random numbers and which losses it set."""
         # With fake tensors nothing is drawn, and the state of a generator has no values to compare.
         draws = not isinstance(b_BTD, FakeTensor)
         before, losses = _generators(self.device) if draws else (), step.losses_now()
@@ -262,13 +262,13 @@ class _Run:
         """Return the recomputed branch, the gradient of b, and the gradients of the step's other tensors, by id."""
         parameters, inputs_learning = step.parameters_learning, step.inputs_learning
         wanted = [*parameters.values(), *inputs_learning.values()]
-        # Note: [other leaves] Hooks on the tensors themselves would run here, and again with the gradients of the whole
-        # run.
+        # Note: [other leaves] The leaves are detached: hooks on the original tensors would run here, and again with the
+        # gradients of the whole run.
         b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
         held = step.held | dict(zip(parameters, leaves[: len(parameters)], strict=True))
         with torch.enable_grad(), _replayed(step.generators, self.device), self._autocast():
-            # Note: [no leaf into a module] Hooks that follow modules through backward, as those of FlopCounterMode,
-            # cannot be put on a leaf of `autograd.grad`.
+            # Note: [no leaf into a module] Hooks that track modules in backward, such as FlopCounterMode's, cannot be
+            # put on a leaf of `autograd.grad`.
             of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(parameters) :])
             inputs = dict(step.inputs) | dict(zip(inputs_learning, of_leaves, strict=True))
             of_forward = [module.auxiliary_loss for module in step.costly]
@@ -323,7 +323,7 @@ class _Reversible(torch.autograd.Function):
 
 
 def _generators(device: torch.device) -> tuple[Tensor, ...]:
-    """Return the states of torch's default generators, of the CPU and of the device."""
+    """Return the states of torch's default generators for the CPU and the device."""
     states = (torch.get_rng_state(),)
     if device.type in ("cpu", "meta"):
         return states

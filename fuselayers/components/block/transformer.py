@@ -29,21 +29,21 @@ from ..residual import Residual, Sublayer
 class TransformerBlock(nn.Module):
     """Self-attention, cross-attention if chosen, and a feedforward.
 
-    The arguments of `Model`, of which it takes those of a single block, and:
+    The arguments of `Model` that apply to a single block, and:
 
     Args:
         cross_attention: the attention to the memory, or None for a block without one.
         dropout: probability of dropping a value of a sublayer's output before it joins the residual stream.
         causal: whether a token looks only at itself and the tokens before it.
-        layer: which block of the model this is, from 0.
+        layer: index of the block in the model, from 0.
         num_layers: number of blocks of the model.
         context_length: longest sequence in tokens; None where no component of the block needs it.
 
     Raises:
-        ValueError: an unknown name or option, sizes that do not fit, an attention that cannot be causal or, by its kind
-            or its options, look at a memory where that is asked for, or that needs a context_length where there is
-            none, or (in forward) an input that the attention cannot use.
-        TypeError: the residual style is no subclass of `Residual`.
+        ValueError: an unknown name or option; sizes that do not fit; a causal block whose attention cannot be causal; a
+            cross_attention whose kind or options exclude a memory; no context_length for an attention that needs it; or
+            (in forward) an input that the attention cannot use.
+        TypeError: the residual style is not a subclass of `Residual`.
 
     >>> import torch
     >>> block = TransformerBlock(8, attention=Choice("multi_head", {"num_heads": 2}), feedforward="fused_mlp")
@@ -124,7 +124,7 @@ class TransformerBlock(nn.Module):
         self.check_parts()
 
     def check_parts(self) -> None:
-        """Raise ValueError for a component that this kind of block does not support; for subclasses."""
+        """Raise ValueError for a component that this kind of block does not support. Subclasses override it."""
 
     @property
     def final_norm(self) -> bool:
@@ -146,16 +146,18 @@ class TransformerBlock(nn.Module):
             x_BTD: the stream.
             memory: [B, S, D], the input of the cross-attention; required by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
-            shard: the position of x in the whole stream, where its tokens are divided by `parallelize`.
-            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; None is left out. A feedforward with
-                `takes_padding` gets the key_padding_mask too, with a cache that of the new tokens.
+            shard: the position of x in the whole stream, if `parallelize` divides its tokens.
+            inputs: of the attention: rotate, bias, key_padding_mask, mask, cache; those that are None are left out. A
+                feedforward with `takes_padding` also gets the key_padding_mask, with a cache only the part for the new
+                tokens.
 
         Raises:
-            ValueError: an attention cannot use an input, or there is a memory and no cross-attention, or none and one.
+            ValueError: an attention cannot use an input, or there is a memory without a cross-attention, or the
+                reverse.
         """
         sublayers = self.sublayers(memory=memory, memory_padding_mask=memory_padding_mask, **inputs)
         sublayers = [self.layout.around(sublayer, shard) for sublayer in sublayers]
-        # A residual style of the user's need not know shards; `parallelize` refuses it.
+        # A user's residual style need not accept a shard; `parallelize` rejects such a style.
         divided = {} if shard is None else {"shard": shard}
         y_BTD: Tensor = self.residual(x_BTD, sublayers, **divided)
         return y_BTD
@@ -163,7 +165,7 @@ class TransformerBlock(nn.Module):
     def sublayers(
         self, *, memory: Tensor | None = None, memory_padding_mask: Tensor | None = None, **inputs: Any
     ) -> list[Sublayer]:
-        """Return attention, cross-attention where there is one, and feedforward as functions of the stream alone.
+        """Return attention, cross-attention if there is one, and feedforward as functions of the stream alone.
 
         Args and Raises: as `forward`.
         """
@@ -196,7 +198,7 @@ class TransformerBlock(nn.Module):
 
 
 def _built_cross_attention(choice: Choice | str, hidden_dim: int, offered: dict[str, Any]) -> nn.Module:
-    """Build the attention to a memory; `offered` are the arguments of attentions that the block fills in."""
+    """Build the attention to a memory; `offered` holds the arguments that the block fills in."""
     check_able(choice, "memory", wanted_by="a block with cross_attention")
     of_memory = accepted("attention", choice, **{**offered, "causal": False})
     built: nn.Module = create("attention", choice, hidden_dim, **of_memory)

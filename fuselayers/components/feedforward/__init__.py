@@ -1,4 +1,4 @@
-"""Feedforward layers: what a block does to each token, most of them to each by itself."""
+"""Feedforward layers. Most of them process each token separately."""
 
 from .conv_mlp import ConvMLP as ConvMLP
 from .gated_mlp import GatedMLP as GatedMLP

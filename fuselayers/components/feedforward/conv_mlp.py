@@ -1,4 +1,4 @@
-"""conv_mlp -- y = down(dropout(activation(convolution(up(x))))): an mlp that sees the tokens beside each token.
+"""conv_mlp -- y = down(dropout(activation(convolution(up(x))))): an MLP that also sees neighbouring tokens.
 
     x, y      [B, T, D]   B batch, T tokens, D model
     hidden    [B, T, F]   F = width, or int(expansion * D)
@@ -7,9 +7,8 @@
     causal     conv[t] = sum over k of weight[k] * hidden[t - (K - 1) + k]
     else       conv[t] = sum over k of weight[k] * hidden[t - (K - 1) / 2 + k]
 
-with zeros outside of the sequence, and for padding. It is the Mix-FFN of Xie et al.,
-"SegFormer", 2021, section 3.1, over a row of tokens in place of an image; causal, with the convolution of So et al.,
-"Primer", 2021, section 4.
+with zeros outside the sequence and for padding. It is the Mix-FFN of Xie et al., "SegFormer", 2021, section 3.1, over a
+row of tokens in place of an image. The causal convolution is that of So et al., "Primer", 2021, section 4.
 """
 
 from typing import ClassVar
@@ -27,13 +26,13 @@ from .hidden import activated, custom_activation, hidden_width
 
 @register("feedforward", "conv_mlp")
 class ConvMLP(nn.Module):
-    """An MLP with a convolution over tokens. Each hidden channel has a filter of its own, before the activation.
+    """An MLP with a depthwise convolution over tokens before the activation.
 
     Args:
         hidden_dim: D, the width of the model.
-        kernel_size: K, how many tokens the convolution sees, in tokens; an odd number where it is not causal.
+        kernel_size: K, the number of tokens that the convolution sees; odd unless causal.
         expansion: the hidden width as a multiple of D.
-        width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
+        width: F, the hidden width, in place of an expansion; None takes int(expansion * D).
         activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers and the convolution have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
@@ -95,7 +94,7 @@ class ConvMLP(nn.Module):
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
         (kernel_size,) = self.conv.kernel_size
         before = kernel_size - 1 if self.causal else kernel_size // 2
-        # Zeros after `up`, whose bias would change zeros before it.
+        # Padding becomes zeros after `up`, whose bias would change them.
         up_BTF = zero_padding(self.up(x_BTD), key_padding_mask)
         hidden_BFT = F.pad(up_BTF.transpose(1, 2), (before, kernel_size - 1 - before))
         hidden_BTF = activated(self.conv(hidden_BFT).transpose(1, 2), self.activation, self.custom_activation)

@@ -25,26 +25,27 @@ from .packed import save_in_parts
 
 @register("feedforward", "gated_mlp")
 class GatedMLP(nn.Module):
-    """Three linear layers: an activated gate scales the wide values, and the third makes them narrow again.
+    """Three linear layers: the activated gate multiplies `up`, and `down` projects the product back to D.
 
     Args:
         hidden_dim: D, the width of the model.
         expansion: the hidden width as a multiple of D; 8/3 gives as many weights as an MLP of expansion 4.
-        width: F, the hidden width itself, in place of an expansion and its rounding; None takes those.
+        width: F, the hidden width, in place of an expansion and its rounding; None uses those.
         multiple_of: the hidden width that the expansion gives is rounded up to a multiple of this number.
-        activation: the name of any registered activation, or None for the identity. One that is not in
-            `ops.ACTIVATIONS` is a module, which runs by itself, unfused.
-        packed: whether gate and up are one parameter, multiplied at once. A state_dict still holds two, so weights fit
-            both forms; the state of an optimizer does not. `torch.func.functional_call` needs
+        activation: the name of any registered activation, or None for the identity. An activation that is not in
+            `ops.ACTIVATIONS` runs as a separate module, unfused.
+        packed: whether gate and up are one parameter and one matmul. A state_dict still holds two tensors, so weights
+            fit both forms; the state of an optimizer does not. `torch.func.functional_call` needs
             `dict(module.named_parameters())` in place of the state_dict.
         bias: whether the three linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
-        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: "auto" calls the op, which chooses its kernel; the name of a backend runs the op through
+            `fuselayers.fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: a width below one, an unknown activation, a dropout outside [0, 1], or no such backend or partition.
-        TypeError: the backend is no name, such as None.
+        TypeError: the backend is not a name, such as None.
 
     >>> GatedMLP(8, multiple_of=16).down.in_features
     32

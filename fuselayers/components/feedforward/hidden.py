@@ -10,7 +10,7 @@ from ..registry import create
 
 
 def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None, multiple_of: int = 1) -> int:
-    """Return F: `width` where it is given, else expansion * hidden_dim, rounded down, then up to a multiple.
+    """Return F: `width` if given, else expansion * hidden_dim, rounded down, then up to a multiple.
 
     Raises:
         ValueError: the result is below one.
@@ -29,11 +29,11 @@ def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None,
 
 
 def custom_activation(activation: str | None) -> nn.Module | None:
-    """Return the module of a registered activation that is not in `ops.ACTIVATIONS`; None for one that is.
+    """Return the module of a registered activation; None for an activation in `ops.ACTIVATIONS`.
 
     Raises:
         ValueError: no activation of that name is registered, or it has an option without a default.
-        TypeError: the activation is no name.
+        TypeError: the activation is neither a name nor None.
 
     >>> custom_activation("gelu") is None
     True
@@ -46,7 +46,7 @@ def custom_activation(activation: str | None) -> nn.Module | None:
 
 
 def activated(z: Tensor, activation: str | None, custom: nn.Module | None) -> Tensor:
-    """Return the activation of z: by the module where there is one, else by the op of that name."""
+    """Return the activation of z, by the custom module if there is one, else by the op of that name."""
     if custom is None:
         return activate(z, activation)
     y: Tensor = custom(z)

@@ -1,7 +1,7 @@
 """mixture_of_experts -- many feedforwards; a router sends each token to a few of them.
 
     x, y     [..., D]    D model
-    tokens   [N, D]      N tokens: everything but the last dimension, in order
+    tokens   [N, D]      N tokens: all dimensions but the last, flattened
     real     [N]         True for a real token, False for padding
     logits   [N, E]      E experts; logits = tokens W^T, W the router's weight
     chosen   [N, K]      K top_k: the experts of each token, the likeliest first
@@ -14,8 +14,8 @@ Shazeer et al., "Outrageously large neural networks", 2017; Lepikhin et al., "GS
 transformers", 2021; Zoph et al., "ST-MoE", 2022; Zhou et al., "Mixture-of-experts with expert choice routing", 2022;
 Jiang et al., "Mixtral of experts", 2024; Dai et al., "DeepSeekMoE", 2024, section 3.2 (shared experts).
 
-No noise is added to the router (Switch multiplies its input by random numbers): the library draws random numbers by
-their place only for dropout's masks.
+The router has no noise (Switch multiplies its input by random numbers): in this library only dropout's masks draw
+random numbers by position.
 """
 
 from collections.abc import Callable
@@ -47,47 +47,48 @@ class MixtureOfExperts(nn.Module):
     """A router and its experts, each of them a feedforward.
 
     Note: [how tokens reach their experts]
-    All sizes are fixed. Without a capacity nothing is dropped: tokens are sorted by expert, and a grouped product gives
-    each expert its own tokens (see ops/grouped_linear.py). With a capacity every expert has C slots; an empty slot
-    computes some other token, and its result is not used.
+    All sizes are fixed. Without a capacity no token is dropped: tokens are sorted by expert, and a grouped matmul
+    applies each expert to its own tokens (see ops/grouped_linear.py). With a capacity every expert has C slots. An
+    empty slot computes some other token, and its result is not used.
 
-    All experts run at once if they are of this library, with the same options, and their linear layers are unmodified.
-    Else each runs by itself, as with an adapter, a hook, an activation with weights, a class of one's own, or inside
-    `torch.vmap`. Without a capacity each expert then has a slot for every token, which is E / K times the work.
+    All experts run at once if they are classes of this library with the same options and unmodified linear layers.
+    Otherwise they run one by one, for example with an adapter, a hook, an activation with weights, a user's class, or
+    inside `torch.vmap`. Without a capacity each expert then has a slot for every token, which is E / K times the work.
 
-    Padding takes no slot, does not count in the losses, and its result is zero except for the shared experts. It does
-    not change real tokens. A block passes the key_padding_mask on.
+    Padding takes no slot, does not count in the losses and does not affect real tokens. Its result is zero except for
+    the shared experts. A block passes the key_padding_mask on.
 
-    A training forward sets `auxiliary_loss`, a float32 scalar that models add to their loss; eval mode sets None.
+    In training, forward sets `auxiliary_loss`, a float32 scalar that models add to their loss; in eval mode it sets
+    None.
 
     Args:
         hidden_dim: D, the width of the model.
-        num_experts: E, how many experts the router chooses from.
-        top_k: K, the experts of each token; with expert_choice their average number.
-        gating: "top_k": each token takes its K likeliest experts, of equal ones the first. "expert_choice": each expert
-            takes the C tokens with the highest softmax, of equal ones the first, so that a token may have any number of
-            experts; it compares all tokens of a call, so it is not causal (Zhou et al. 2022, section 3.2).
-        expert: the feedforward that each expert is, with its options; one that does not mix tokens.
+        num_experts: E, the number of experts that the router chooses from.
+        top_k: K, the number of experts of each token; with expert_choice the average number.
+        gating: "top_k": each token takes its K likeliest experts. "expert_choice": each expert takes the C tokens with
+            the highest softmax, so that a token may have any number of experts; it compares all tokens of a call, so it
+            is not causal (Zhou et al. 2022, section 3.2). Ties go to the first expert or token.
+        expert: the feedforward that serves as each expert, with its options; it must not mix tokens.
         dropout: probability of dropping a hidden value of an expert in training, 0 <= dropout <= 1. A dropout above 0
-            among the expert's own options comes first.
+            among the expert's own options takes precedence.
         capacity_factor: capacity of an expert, as a multiple of its even share: C = ceil(capacity_factor * K * N / E)
             tokens, at most N, in training and in eval; N is the number of real tokens of the call. So a longer call may
             keep an early token that a shorter one drops, and generation differs a little from training. An expert takes
             its tokens in their order, row after row, and drops those beyond C: their term is zero. The order does not
-            depend on the weights, since a later token would then displace an earlier one. None drops nothing; with
-            expert_choice it is 1.
+            depend on the weights, since a later token could then displace an earlier one. None drops no token; with
+            expert_choice None means 1.
         normalise_weights: whether the softmax is over the K experts of a token, with the sum 1 (Mixtral), or over all
-            experts (Switch). With top_k 1 all weights are 1, and the router does not learn from y. With expert_choice
-            the softmax is always over all experts.
-        balance_coefficient: weight of the loss for an even use of the experts, E * sum over e of share[e] * mean[e]:
-            share is the number of tokens that chose an expert (dropped or not) over N, mean the mean of its softmax.
-            Its minimum is K (Fedus et al. 2021, eq. 4; K above one as in Mixtral). With expert_choice it is 0.
+            experts (Switch). If it is over one expert (top_k 1), all weights are 1, and the router does not learn from
+            y. With expert_choice the softmax is always over all experts.
+        balance_coefficient: weight of the load-balancing loss, E * sum over e of share[e] * mean[e]: share is the
+            fraction of the N tokens that chose an expert (dropped or not), mean is the mean of its softmax. Its minimum
+            is K (Fedus et al. 2021, eq. 4; K above one as in Mixtral). With expert_choice it is 0.
         z_coefficient: weight of the loss for small logits, the mean of logsumexp(logits)^2, in nats^2 (Zoph et al.
             2022, eq. 5).
-        shared_experts: number of further experts that every token takes, with the weight 1.
+        shared_experts: number of additional experts that every token takes, with the weight 1.
         causal: whether the model is causal, so that no token may depend on later ones.
-        backend: of fused layers in the experts: "auto" calls their ops, a name sends them through `fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: of fused layers in the experts: "auto" calls their ops, a name runs them through `fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: a number out of its range, top_k above num_experts, an unknown gating, expert_choice in a causal
@@ -176,7 +177,7 @@ class MixtureOfExperts(nn.Module):
             self.auxiliary_loss = self._loss(logits_NE, real_N, None)
             y_ND = self._by_experts_choice(x_ND, real_N, logits_NE.softmax(-1))
         else:
-            # A stable sort: topk does not define which of equal values it takes.
+            # A stable sort, because topk does not define which of equal values it takes.
             chosen_NK = logits_NE.detach().sort(dim=-1, descending=True, stable=True).indices[:, : self.top_k]
             order_A, sizes_E = _sorted_by_expert(chosen_NK, real_N, len(self.experts))
             self.auxiliary_loss = self._loss(logits_NE, real_N, sizes_E)
@@ -188,7 +189,7 @@ class MixtureOfExperts(nn.Module):
                 y_NKD = self._all_in_runs(x_ND, real_N, order_A, sizes_E)
             else:
                 y_NKD = self._in_slots(x_ND, real_N, chosen_NK, order_A, sizes_E)
-            # Added in the dtype of the weights, float32 at least.
+            # Summed in the dtype of the weights, float32 or wider.
             y_ND = (y_NKD * weights_NK[..., None]).sum(1).to(y_NKD.dtype)
         for expert in self.shared:
             y_ND = y_ND + expert(x_ND)
@@ -197,10 +198,10 @@ class MixtureOfExperts(nn.Module):
     def _logits(self, x_ND: Tensor) -> Tensor:
         """Return the router's logits, in float32 at least: [N, D] -> [N, E]."""
         wide = torch.promote_types(x_ND.dtype, torch.float32)
-        if not is_plain_linear(self.router):  # an adapter has dtypes of its own
+        if not is_plain_linear(self.router):  # an adapter chooses its dtypes
             logits_NE: Tensor = self.router(x_ND)
             return logits_NE.to(wide)
-        # A logit in bfloat16 chooses other experts.
+        # Logits in bfloat16 would choose other experts.
         with without_autocast(x_ND):
             return F.linear(x_ND.to(wide), self.router.weight.to(wide))
 
@@ -222,7 +223,7 @@ class MixtureOfExperts(nn.Module):
         return -(-num_tokens * places // tokens)
 
     def _all_in_runs(self, x_ND: Tensor, real_N: Tensor | None, order_A: Tensor, sizes_E: Tensor) -> Tensor:
-        """Return the unweighted result of each expert of each token: [N, K, D]; zeros for padding."""
+        """Return the unweighted results of each token's experts: [N, K, D]; zeros for padding."""
         y_AD = _as_one(self.experts, x_ND[order_A // self.top_k], sizes_E.cumsum(0))
         # Gathered by the inverse order; a scattered sum would add in an undefined order on a GPU.
         y_NKD: Tensor = y_AD[_inverse(order_A)].unflatten(0, (-1, self.top_k))  # type: ignore[no-untyped-call]
@@ -234,7 +235,8 @@ class MixtureOfExperts(nn.Module):
         """As `_all_in_runs`, with zeros for dropped tokens."""
         capacity = len(x_ND) if self.capacity_factor is None else self._capacity(len(x_ND))
         first_E = sizes_E.cumsum(0) - sizes_E
-        # The assignment of each slot. A slot past an expert's last token holds one of the next expert, unused.
+        # The assignment of each slot. A slot past an expert's last token holds an assignment of the next expert, which
+        # is not used.
         slots_EC = first_E[:, None] + torch.arange(capacity, device=order_A.device)
         slots_EC = order_A[slots_EC.clamp(max=chosen_NK.numel() - 1)]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC // self.top_k])
@@ -245,15 +247,15 @@ class MixtureOfExperts(nn.Module):
         else:
             most = capacity if self.capacity_factor is None else self._capacity(real_N.sum())
             dropped_NK = (rank_NK >= most) | ~real_N[:, None]
-        # Filled, not multiplied by zero, which would make NaN of an infinite result of another token.
+        # Filled, not multiplied by zero, which would turn an infinite result of another token into NaN.
         return y_NKD.masked_fill(dropped_NK[..., None], 0.0)
 
     def _by_experts_choice(self, x_ND: Tensor, real_N: Tensor | None, probabilities_NE: Tensor) -> Tensor:
         capacity = self._capacity(len(x_ND))
         wanted_NE = probabilities_NE.detach()
         if real_N is not None:
-            wanted_NE = wanted_NE.masked_fill(~real_N[:, None], -1.0)  # behind all real tokens
-        # Contiguous: for other strides torch's trace expects results that the sort does not have.
+            wanted_NE = wanted_NE.masked_fill(~real_N[:, None], -1.0)  # after all real tokens
+        # Contiguous: for other strides, tracing expects results that differ from those of the sort.
         order_EN = wanted_NE.T.contiguous().sort(dim=-1, descending=True, stable=True).indices
         slots_EC = order_EN[:, :capacity]
         y_ECD = _run_slots(self.experts, x_ND[slots_EC])
@@ -279,10 +281,10 @@ class MixtureOfExperts(nn.Module):
 
 def _slots_per_token(capacity_factor: float, share: Fraction) -> tuple[int, int]:
     """Return an expert's slots per token as a numerator and a denominator; `share` is its even share of the tokens."""
-    # As an exact decimal fraction: 1.1 * 2 * 50 / 2 is 55, and in binary a little more, which would be 56 slots.
-    # Limited, so that a product with a number of tokens fits int64: C is a tensor where there is padding.
+    # An exact decimal fraction: 1.1 * 2 * 50 / 2 is 55, but in binary slightly more, which would give 56 slots. The
+    # denominator is limited, so that a product with a number of tokens fits int64: with padding C is a tensor.
     room = min(Fraction(1), Fraction(str(capacity_factor)) * share).limit_denominator(2**31)
-    return max(room, Fraction(1, 2**31)).as_integer_ratio()  # one slot at least
+    return max(room, Fraction(1, 2**31)).as_integer_ratio()  # at least one slot
 
 
 def _count(x_ND: Tensor, real_N: Tensor | None) -> Tensor | int:
@@ -298,9 +300,9 @@ def _mean(x_N: Tensor, real_N: Tensor | None) -> Tensor:
 
 
 def _sorted_by_expert(chosen_NK: Tensor, real_N: Tensor | None, num_experts: int) -> tuple[Tensor, Tensor]:
-    """Return the assignments, sorted by expert and then by token, and the number of each expert: [N * K], [E].
+    """Return the assignments, sorted by expert and then by token, and their number for each expert: [N * K], [E].
 
-    Those of padding are last, and count for no expert.
+    Assignments of padding are last, and count for no expert.
     """
     if real_N is not None:
         chosen_NK = chosen_NK.masked_fill(~real_N[:, None], num_experts)
@@ -315,8 +317,8 @@ def _inverse(order_A: Tensor) -> Tensor:
 
 
 def _run_as_one(experts: nn.ModuleList) -> bool:
-    """Return whether `_as_one` gives what calling each expert gives."""
-    if transforms_are_active() and not is_compiling():  # the product has no rule for vmap
+    """Return whether `_as_one` gives the same result as calling each expert."""
+    if transforms_are_active() and not is_compiling():  # the grouped matmul has no rule for vmap
         return False
     first: Any = experts[0]
     if type(first) not in _KNOWN or (first.custom_activation is not None and [*first.custom_activation.parameters()]):
@@ -330,7 +332,7 @@ def _run_as_one(experts: nn.ModuleList) -> bool:
 
 
 def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:
-    """Return the results of the rows of each expert: [R, D] -> [R, D]. Rows past the last end mean nothing."""
+    """Apply each expert to its rows: [R, D] -> [R, D]. Rows past the last end are undefined."""
     first: Any = experts[0]
 
     def layer(name: str) -> Callable[[Tensor], Tensor]:
@@ -340,7 +342,7 @@ def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:
             y_RX = grouped_linear(z_RX, [layer.weight for layer in layers], ends_E)
             if layers[0].bias is None:
                 return y_RX
-            # As an embedding, whose backward adds in a defined order.
+            # An embedding, because its backward adds in a defined order.
             bias_EX = torch.stack([layer.bias.to(y_RX.dtype) for layer in layers])
             expert_R = torch.searchsorted(ends_E, torch.arange(len(y_RX), device=y_RX.device), right=True)
             return y_RX + F.embedding(expert_R.clamp(max=len(layers) - 1), bias_EX)

@@ -3,8 +3,8 @@
 x, y     [..., D]   D model
 hidden   [..., F]   F = width, or int(expansion * D)
 
-fused_mlp has its bias, activation and dropout in one op between the two matmuls. It has the parameters, the state_dict
-keys and the numbers of mlp; only the values saved for backward differ.
+fused_mlp computes bias, activation and dropout in one op between the two matmuls. It has the same parameters,
+state_dict keys and results as mlp; only the values saved for backward differ.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class MLP(nn.Module):
     Args:
         hidden_dim: D, the width of the model.
         expansion: the hidden width as a multiple of D.
-        width: F, the hidden width itself, in place of an expansion; None takes int(expansion * D).
+        width: F, the hidden width, in place of an expansion; None takes int(expansion * D).
         activation: the name of any registered activation, or None for the identity.
         bias: whether both linear layers have a bias.
         dropout: probability of dropping a hidden value in training, 0 <= dropout <= 1.
@@ -79,7 +79,7 @@ class MLP(nn.Module):
         return "up", "down"
 
     def through(self, x: Tensor, up: Callable[..., Tensor], down: Callable[..., Tensor]) -> Tensor:
-        """Forward through these layers. A mixture of experts passes layers that are those of all its experts."""
+        """Run forward with the given layers. A mixture of experts passes layers that combine those of all experts."""
         hidden = activated(up(x), self.activation, self.custom_activation)
         shard = self.layout.shard(hidden, -1)
         return down(dropout(hidden, self.dropout, training=self.training, shard=shard))
@@ -93,15 +93,16 @@ class FusedMLP(MLP):
     """The MLP whose bias, activation and dropout are one op.
 
     With a registered activation that is not in `ops.ACTIVATIONS` the layer runs as `MLP`. If `up` is not an unmodified
-    `nn.Linear`, it adds its bias itself.
+    `nn.Linear`, it is called and adds its bias itself.
 
     Args:
-        backend: "auto" calls the op, which chooses by itself; the name of a backend sends it through `fuselayers.fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        backend: "auto" calls the op, which chooses its kernel; the name of a backend runs the op through
+            `fuselayers.fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: as `MLP`, or there is no such backend or partition.
-        TypeError: the backend is no name, such as None.
+        TypeError: the backend is not a name, such as None.
 
     >>> plain, fused = MLP(8), FusedMLP(8)
     >>> fused.load_state_dict(plain.state_dict())

@@ -1,6 +1,6 @@
-"""One linear layer in memory that is two in a state_dict, so that packed and split modules read each other's files.
+"""One linear layer in memory that is saved as two, so that packed and split modules load each other's weights.
 
-weight   [2F, D]   the first half is the first part's
+weight   [2F, D]   the first half belongs to the first part
 bias     [2F]
 """
 
@@ -16,14 +16,14 @@ def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> No
     """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.
 
     Loading accepts both forms; errors use the names of the halves. The halves in a state_dict are views of the
-    parameter. They can be read as `module.first.weight` too, for tools that look up every key in the module, as torch's
-    distributed checkpoints do. They cannot be assigned, so `torch.func.functional_call` takes the names of
-    `named_parameters`, not of a state_dict.
+    parameter. They can also be read as `module.first.weight`, for tools that look up every key in the module, such as
+    torch's distributed checkpoints. They cannot be assigned, so `torch.func.functional_call` needs the names of
+    `named_parameters`, not those of a state_dict.
 
     Only the weight and bias of the layer are split. Other parameters of an adapter in its place keep their names.
 
     Args:
-        module: has the linear layer. Used by `GatedMLP`.
+        module: the module that has the linear layer. Used by `GatedMLP`.
         packed: name of that layer.
         first: name of the half with the first rows.
         second: name of the other half.
@@ -42,7 +42,7 @@ def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> No
 
 
 class _Half:
-    """One half of a packed layer, to be read."""
+    """One half of a packed layer, read-only."""
 
     def __init__(self, module: nn.Module, packed: str, number: int) -> None:
         self._module, self._packed, self._number = module, packed, number
@@ -66,7 +66,7 @@ def _split(
     for name, _parameter in _parameters(module, packed):
         both = own.pop(f"{prefix}{packed}.{name}")
         halves |= {f"{prefix}{part}.{name}": half for part, half in zip(parts, both.chunk(2), strict=True)}
-    # The order of the split form: all of the first part, then all of the second one, then the layers that follow.
+    # The order of the split form: first part, second part, then the layers that follow.
     for part in parts:
         state_dict |= {key: half for key, half in halves.items() if key.startswith(f"{prefix}{part}.")}
     state_dict |= own
@@ -103,7 +103,7 @@ def _join(
         if first is not None and second is not None:
             both = _sharded_like(parameter, torch.cat((first, second)))
         elif parameter.is_meta:
-            # One half cannot be loaded alone: a parameter is in memory as a whole.
+            # On the meta device one half cannot be loaded alone.
             missing = keys if missing else []
         elif first is not None or second is not None:
             both = parameter.detach().clone()
@@ -115,14 +115,14 @@ def _join(
 
 
 def _sharded_like(parameter: Tensor, both: Tensor) -> Tensor:
-    """Shard the joined halves as the parameter, if only that is sharded: torch shards by name."""
+    """Shard the joined halves like the parameter if only the parameter is sharded: torch shards by name."""
     if not torch.distributed.is_available():
         return both
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(parameter, DTensor) or isinstance(both, DTensor):
         return both
-    # Every process has the whole and takes its shard: nothing is sent.
+    # Every process has the whole and keeps its shard, so nothing is sent.
     return distribute_tensor(both.detach(), parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
@@ -142,7 +142,7 @@ def _misfit(key: str, value: Any, half: Tensor) -> str | None:
 
 
 def _parameters(module: nn.Module, packed: str) -> Iterator[tuple[str, nn.Parameter]]:
-    # An adapter in the layer's place has parameters of its own, here or deeper, and so has a parametrisation.
+    # An adapter in the layer's place, or a parametrisation, has other parameters, in the layer or deeper.
     layer = getattr(module, packed)
     for name, parameter in layer.named_parameters(recurse=False):
         if name in ("weight", "bias") and parameter.shape[:1] == (getattr(layer, "out_features", None),):

@@ -4,8 +4,8 @@
     x                 [B, T, D]   D model
     logits            [B, T, V]   V vocabulary
 
-GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp; BLOOM with
-ALiBi and a norm of the embeddings; Phi with a bias of the logits.
+It is GPT-2 with learned positions, layer norms and an mlp; Llama with rotary positions, RMS norms and a gated_mlp;
+BLOOM with ALiBi and a norm of the embeddings; Phi with a bias of the logits.
 """
 
 from collections.abc import Collection, Sequence
@@ -44,9 +44,9 @@ class Decoder(Stack):
     The arguments and errors of `Model`, and:
 
     Args:
-        embedding_norm: whether the embeddings, positions included, pass a norm of the chosen kind, as in BLOOM.
+        embedding_norm: whether a norm of the chosen kind follows the embeddings and positions, as in BLOOM.
         embedding_dropout: probability of dropping a value of the embeddings; None for `dropout`.
-        head_bias: whether the logits have a bias, of a tied head too, as in Phi.
+        head_bias: whether the logits have a bias, also with a tied head, as in Phi.
         logit_soft_cap: the bound of the logits, cap * tanh(logits / cap), 30 in Gemma 2; None for no bound.
 
     >>> heads = Choice("multi_head", {"num_heads": 2})
@@ -111,7 +111,7 @@ class Decoder(Stack):
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
-        # Not the layer's, which a tied head does not have and which the fused loss refuses.
+        # Not a bias of the output layer: a tied head has no layer, and the fused loss does not support one with a bias.
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if head_bias else None
         self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
@@ -125,25 +125,25 @@ class Decoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits, or the loss where there are targets.
+        """Return the logits, or the loss if there are targets.
 
         Args:
             tokens_BT: int64 or int32 [B, T], values in 0 .. V - 1.
-            targets_BT: int64 [B, T], the token that follows each token, or -100 where none counts, as at padding and at
-                the end of a document; None for logits.
-            key_padding_mask: bool [B, T], True for a real token; None if all are real. Padding on the left takes no
-                position.
+            targets_BT: int64 [B, T], the token that follows each token, or -100 for positions that do not count, such
+                as padding and the end of a document; None for logits.
+            key_padding_mask: bool [B, T], True for a real token; None if all are real. Padding on the left uses no
+                positions.
             mask: bool, broadcastable to [B, H, T, T], True where a token may look, or a `BlockMask`, as for the
                 attention; None hides nothing. Later tokens are always hidden.
-            document_ids: integers [B, T], the number of each token's document where a row holds several; a token looks
-                only at its own. Positions are counted along the row. None if a row is one document.
+            document_ids: integers [B, T], the number of each token's document if a row holds several; a token looks
+                only at its own document. Positions are counted along the row. None if each row is one document.
 
         Returns:
             The logits [B, T, V]; with targets the mean cross entropy in nats, in training plus the auxiliary losses of
             the blocks: a float32 scalar.
 
         Raises:
-            TypeError: the tokens are no tensor of integers.
+            TypeError: the tokens are not a tensor of integers.
             ValueError: tokens, targets or a mask of another shape or dtype, a token outside the vocabulary, a sequence
                 that is too long for its positions, a mask that the attention cannot use, or documents in a model whose
                 feedforward mixes tokens.
@@ -171,7 +171,7 @@ class Decoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
+        """Raise the errors of `forward`. A call of the model runs this first."""
         check_tokens(tokens_BT, table=self.token)
         check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
@@ -189,10 +189,10 @@ class Decoder(Stack):
         """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
-            tokens_BT: the tokens; with caches those that follow the ones in the caches.
-            key_padding_mask: as for `forward`; with caches of all tokens so far.
+            tokens_BT: the tokens; with caches only those that are not in the caches yet.
+            key_padding_mask: as for `forward`; with caches it covers all tokens so far.
             mask: as for `forward`.
-            caches: one per block, to which these tokens are added; None without.
+            caches: one per block, to which these tokens are added; None for no caches.
         """
         first = caches[0].length if caches else 0
         x_BTD = self._placed(self.token(tokens_BT), first, key_padding_mask)
@@ -201,7 +201,7 @@ class Decoder(Stack):
         return self.run_blocks(x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask)
 
     def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
-        """Return the embeddings with their positions; padding on the left takes none: [B, T, D] -> [B, T, D]."""
+        """Return the embeddings with their positions; padding on the left has none: [B, T, D] -> [B, T, D]."""
         if key_padding_mask is None or type(self.position).embed is Position.embed:
             placed_BTD: Tensor = self.position(x_BTD, first=first)
             return placed_BTD
@@ -231,28 +231,28 @@ class Decoder(Stack):
         """Continue each row of tokens, token by token, from the last `context_length` tokens.
 
         It runs in eval mode and restores the mode of every module. Fused modules run eagerly, since they would be
-        compiled again for each token. Keys and values are cached where all blocks support it, until the context is
-        full: from then on each new token shifts all others, and everything is recomputed.
+        recompiled for each token. Keys and values are cached if all blocks support it, until the context is full. From
+        then on each new token shifts all others, and everything is recomputed.
 
         Args:
             tokens_BT: int64 or int32 [B, T], the prompts, T at least one.
             num_tokens: how many tokens to add.
-            key_padding_mask: bool [B, T], True for a real token of a prompt that is padded on the left, as the
+            key_padding_mask: bool [B, T], True for a real token of a prompt that is padded on the left, like the
                 attention_mask of other libraries; None if all are real.
-            temperature: divides the logits; 0 takes the likeliest token each time.
+            temperature: divides the logits; 0 always takes the likeliest token.
             top_k: how many of the likeliest tokens may be drawn; None for all.
-            top_p: of these, only the fewest likeliest whose probabilities sum to this share; None for all.
-            stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
-            generator: of the draws, on the model's device; None for torch's default generator.
+            top_p: of these, only the fewest and likeliest with this total probability; None for all.
+            stop_tokens: a row ends with the first of these, and repeats it while other rows continue.
+            generator: the random generator, on the model's device; None for torch's default generator.
 
         Returns:
-            [B, T + n] in the dtype of tokens, n = num_tokens or less if all rows have ended: the prompts and their
+            [B, T + n] in the dtype of tokens, n = num_tokens, or fewer if all rows have ended: the prompts and their
             continuations.
 
         Raises:
-            TypeError: the tokens are no tensor of integers.
-            ValueError: the tokens have another shape, num_tokens or temperature is negative, top_k is below
-                one, or top_p outside (0, 1].
+            TypeError: the tokens are not a tensor of integers.
+            ValueError: the tokens have another shape, the mask does not fit or hides more than padding on the left,
+                num_tokens or temperature is negative, top_k is below one, or top_p outside (0, 1].
         """
         check_tokens(tokens_BT, table=self.token)
         _check_left_padding(key_padding_mask, tokens_BT)

@@ -4,7 +4,7 @@
     x                           [B, T, D]   D model
     logits                      [B, T, V]   V vocabulary
 
-BERT (Devlin et al. 2018) with learned positions and the residual style post.
+It is BERT (Devlin et al. 2018) with learned positions and the residual style post.
 """
 
 from collections.abc import Sequence
@@ -98,7 +98,7 @@ class Encoder(Stack):
         self.embedding_norm: Norm = create("norm", norm, hidden_dim)
         self.head_dense = nn.Linear(hidden_dim, hidden_dim)
         self.head_norm: Norm = create("norm", norm, hidden_dim)
-        # A tied head is no module; see Note: [a tied head is no module] in decoder.py. Its bias is its own.
+        # See Note: [a tied head is no module] in decoder.py. The bias is separate from the head.
         self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.loss: Loss = loss
@@ -115,11 +115,12 @@ class Encoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return the logits, or the loss where there are targets.
+        """Return the logits, or the loss if there are targets.
 
         Args:
             tokens_BT: int64 or int32 [B, T], values in 0 .. V - 1.
-            targets_BT: int64 [B, T], the token that was masked, or -100 where none counts; None for logits.
+            targets_BT: int64 [B, T], the token that was masked, or -100 for positions that do not count; None for
+                logits.
             segments_BT: int64 or int32 [B, T], the segment of each token; None for segment 0 everywhere.
             key_padding_mask: bool [B, T], True for a real token; None if all are real.
             mask: as for `Decoder.forward`.
@@ -130,7 +131,7 @@ class Encoder(Stack):
             the blocks: a float32 scalar.
 
         Raises:
-            TypeError: tokens or segments are no tensor of integers.
+            TypeError: tokens or segments are not a tensor of integers.
             ValueError: an argument of another shape or dtype, a token outside the vocabulary, segments for a model
                 without them, a sequence that is too long for its positions, a mask that the attention cannot use, or
                 documents in a model whose feedforward mixes tokens.
@@ -157,7 +158,7 @@ class Encoder(Stack):
         mask: Tensor | BlockMask | None = None,
         document_ids: Tensor | None = None,
     ) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
+        """Raise the errors of `forward`. A call of the model runs this first."""
         check_tokens(tokens_BT, table=self.token)
         check_like_tokens("targets", targets_BT, tokens_BT, dtype=torch.int64, table=self.head or self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, tokens_BT, dtype=torch.bool)
@@ -182,7 +183,7 @@ class Encoder(Stack):
         """Return the input of the head: [B, T] -> [B, T, D]."""
         x_BTD: Tensor = self.position(self.token(tokens_BT))
         if self.segment is not None:
-            # Without segments every token is in the first one, whose vector is added.
+            # Without segments_BT every token is in the first segment.
             first_D = self.segment.weight[0]
             x_BTD = x_BTD + (first_D if segments_BT is None else self.segment(segments_BT))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)

@@ -1,7 +1,7 @@
 """encoder_decoder -- one sequence in, another out: each token is predicted from the source and the tokens before it.
 
     source            [B, S]      B batch, S tokens of the source
-    inputs, targets   [B, T]      T tokens of the target; the inputs are the targets one place later
+    inputs, targets   [B, T]      T tokens of the target; the inputs are the targets shifted right by one
     memory            [B, S, D]   D model; the output of the encoder, the input of cross-attention
     logits            [B, T, V]   V vocabulary
 
@@ -40,24 +40,25 @@ from .tokens import (
 class EncoderDecoder(Model):
     """Two stacks with one table of token embeddings; the decoder's blocks attend to the output of the encoder.
 
-    The default alpha of the residual style deepnorm is that of a pair: 0.81 (N^4 M)^(1/16) in the encoder of N
+    The residual style deepnorm has the default alpha for encoder-decoders: 0.81 (N^4 M)^(1/16) in the encoder of N
     blocks, (3 M)^(1/4) in the decoder of M (Wang et al. 2022, figure 2).
 
     The arguments and errors of `Model`, and:
 
     Args:
-        vocab_size: V, number of different tokens, of source and target together.
+        vocab_size: V, number of different tokens in source and target together.
         num_layers: number of blocks of the encoder.
         num_decoder_layers: number of blocks of the decoder; None for as many as in the encoder.
         context_length: longest source and longest target in tokens that it is trained on.
-        cross_attention: the attention to the memory; None for the choice of `attention`, unless that has a window.
-        position: the kind of position and its options; each stack has its own, cross-attention none.
+        cross_attention: the attention to the memory; None for the choice of `attention`, which must then have no
+            window.
+        position: the kind of position and its options; each stack has its own positions, and cross-attention has none.
         layers: other components for some of the encoder's blocks, see `LayerChange`.
         decoder_layers: other components for some of the decoder's blocks.
         dropout: probability of dropping a value of the embeddings, of each sublayer's output, and of the output of the
             norm at the end of a stack, as in T5; 0 <= dropout <= 1.
-        logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, which ties.
-        start_token: the token that a target is generated from.
+        logit_scale: factor of the logits; hidden_dim ** -0.5 in the first T5, whose head is tied.
+        start_token: the first input of the decoder.
 
     Raises:
         ValueError: an attention cannot look at a memory, or start_token is outside the vocabulary.
@@ -160,13 +161,14 @@ class EncoderDecoder(Model):
         inputs_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss where there are targets, else the logits that follow the inputs.
+        """Return the loss if there are targets, else the logits of the tokens that follow the inputs.
 
         Args:
             source_BS: int64 or int32 [B, S], values in 0 .. V - 1.
-            targets_BT: int64 [B, T], the tokens of the target, or -100 where none counts; None for logits.
-            inputs_BT: int64 or int32 [B, T], the input of the decoder. None for the start token and the targets but the
-                last; the start token also replaces targets of -100.
+            targets_BT: int64 [B, T], the tokens of the target, or -100 for positions that do not count; None for
+                logits.
+            inputs_BT: int64 or int32 [B, T], the input of the decoder. None for the start token, then all targets but
+                the last; the start token also replaces targets of -100.
             key_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
 
         Returns:
@@ -174,7 +176,7 @@ class EncoderDecoder(Model):
             scalar; else the logits [B, T, V].
 
         Raises:
-            TypeError: source, inputs or targets are no tensor of integers.
+            TypeError: source, inputs or targets are not a tensor of integers.
             ValueError: neither targets nor inputs, an argument of another shape or dtype, a token outside the
                 vocabulary, or a sequence that is too long for its positions.
         """
@@ -198,7 +200,7 @@ class EncoderDecoder(Model):
         inputs_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
+        """Raise the errors of `forward`. A call of the model runs this first."""
         if targets_BT is not None:
             check_tokens(targets_BT, "targets")
         check_tokens(source_BS, "source", table=self.token)
@@ -233,10 +235,10 @@ class EncoderDecoder(Model):
         """Return the input of the output layer: [B, T] -> [B, T, D].
 
         Args:
-            inputs_BT: the tokens of the target so far; with caches those that follow the ones in the caches.
-            memory: [B, S, D], of `encode`.
-            memory_padding_mask: the key_padding_mask that `encode` got.
-            caches: one per block of the decoder, to which these tokens are added; None without.
+            inputs_BT: the tokens of the target so far; with caches only those that are not in the caches yet.
+            memory: [B, S, D], the result of `encode`.
+            memory_padding_mask: the key_padding_mask that `encode` took.
+            caches: one per block of the decoder, to which these tokens are added; None for no caches.
         """
         first = caches[0].length if caches else 0
         x_BTD: Tensor = self.decoder.position(self.token(inputs_BT), first=first)
@@ -245,7 +247,7 @@ class EncoderDecoder(Model):
         return self._ended(self.decoder, x_BTD)
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: source and targets of a full context, [B, T] each, all of them 0."""
+        """Return inputs of `forward` in training: source and targets of a full context, [B, T] each, all 0."""
         return self.encoder.example_inputs(batch_size, device)
 
     @named_as_here
@@ -271,18 +273,18 @@ class EncoderDecoder(Model):
             source_BS: int64 or int32 [B, S], S at least one.
             num_tokens: how many tokens to write.
             key_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
-            temperature: divides the logits; 0 takes the likeliest token each time.
+            temperature: divides the logits; 0 always takes the likeliest token.
             top_k: how many of the likeliest tokens may be drawn; None for all.
-            top_p: of these, only the fewest likeliest whose probabilities sum to this share; None for all.
-            stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
-            generator: of the draws, on the model's device; None for torch's default generator.
+            top_p: of these, only the fewest and likeliest with this total probability; None for all.
+            stop_tokens: a row ends with the first of these, and repeats it while other rows continue.
+            generator: the random generator, on the model's device; None for torch's default generator.
 
         Returns:
-            [B, n] in the dtype of the source, n = num_tokens or less if all rows have ended: the targets, without the
+            [B, n] in the dtype of the source, n = num_tokens, or fewer if all rows have ended: the targets, without the
             start token.
 
         Raises:
-            TypeError: the source is no tensor of integers.
+            TypeError: the source is not a tensor of integers.
             ValueError: source or mask have another shape, num_tokens or temperature is negative, top_k is below
                 one, or top_p outside (0, 1].
         """
@@ -310,7 +312,8 @@ class EncoderDecoder(Model):
             )[:, 1:]
 
     def _ended(self, stack: Stack, x: Tensor) -> Tensor:
-        # As in the released code of T5 (mesh_tensorflow, LayerStack). Without this norm, dropout is applied already.
+        # As in the released code of T5 (mesh_tensorflow, LayerStack). Without this norm the blocks have already applied
+        # dropout.
         return x if stack.norm is None else dropout_op(x, self.dropout, training=self.training)
 
     def _shifted(self, targets_BT: Tensor) -> Tensor:
@@ -334,7 +337,7 @@ class EncoderDecoder(Model):
 
 
 def _with_alpha(residual: Choice | str, alpha: float) -> Choice | str:
-    """Return the residual style; deepnorm without an alpha gets this one."""
+    """Return the residual style; deepnorm without an alpha gets this alpha."""
     choice = as_choice(residual)
     if choice.name != "deepnorm" or choice.options.get("alpha") is not None:
         return residual

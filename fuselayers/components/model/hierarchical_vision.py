@@ -34,7 +34,7 @@ from .vision_transformer import Classifier
 class HierarchicalVision(Classifier):
     """Stages of an overlapping patch embedding and blocks, and a linear head on the mean of the last tokens.
 
-    Heads are as wide in every stage: a stage that is twice as wide has twice as many.
+    Heads have the same width in every stage: a stage that is twice as wide has twice as many.
 
     The arguments and errors of `Model`, and:
 
@@ -43,10 +43,11 @@ class HierarchicalVision(Classifier):
         num_classes: number of different classes.
         widths: D of each stage.
         depths: number of blocks of each stage.
-        patch_sizes: side of the patches of each stage, in pixels of the images, then in tokens of the stage before.
-        strides: distance of neighbouring patches of each stage.
-        channels: of an image, 3 for colours.
-        attention: the attention of all stages and its options, `num_heads` those of the first stage.
+        patch_sizes: side of the patches of each stage, in pixels for the first stage, then in tokens of the stage
+            before.
+        strides: distance between neighbouring patches of each stage.
+        channels: number of channels of an image, 3 for RGB.
+        attention: the attention of all stages and its options; `num_heads` is that of the first stage.
         position: the kind of position of each stage, and its options.
         layers: other components for some blocks, counted through all stages, see `LayerChange`.
 
@@ -156,7 +157,7 @@ def _check_stages(**lists: tuple[int, ...]) -> None:
 
 
 def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Choice:
-    """Return the choice with the heads of a stage of that width; `first_dim` is the width of the first stage."""
+    """Return the choice with the heads of a stage of width `hidden_dim`; the first stage has `first_dim`."""
     chosen = as_choice(attention)
     heads = {
         name: chosen.options[name]
@@ -173,7 +174,7 @@ def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Cho
 
 
 def _sides(patches: Iterable[Any], side: int) -> Iterator[int]:
-    """Yield the patches along a side of each stage's map; `side` is that of an image."""
+    """Yield the number of patches along a side for each stage; `side` is that of an image."""
     for stage, patch in enumerate(patches):
         try:
             side = patch.patches_along(side)
@@ -185,7 +186,7 @@ def _sides(patches: Iterable[Any], side: int) -> Iterator[int]:
 def _changes_of_stages(
     changes: Sequence[LayerChange], widths: Sequence[int], depths: Sequence[int]
 ) -> Iterator[list[LayerChange]]:
-    """Yield the changes of each stage, whose layers they count from 0, with heads for its width."""
+    """Yield the changes of each stage, with its layers counted from 0 and heads for its width."""
     layers = [(change, layer) for change in changes for layer in matching_layers(change.at, sum(depths))]
     first = 0
     for width, depth in zip(widths, depths, strict=True):

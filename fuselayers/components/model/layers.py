@@ -1,4 +1,4 @@
-"""Layers that differ: other components for some blocks of a stack."""
+"""Other components for some blocks of a stack."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ PARTS: Final = ("attention", "feedforward", "norm", "residual", "block")
 
 @dataclass(frozen=True)
 class LayerChange:
-    """Other components for some layers, one at least.
+    """Other components for some layers. At least one component is required.
 
     Args:
-        at: the layers, as an index or a slice of a list in Python: "0", "-1", "1::2" (every second), ":3" (the first
+        at: the layers, as an index or a slice of a Python list: "0", "-1", "1::2" (every second), ":3" (the first
             three).
         attention: their attention, or None for that of the other layers.
         feedforward: their feedforward, or None.
@@ -24,7 +24,7 @@ class LayerChange:
         block: their block, or None.
 
     Raises:
-        TypeError: `at` is no text.
+        TypeError: `at` is not a string.
         ValueError: it changes no component.
 
     >>> LayerChange("1::2", feedforward="mlp").at
@@ -46,7 +46,7 @@ class LayerChange:
 
 
 def matching_layers(at: str, num_layers: int) -> range:
-    """Return the layers that an `at` names.
+    """Return the layers that `at` names.
 
     Raises:
         ValueError: it is neither an index nor a slice, or names no layer.
@@ -75,11 +75,11 @@ def matching_layers(at: str, num_layers: int) -> range:
 def changed_parts(
     parts: Mapping[str, Choice | str], changes: Sequence[LayerChange], *, num_layers: int
 ) -> list[dict[str, Choice | str]]:
-    """Return the components of each layer; of two changes of the same component of a layer, the later one counts.
+    """Return the components of each layer; later changes of a layer's component override earlier ones.
 
     Args:
-        parts: of every layer: kind -> choice.
-        changes: for some layers.
+        parts: the components of every layer: kind -> choice.
+        changes: the changes for some layers.
         num_layers: the number of layers.
 
     Raises:

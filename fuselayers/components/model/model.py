@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 class Model(nn.Module):
-    """The base of the models. Each model takes those of these arguments that its signature lists.
+    """The base of the models. Each model takes the arguments below that its signature lists.
 
     Args:
         vocab_size: V, number of different tokens.
@@ -26,7 +26,8 @@ class Model(nn.Module):
         context_length: longest sequence in tokens that it is trained on.
         attention: the attention and its options.
         feedforward: the feedforward and its options.
-        norm: the norm and its options, for the blocks and, after blocks that leave the stream unnormalised, the end.
+        norm: the norm and its options, for the blocks and, if these leave the stream unnormalised, the end of the
+            stack.
         residual: the residual style and its options.
         position: the kind of position and its options.
         embedding: the embedding of the tokens and its options.
@@ -35,21 +36,21 @@ class Model(nn.Module):
         dropout: probability of dropping a value of the embeddings and of each sublayer's output, 0 <= dropout <= 1.
         tie_embeddings: whether the output layer uses the table of the token embeddings.
         loss: "fused" computes the loss in chunks of tokens, without all logits in memory; it is differentiable once.
-            "plain" computes the logits. "auto" is fused for 4,096 tokens of vocabulary or more, where it takes 0.7
-            to 1.1 times as long. With a cap, or with hooks, an adapter or a bias at the output layer itself, "auto"
-            computes the logits and "fused" is refused.
+            "plain" computes the logits. "auto" is fused for a vocabulary of 4,096 tokens or more, where it takes 0.7 to
+            1.1 times as long. With a cap, or with hooks, an adapter or a bias in the output layer itself, "auto"
+            computes the logits and "fused" raises an error.
         logit_scale: factor of the logits, 0.0625 in Cohere's Command R.
         init: how the initial weights are drawn, see `initialise`.
-        init_std: their deviation, as far as the scheme leaves it open.
-        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, which then
-            multiplies the logits by base_width / hidden_dim.
-        backend: of the fused layers: "auto" calls their ops, a name sends them through `fuse`.
-        partition: how `fuse` chooses what is saved for backward; "auto" does not use it.
+        init_std: their standard deviation, if the scheme does not set it.
+        base_width: the hidden_dim at which init_std and the learning rate were tuned; for the scheme mup, with which
+            the logits are multiplied by base_width / hidden_dim.
+        backend: of the fused layers: "auto" calls their ops, a name runs them through `fuse`.
+        partition: how `fuse` chooses the values saved for backward; the backend "auto" does not use it.
 
     Raises:
         ValueError: an unknown name or option, sizes that do not fit, positions that an attention cannot use, or a
             number out of its range.
-        TypeError: a norm, residual style or position is no subclass of the base of its kind.
+        TypeError: a norm, residual style or position is not a subclass of the base of its kind.
 
     >>> model = Model()
     >>> model.layer = nn.Linear(2, 3)
@@ -65,7 +66,7 @@ class Model(nn.Module):
     layout: Layout = WHOLE
 
     def __init_subclass__(cls) -> None:
-        """A forward of its own may take other arguments than the parent's, whose check is not called then."""
+        """Drop the parent's check if the class defines a forward, which may take other arguments."""
         super().__init_subclass__()
         own = vars(cls)
         if "forward" in own and "check_arguments" not in own and not issubclass(cls, FusedModule):
@@ -74,22 +75,22 @@ class Model(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check the arguments, then call the module as torch does.
 
-        Not in `forward`: a compiler traces that, so an error loses its text there, and an index out of range would end
-        the process.
+        The check is not in `forward`, because a compiler traces that: an error would lose its text there, and an index
+        out of range would end the process.
         """
         if not torch.compiler.is_compiling():
             self.check_arguments(*args, **kwargs)
         return super().__call__(*args, **kwargs)
 
     def check_arguments(self, *args: Any, **kwargs: Any) -> None:
-        """Raise the errors of `forward`, whose arguments it takes. A class with a forward of its own has its own."""
+        """Raise the errors of `forward`, whose arguments it takes. A class with its own forward has its own check."""
 
     def num_parameters(self) -> int:
-        """Return the number of parameters, also of frozen ones; a tied parameter counts once."""
+        """Return the number of parameters, including frozen ones; a tied parameter counts once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def auxiliary_loss(self) -> Tensor | None:
-        """Return the sum of the auxiliary losses in the last forward, such as those of routers.
+        """Return the sum of the auxiliary losses of the last forward, such as those of routers.
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
@@ -101,7 +102,7 @@ class Model(nn.Module):
         """Return a loss plus the auxiliary losses.
 
         Raises:
-            RuntimeError: the loss has a gradient and an auxiliary loss has none, although its router learns.
+            RuntimeError: the loss has a gradient and an auxiliary loss has none, although its router is trainable.
         """
         auxiliary = self.auxiliary_loss()
         if auxiliary is None:
@@ -115,7 +116,8 @@ class Model(nn.Module):
             own = getattr(module, "auxiliary_loss", None)
             if not isinstance(own, Tensor) or own.requires_grad:
                 continue
-            # The loss of a frozen router is a constant. A module without a router learns if any of its parameters does.
+            # The loss of a frozen router is a constant. A module without a router is trainable if any of its parameters
+            # is.
             router = getattr(module, "router", None)
             learning = router if isinstance(router, nn.Module) else module
             if any(parameter.requires_grad for parameter in learning.parameters()):
@@ -126,8 +128,8 @@ class Model(nn.Module):
 
 
 def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method's TypeError for an unknown keyword argument name the one that was meant: labels are targets."""
-    # Python's own errors have this name. Nobody calls `check_arguments`, which takes the arguments of `forward`.
+    """Let a method's TypeError for an unknown keyword argument suggest the likely one: targets for labels."""
+    # Python's own errors use this name. Users call `forward`; `check_arguments` takes the same arguments.
     method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
     title = method.__qualname__.rpartition(".")[2]
 

@@ -15,15 +15,16 @@ from torch import Tensor, nn
 from ...partition import disable_fusion
 from ..attention import KeyValueCache
 
-# How many tokens are drawn between two looks at whether all rows have ended; elsewhere 1. A look waits for the GPU.
+# How many tokens are drawn between two checks whether all rows have ended; 1 on other devices. A check waits for the
+# GPU.
 TOKENS_PER_LOOK: Final = {"cuda": 16}
 
 
 @contextlib.contextmanager
 def generating(model: nn.Module) -> Iterator[None]:
-    """Run a model in eval mode and eagerly, and restore the mode of every module. Used by every `generate`.
+    """Run a model in eval mode and without fusion, and restore the mode of every module. Used by every `generate`.
 
-    Fused modules run eagerly too: they would be compiled again for each token.
+    Fused modules would be recompiled for each token.
     """
     in_training = [module for module in model.modules() if module.training]
     model.eval()
@@ -49,16 +50,16 @@ def next_token(
         logits_BV: [B, V].
         temperature: divides the logits; 0 takes the likeliest token.
         top_k: how many of the likeliest tokens may be drawn; None for all.
-        top_p: of these, the fewest likeliest whose probabilities sum to this share at least; None for all (Holtzman et
+        top_p: of these, only the fewest and likeliest with this total probability or more; None for all (Holtzman et
             al., "The curious case of neural text degeneration", 2020, section 3.1).
-        generator: of the draws; None for torch's default generator.
+        generator: the random generator; None for torch's default generator.
 
     >>> next_token(torch.tensor([[0.0, 3.0, 1.0]]), temperature=0.0)
     tensor([1])
     """
     if temperature == 0:
         return logits_BV.argmax(-1)
-    # With the largest at 0 nothing overflows at any temperature.
+    # With the largest logit at 0, nothing overflows at any temperature.
     logits_BV = logits_BV.float()
     scaled_BV = (logits_BV - logits_BV.amax(-1, keepdim=True)) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < scaled_BV.shape[-1]:
@@ -68,7 +69,7 @@ def next_token(
     shares_BV = scaled_BV.softmax(-1)
     if top_p is not None and top_p < 1:
         sorted_BV, index_BV = shares_BV.sort(dim=-1, descending=True, stable=True)
-        # The share of the likelier ones is below top_p; the likeliest token always stays.
+        # A token stays if all likelier tokens together have less than top_p. The likeliest always stays.
         enough_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p
         shares_BV = torch.zeros_like(shares_BV).scatter(-1, index_BV, sorted_BV.masked_fill(enough_BV, 0.0))
     return torch.multinomial(shares_BV, 1, generator=generator)[:, 0]
@@ -94,13 +95,13 @@ def continued(
         num_tokens: how many to add.
         logits_of: tokens, caches and the length of the whole sequence -> the logits of the next token. With caches it
             gets the tokens that they do not hold yet, else the last `context_length`.
-        context_length: the most tokens that the model takes.
-        new_caches: capacity -> empty caches, or None. They are dropped when the context is full: from then on each new
+        context_length: the maximum number of tokens that the model takes.
+        new_caches: capacity -> empty caches, or None. They are dropped when the context is full. From then on each new
             token shifts all others, and everything is recomputed.
         temperature: as for `next_token`.
         top_k: as for `next_token`.
         top_p: as for `next_token`.
-        stop_tokens: a row ends with the first of them, and repeats it while other rows go on.
+        stop_tokens: a row ends with the first of these, and repeats it while other rows continue.
         generator: as for `next_token`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The stack of all models: positions, blocks, and the norm after them.
+"""The stack that all models use: positions, blocks, and the norm after them.
 
 x        [B, T, D]   B batch, T tokens, D model
 memory   [B, S, D]   the input of cross-attention, S tokens
@@ -25,7 +25,7 @@ from .model import Model
 
 
 class Stack(Model):
-    """Blocks in a row, their positions, and a norm at the end if their residual style needs one.
+    """Positions, blocks in a row, and a norm at the end if the residual style needs one.
 
     The arguments and errors of `Model`; its subclasses also apply dropout to the embeddings.
 
@@ -128,12 +128,12 @@ class Stack(Model):
     def within_documents(
         self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None
     ) -> Tensor | BlockMask | None:
-        """Return a mask of the attention that also hides other documents.
+        """Return the mask of the attention, which also hides other documents.
 
         Args:
             tokens_BT: [B, T].
             mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
-            document_ids: integers [B, T], the number of each token's document; None for one document in a row.
+            document_ids: integers [B, T], the number of each token's document; None if each row is one document.
         """
         if document_ids is None:
             return mask
@@ -142,7 +142,7 @@ class Stack(Model):
         return same if mask is None else same & mask
 
     def check_documents(self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None) -> None:
-        """Raise ValueError for ids of another shape, beside a `BlockMask`, or where a feedforward mixes tokens."""
+        """Raise ValueError for ids of another shape, with a `BlockMask`, or with a feedforward that mixes tokens."""
         if document_ids is None:
             return
         if document_ids.shape != tokens_BT.shape:
@@ -156,7 +156,7 @@ class Stack(Model):
                 raise ValueError(f"{title(block.feedforward)} mixes tokens of different documents; take another one")
 
     def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
-        """Return an empty cache for each block, or None if a block needs more than the newest token."""
+        """Return an empty cache for each block, or None if a block takes no cache or needs earlier tokens."""
         for block in self.blocks:
             mixes_tokens = any(getattr(part, "mixes_tokens", False) for part in block.modules())
             if mixes_tokens or "cache" not in getattr(block, "takes", ()):
@@ -164,7 +164,7 @@ class Stack(Model):
         return [KeyValueCache(capacity) for _ in self.blocks]
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return inputs of `forward` in training: tokens and targets of a full context, [B, T] each, all of them 0."""
+        """Return inputs of `forward` in training: tokens and targets of a full context, [B, T] each, all 0."""
         tokens_BT = torch.zeros(batch_size, self.context_length, dtype=torch.int64, device=device)
         return tokens_BT, tokens_BT.clone()
 

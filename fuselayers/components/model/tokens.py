@@ -27,7 +27,7 @@ _FUSED_FROM: Final = 4096
 
 
 def check_tokens(tokens: Tensor, name: str = "tokens", *, table: nn.Module | None = None) -> None:
-    """Raise unless `tokens` is int64 or int32 [B, T], T at least one, and its values are rows of the table, if any."""
+    """Raise unless `tokens` is int64 or int32 [B, T], T at least one, and its values are rows of a given table."""
     if not isinstance(tokens, Tensor):
         raise TypeError(f"{name} must be a tensor [B, T], got {type(tokens).__name__}; use torch.tensor({name})")
     if tokens.dtype not in (torch.int64, torch.int32):
@@ -42,9 +42,9 @@ def check_tokens(tokens: Tensor, name: str = "tokens", *, table: nn.Module | Non
 
 
 def check_range(values: Tensor, table: nn.Module, name: str, *, may_ignore: bool = False) -> None:
-    """Raise ValueError for a value outside of 0 .. N - 1, N the rows of a table or the outputs of an output layer.
+    """Raise ValueError for a value outside 0 .. N - 1, for N rows of a table or N outputs of an output layer.
 
-    Only on a CPU: a read of a GPU's values would wait for it. `may_ignore` allows `IGNORED` too.
+    Only on a CPU, because reading values from a GPU would wait for it. `may_ignore` allows `IGNORED` too.
     """
     size = getattr(table, "num_embeddings", None) or getattr(table, "out_features", None)
     if size is None or type(values) is not Tensor or values.device.type != "cpu" or is_intercepted():
@@ -64,7 +64,7 @@ def check_like_tokens(
     like: str = "tokens",
     table: nn.Module | None = None,
 ) -> None:
-    """Raise unless `other` is None or has the shape of `tokens`, called `like`, and the given dtype.
+    """Raise unless `other` is None or has the shape of `tokens` and the given dtype. `like` names `tokens` in errors.
 
     With a table, or an output layer, its values must be rows of it, or `IGNORED`.
     """
@@ -85,7 +85,7 @@ def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_di
 
     Raises:
         ValueError: an unknown name or option, or an embedding of something other than tokens.
-        TypeError: the class is no subclass of `nn.Embedding`.
+        TypeError: the class is not a subclass of `nn.Embedding`.
     """
     built = create("embedding", embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
     if not isinstance(built, nn.Embedding):
@@ -112,7 +112,7 @@ def to_logits(
         bias_V: added to the logits; None adds nothing.
         scale: factor of x.
         soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
-        layout: of the model; each process computes all logits.
+        layout: the model's; each process computes all logits.
 
     >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
     tensor([0.5000, 0.5000])
@@ -131,7 +131,7 @@ def to_logits(
 
 
 def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
-    """Raise ValueError for an unknown loss, or a fused one of capped logits. Used by the models of tokens."""
+    """Raise ValueError for an unknown loss, or the fused loss with capped logits. Used by the models of tokens."""
     if loss not in get_args(Loss):
         raise ValueError(no_such("loss", loss, get_args(Loss)))
     if loss == "fused" and soft_cap is not None:
@@ -153,16 +153,16 @@ def token_loss(
 
     Args:
         x_BTD: [B, T, D].
-        targets_BT: [B, T], or -100 where none counts.
+        targets_BT: [B, T], with -100 for positions that do not count.
         head: as for `to_logits`.
-        loss: "fused" and "auto" need not have all logits in memory, if `_fused_weight` finds a weight.
+        loss: "fused" and "auto" do not hold all logits in memory, if `_fused_weight` finds a weight.
         bias_V: as for `to_logits`.
         scale: as for `to_logits`.
         soft_cap: as for `to_logits`.
-        layout: of the model; each process computes the losses of its own tokens.
+        layout: the model's; each process computes the losses of its own tokens.
 
     Raises:
-        ValueError: the loss is "fused" and the head cannot be.
+        ValueError: the loss is "fused" and the head does not support it.
     """
     weight_VD = None if soft_cap is not None else _fused_weight(head, loss)
     if loss == "fused" and weight_VD is None:
@@ -186,7 +186,7 @@ def token_loss(
 
 
 def _fused_weight(head: nn.Module | Tensor, loss: Loss) -> Tensor | None:
-    """Return the weight [V, D] for the fused loss, or None where the logits have to be computed."""
+    """Return the weight [V, D] for the fused loss, or None if the logits have to be computed."""
     if isinstance(head, nn.Module):
         # See Note: [guards of a split linear].
         if not is_plain_linear(head) or head.bias is not None:

@@ -32,7 +32,7 @@ Pooling = Literal["class_token", "mean"]
 class Classifier(Model):
     """The base of the models of images: a linear `head` reads `features`, one vector for each image.
 
-    Subclasses set these attributes, and have `first_patch` and `features`.
+    Subclasses set these attributes, and define `first_patch` and `features`.
     """
 
     image_size: int
@@ -50,19 +50,19 @@ class Classifier(Model):
         raise NotImplementedError
 
     def forward(self, images: Tensor, targets_B: Tensor | None = None) -> Tensor:
-        """Return the logits, or the loss where there are targets.
+        """Return the logits, or the loss if there are targets.
 
         Args:
             images: floating [B, channels, S, S].
-            targets_B: int64 [B], the class of each image, or -100 where none counts; None for logits.
+            targets_B: int64 [B], the class of each image, or -100 for images that do not count; None for logits.
 
         Returns:
             The logits [B, num_classes]; with targets the mean cross entropy in nats, in training plus the auxiliary
             losses of the blocks: a float32 scalar.
 
         Raises:
-            TypeError: the images are no floating tensor, or the targets no tensor.
-            ValueError: images or targets of another shape or dtype, or a target that is no class.
+            TypeError: the images are not a floating-point tensor, or the targets not a tensor.
+            ValueError: images or targets of another shape or dtype, or a target that is not a class.
         """
         x_BD = self.features(images)
         if targets_B is None:
@@ -75,7 +75,7 @@ class Classifier(Model):
 
     @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
-        """Raise the errors of `forward`; a call of the model begins with it."""
+        """Raise the errors of `forward`. A call of the model runs this first."""
         self.check_images(images)
         if targets_B is not None:
             check_classes(targets_B, images, self.head)
@@ -92,7 +92,7 @@ class Classifier(Model):
             )
 
     def example_inputs(self, batch_size: int = 1, device: torch.device | str | None = "meta") -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes in training: images [B, channels, S, S] and targets [B], all of them 0."""
+        """Return inputs of `forward` in training: images [B, channels, S, S] and targets [B], all 0."""
         images = torch.zeros(batch_size, self.channels, self.image_size, self.image_size, device=device)
         return images, torch.zeros(batch_size, dtype=torch.int64, device=device)
 
@@ -107,8 +107,9 @@ class VisionTransformer(Classifier, Stack):
         image_size: S, the side of the square images in pixels, a multiple of patch_size where patches do not overlap.
         patch_size: side of a patch in pixels.
         num_classes: number of different classes.
-        channels: of an image, 3 for colours.
-        pooling: the input of the head: a learned token beside the patches, or the mean of the patches.
+        channels: number of channels of an image, 3 for RGB.
+        pooling: the input of the head: "class_token" is a learned token before the patches, "mean" the mean of the
+            patches.
         position: the kind of position and its options; the class token has one too.
         embedding: the embedding of the patches and its options, such as a stride for patches that overlap.
 
@@ -195,9 +196,9 @@ class VisionTransformer(Classifier, Stack):
 
 
 def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
-    """Return the number of patches along a side, also of an embedding of the user's, whose patches do not overlap.
+    """Return the number of patches along a side. The patches of a user's embedding must not overlap.
 
-    Used by the models of images.
+    Used by `VisionTransformer`.
 
     Raises:
         ValueError: the side does not fit the patches.
@@ -210,7 +211,7 @@ def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
 
 
 def check_classes(targets: Tensor, images: Tensor, head: nn.Module) -> None:
-    """Raise unless targets are a class of the head for each image."""
+    """Raise unless targets hold a class of the head for each image."""
     if not isinstance(targets, Tensor):
         raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
     if targets.shape != images.shape[:1] or targets.dtype != torch.int64:

@@ -1,12 +1,12 @@
 """Collectives that autograd can differentiate, over the processes of a tensor-parallel group.
 
-Note: [gradients are partial] Outside of the divided layers every process backpropagates the loss of its own tokens. So
-a gradient of the residual stream, and of a parameter that all processes hold, is a term: the sum over the group is the
-gradient of the whole loss. A divided layer needs the whole gradient of its output, so the sum that ends its forward has
-a sum as its backward, and its input needs no collective at all.
+Note: [gradients are partial] Outside the divided layers every process backpropagates the loss of its own tokens. So on
+each process the gradient of the residual stream, or of a parameter that all processes hold, is only a term: the sum
+over the group is the gradient of the whole loss. A divided layer needs the whole gradient of its output. So the sum
+that ends its forward is also a sum in backward, and its input needs no collective.
 
-An uneven dimension is cut as `torch.chunk` does and as `DTensor` does: ceil(size / n) each, the last ones less or
-nothing. Collectives need equal parts, so shorter ones are padded.
+An uneven dimension is cut as by `torch.chunk` and `DTensor`: ceil(size / n) each, and less or nothing for the last
+parts. Collectives need equal parts, so shorter parts are padded.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from ..._torch.collectives import all_gather, all_reduce, all_to_all, reduce_sca
 
 @dataclass(frozen=True)
 class Group:
-    """A group of processes, as one of them sees it.
+    """A group of processes, and the number of this process in it.
 
     Args:
         name: torch's name of the group.
@@ -67,7 +67,7 @@ def once(x: Tensor, group: Group) -> Tensor:
 
 
 def gathered(x: Tensor, dim: int, whole: int, group: Group) -> Tensor:
-    """Return the parts of all processes, joined along `dim` to `whole`; backward returns the sum's own part."""
+    """Return the parts of all processes, joined along `dim` to `whole`; backward returns this part of the sum."""
     return _run(x, _gather, _scatter, group, dim, whole)
 
 
@@ -80,15 +80,15 @@ def exchanged(x: Tensor, sizes: tuple[int, ...], group: Group) -> Tensor:
     """Return this process's part of each of several tensors that are packed along the first dimension.
 
     Args:
-        x: this process's part of the packed tensor, cut as if it were one.
-        sizes: of the packed tensors along that dimension, multiples of the group's size.
+        x: this process's part of the packed tensor, cut as a single tensor.
+        sizes: of the packed tensors along the first dimension, multiples of the group's size.
         group: the processes.
     """
     return _run(x, _exchange, _exchange_back, group, sizes)
 
 
 class _Collective(torch.autograd.Function):
-    """A function of a tensor, a group and more, and another one of its gradient and the same."""
+    """Applies one function to a tensor in forward, and another to its gradient in backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward: Any, backward: Any, *more: Any) -> Tensor:
@@ -115,7 +115,7 @@ def _same(x: Tensor, group: Group) -> Tensor:
 
 
 def _as_it_is(dy: Tensor, group: Group) -> Tensor:
-    # A view would be taken for the gradient of this input alone, and stored as such.
+    # Not a view: autograd could store it as this input's gradient, although others share its memory.
     return dy
 
 
@@ -133,7 +133,7 @@ def _exchange_back(dy: Tensor, group: Group, sizes: tuple[int, ...]) -> Tensor:
     pieces = _pieces(sizes, group)
     sent, received = _traffic(sizes, group)
     back = torch.split(all_to_all(dy, received, sent, group.name), [length for _, length, _ in pieces])
-    # They arrive in the order of `pieces`, and belong in the order of the rows.
+    # The pieces arrive in the order of `pieces`; they are joined in the order of the rows.
     order = sorted(range(len(pieces)), key=lambda piece: pieces[piece][0])
     return torch.cat([back[piece] for piece in order])
 
@@ -155,7 +155,7 @@ def _padded(x: Tensor, size: int) -> Tensor:
 
 
 def _pieces(sizes: tuple[int, ...], group: Group, sender: int | None = None) -> list[tuple[int, int, int]]:
-    """Return what a process sends, in order: first row in its part, number of rows, and the receiver."""
+    """Return the pieces a process sends, in order: first row in its part, number of rows, and receiver."""
     held, count = group.part(sum(sizes), sender)
     pieces = []
     for receiver in range(group.size):
@@ -170,7 +170,7 @@ def _pieces(sizes: tuple[int, ...], group: Group, sender: int | None = None) -> 
 
 
 def _traffic(sizes: tuple[int, ...], group: Group) -> tuple[list[int], list[int]]:
-    """Return how many rows this process sends to each one, and receives of each one."""
+    """Return how many rows this process sends to each process, and receives from each."""
 
     def rows(sender: int, receiver: int) -> int:
         return sum(length for _, length, to in _pieces(sizes, group, sender) if to == receiver)

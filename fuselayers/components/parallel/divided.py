@@ -1,4 +1,4 @@
-"""divided -- the layout of a process that computes a part of a model, beside others of its group.
+"""divided -- the layout of a process that computes one part of a divided model.
 
 x   [B, T, D]   B batch, T tokens, D model
 """
@@ -20,7 +20,7 @@ class Divided(Layout):
 
     Args:
         group: the processes.
-        sequence: whether each has some of the stream's tokens, else all of them.
+        sequence: whether each process has only a part of the stream's tokens, or all of them.
 
     >>> import torch
     >>> layout = Divided(Group("0", rank=1, size=2), sequence=True)
@@ -48,7 +48,7 @@ class Divided(Layout):
         if not self.sequence:
             return x_BTD, None
         first, _ = self.group.part(x_BTD.shape[1])
-        # Contiguous, so that the tokens of the others are freed.
+        # Contiguous, so that the other tokens' memory is freed.
         return self.own(x_BTD, 1).contiguous(), Shard((0, first, 0), tuple(x_BTD.shape))
 
     def join_tokens(self, x_BTD: Tensor, shard: Shard | None) -> Tensor:

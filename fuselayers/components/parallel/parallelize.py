@@ -2,17 +2,17 @@
 
     x   [B, T, D]   B batch, T tokens, D model; n processes
 
-Each process has 1 / n of the heads and of the hidden values, and so 1 / n of the large matrices and of their
-optimizer's state:
+Each process has 1 / n of the heads and of the hidden values, so 1 / n of the large matrices and of their optimizer
+state:
 
     x = x + sum over the processes of attention(norm(x))
     x = x + sum over the processes of feedforward(norm(x))
 
-With `sequence` it also has T / n tokens of the residual stream: a sublayer begins with a gather of its tokens and ends
-with a reduce-scatter of its results.
+With `sequence` it also has only T / n tokens of the residual stream: a sublayer begins with a gather of its tokens and
+ends with a reduce-scatter of its results.
 
-Sent and received by a process, in elements, for each sublayer: 2 (n - 1) / n B T D forward and as much backward, with
-and without `sequence`; and for each parameter that all hold, such as a norm's weight, twice its size backward.
+A process sends and receives, in elements: for each sublayer 2 (n - 1) / n B T D forward and as much backward, with and
+without `sequence`; for each parameter that all processes hold, such as a norm's weight, twice its size backward.
 """
 
 from typing import TYPE_CHECKING
@@ -27,27 +27,27 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
     """Divide a model among the processes of a tensor-parallel group, in place, and return it.
 
     Every process of the group calls it with the same model. The parameters become `DTensor`s with their old names and
-    whole shapes, so a state_dict, an optimizer, `fully_shard` and `torch.distributed.checkpoint` see the same model as
-    before. Calls do not change: every process passes the same batch, and gets the whole loss or the whole logits.
-    `backward` leaves the gradients of the whole loss.
+    whole shapes, so a state_dict, an optimizer, `fully_shard` and `torch.distributed.checkpoint` work as before. Calls
+    do not change: every process passes the same batch, and gets the whole loss or the whole logits. `backward` computes
+    the gradients of the whole loss.
 
-    The numbers are those of one process, up to rounding. With dropout they are too if all processes of the group have
-    the same state of torch's generator (`torch.manual_seed` with one number), and draw nothing of their own: a mask is
-    a function of the seed and of the element's place in the whole tensor.
+    The results are those of a single process, up to rounding. With dropout this holds if torch's generators have the
+    same state on all processes (`torch.manual_seed` with one number), and no process draws other random numbers: a mask
+    is a function of the seed and of the element's position in the whole tensor.
 
-    Call it when the weights are initialised or loaded, before the first call, activation checkpointing, `torch.compile`
-    and `fully_shard`; `fuse` before or after. The first process's weights count.
+    Call it after the weights are initialised or loaded, and before the first call, activation checkpointing,
+    `torch.compile` and `fully_shard`; `fuse` may come before or after. All processes get the weights of the first.
 
     Args:
-        model: a model of this package, also one on the meta device.
-        mesh: the group, with one dimension. A model for a group of one process is returned as it is.
+        model: a model of this package; it may be on the meta device.
+        mesh: the group, with one dimension. For a group of one process the model is returned unchanged.
         sequence: whether the tokens of the residual stream are divided too, which divides the memory of the norms'
-            and dropouts' activations. Their number need not be a multiple of the group's size.
+            and dropouts' activations. The number of tokens need not be a multiple of the group's size.
 
     Raises:
-        TypeError: the model is no `Model`, or the mesh no `DeviceMesh`.
+        TypeError: the model is not a `Model`, or the mesh not a `DeviceMesh`.
         ValueError: the mesh has several dimensions, the model is divided already, a number of heads or of hidden values
-            does not divide by the group's size, or a component has no plan. Nothing is changed then.
+            does not divide by the group's size, or a component has no plan. The model is not changed then.
 
     >>> import torch
     >>> from torch.distributed.device_mesh import init_device_mesh
@@ -59,7 +59,7 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
     True
     >>> torch.distributed.destroy_process_group()
     """
-    # Imported here: torch.distributed takes seconds, and most programs do without it.
+    # Imported here, because torch.distributed takes seconds to import and most programs do not need it.
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 

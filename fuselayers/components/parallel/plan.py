@@ -1,11 +1,11 @@
-"""Which parameters of a model are cut, and how; made, with all checks, before anything is changed.
+"""The plan of which parameters of a model are cut, and how. It is made, with all checks, before any change.
 
 A pair of linear layers with only elementwise functions between them, as in an MLP, is cut along the hidden values: the
 first matrix by its rows, which gives a process its own hidden values without communication, the second by its columns,
 which gives a term of the result. An attention is cut by its heads. (Shoeybi et al., "Megatron-LM", 2019, section 3;
 tokens: Korthikanti et al., "Reducing activation recomputation in large transformer models", 2022, section 4.2.)
 
-A module without a rule here is refused: a wrong cut gives a wrong number, not an error.
+A module without a rule here is rejected, because a wrong cut gives a wrong result, not an error.
 """
 
 from collections.abc import Callable
@@ -54,8 +54,8 @@ class Plan:
 
     Attributes:
         size: the number of processes.
-        storages: of the parameters of each module, by name.
-        numbers: attributes that get another value: module, name, value.
+        storages: how the parameters of each module are stored, by name.
+        numbers: attributes that get a new value: module, name, value.
         layouts: the modules that get the layout of the group.
     """
 
@@ -65,13 +65,13 @@ class Plan:
     layouts: list[nn.Module] = field(default_factory=list)
 
     def add(self, module: nn.Module, storage: Storage) -> None:
-        """Store every parameter that the module itself holds in one way."""
+        """Plan the same storage for every parameter that the module itself holds."""
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 self.storages.setdefault(module, {})[name] = storage
 
     def linear(self, path: str, layer: nn.Module, weight: Storage, bias: Storage) -> None:
-        """Store a linear layer or a convolution."""
+        """Plan the storage of a linear layer or a convolution."""
         if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or "forward" in layer.__dict__:
             raise ValueError(
                 f"parallelize cuts {path} as a plain linear layer, got {type(layer).__name__}; parallelize the model "
@@ -82,7 +82,7 @@ class Plan:
             self.storages[layer]["bias"] = bias
 
     def divide(self, path: str, name: str, number: int) -> int:
-        """Return the share of each process in a number of heads or hidden values."""
+        """Return each process's share of a number of heads or hidden values."""
         if number % self.size:
             raise ValueError(
                 f"{path} has {number} {name}, which {self.size} processes cannot share; "
@@ -94,7 +94,7 @@ class Plan:
         """Plan a module by the rule of its class.
 
         Raises:
-            ValueError: it has none, or its sizes do not divide.
+            ValueError: the class has no rule, or its sizes do not divide.
         """
         module = eager_view(module)
         rule = _RULES.get(type(module))
@@ -104,7 +104,7 @@ class Plan:
 
 
 def make_plan(model: nn.Module, size: int) -> Plan:
-    """Return the plan of a model for a group of so many processes.
+    """Return the plan of a model for a group of `size` processes.
 
     Raises:
         ValueError: a component has no rule, or its sizes do not divide, or modules share a parameter.
@@ -149,7 +149,7 @@ def _model(plan: Plan, path: str, model: Any) -> None:
             for number, part in enumerate(child):
                 plan.visit(f"{path}{name}.{number}", part)
         elif isinstance(child, nn.Linear):
-            # The rows of a head are cut for memory only: it computes the logits of a process's own tokens.
+            # The rows of a head are cut only to save memory: a process computes all logits of its own tokens.
             plan.linear(f"{path}{name}", child, _table(plan, child) if name == "head" else COPY, COPY)
         else:
             plan.visit(f"{path}{name}", child)
@@ -181,7 +181,7 @@ def _attention(plan: Plan, path: str, attention: Any) -> None:
             plan.linear(f"{path}.{name}", child, COLUMNS, FIRST)
         elif name == "value_conv":
             _depthwise(plan, f"{path}.{name}", child)
-        elif isinstance(child, nn.Linear):  # linformer's mixtures of tokens
+        elif isinstance(child, nn.Linear):  # linformer's projections of tokens
             plan.linear(f"{path}.{name}", child, COPY, COPY)
         else:
             plan.visit(f"{path}.{name}", child)

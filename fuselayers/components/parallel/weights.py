@@ -1,12 +1,12 @@
 """weights -- how a module of a divided model reads its parameters.
 
-Each parameter is a `DTensor`, which `named_parameters` and a state_dict have under its old name, with its whole shape.
-An attribute such as `module.weight` returns what this process computes with: its part of it, or the whole. So the code
-of the components does not change.
+Each parameter is a `DTensor` with its old name and whole shape, in `named_parameters` and in a state_dict. An attribute
+such as `module.weight` returns the tensor that this process computes with: its part, or the whole. So the code of the
+components does not change.
 
 A parameter is stored, and read, in one of these ways:
 
-    part     cut along a dimension                  its part, as of the columns and rows of matrices
+    part     cut along a dimension                  its part, for example of a matrix's columns or rows
     packed   cut along the first dimension          its part of each of the packed matrices: the rows are sent to the
                                                     processes that compute with them, 1 / n of the matrix each
     table    cut along the first dimension          the whole: gathered, and the sum of the gradients scattered
@@ -32,9 +32,9 @@ class Storage:
     """How a parameter is stored and read.
 
     Args:
-        kind: see above.
+        kind: see the table of this module.
         dim: the dimension that is cut.
-        sizes: of packed matrices along it.
+        sizes: of the packed matrices along this dimension.
     """
 
     kind: Kind
@@ -43,11 +43,11 @@ class Storage:
 
     @property
     def placement(self) -> Placement:
-        """Where torch's `DTensor` has its elements."""
+        """The placement of the `DTensor`'s elements."""
         return Replicate() if self.kind in ("copy", "first") else Shard(self.dim)
 
     def read(self, parameter: Tensor, group: Group) -> Tensor:
-        """Return what this process computes with."""
+        """Return the tensor that this process computes with."""
         local = cast(DTensor, parameter).to_local()
         if self.kind == "packed":
             return exchanged(local, self.sizes, group)
@@ -56,16 +56,16 @@ class Storage:
         if self.kind == "part":
             return local
         whole = of_all(local, group)
-        # A product, so that every process has a gradient to sum.
+        # A product rather than new zeros, so that every process has a gradient to sum.
         return whole * float(group.rank == 0) if self.kind == "first" else whole
 
 
 def distribute(module: nn.Module, storages: dict[str, Storage], mesh: DeviceMesh, group: Group) -> None:
-    """Replace the named parameters of a module by `DTensor`s and make its attributes return what is computed with."""
+    """Replace parameters of a module by `DTensor`s, and make its attributes read them by their storage."""
     for name, storage in storages.items():
         parameter = module._parameters[name]
         assert parameter is not None
-        # The first process's values count. Without data there is nothing to send.
+        # All processes get the values of the first. On the meta device there is nothing to send.
         source = None if parameter.is_meta else 0
         stored = distribute_tensor(parameter.detach(), mesh, [storage.placement], src_data_rank=source)
         module._parameters[name] = nn.Parameter(stored, requires_grad=parameter.requires_grad)
@@ -75,12 +75,12 @@ def distribute(module: nn.Module, storages: dict[str, Storage], mesh: DeviceMesh
     module.__class__ = _reading(kind, tuple(sorted(storages)))
 
 
-# One class for all modules of a kind: compilers check a module's class, and would compile each module by itself.
+# One class for all modules of a kind: compilers guard on a module's class, and would compile each module separately.
 @functools.cache
 def _reading(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
     """Return a subclass whose attributes of these names are read through their storage.
 
-    Its `reads_parts_of` is the class of the module before; see `is_plain_linear`.
+    Its `reads_parts_of` is the original class; see `is_plain_linear`.
     """
     properties = {name: _property(name) for name in names}
     return type(f"Parallel{kind.__name__}", (kind,), {"reads_parts_of": kind, "__module__": __name__, **properties})
@@ -89,8 +89,8 @@ def _reading(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
 def _property(name: str) -> property:
     def read(module: nn.Module) -> Tensor | None:
         parameter = module._parameters[name]
-        # FSDP shards a parameter over a second dimension of the mesh. It looks parameters up by their attributes, and
-        # puts the unsharded one in their place before anything is computed.
+        # FSDP shards a parameter over a second dimension of the mesh. It looks parameters up by these attributes, and
+        # replaces them by unsharded parameters before anything is computed.
         if parameter is None or cast(DTensor, parameter).device_mesh.ndim > 1:
             return parameter
         storages: dict[str, Storage] = module.__dict__["storages"]

@@ -1,4 +1,4 @@
-"""Positions: how a model knows the order of its tokens."""
+"""Positions: they give a model the order of its tokens."""
 
 from .position import ALiBiPosition as ALiBiPosition
 from .position import LearnedPosition as LearnedPosition

@@ -1,18 +1,18 @@
 """The base of the positions, and all of them but rotary: vectors added to embeddings, and biases added to scores.
 
 x, y   [B, T, D]      B batch, T tokens, D model
-q, k   [B, H, T, C]   H heads (fewer for k where they are grouped), C channels of a head
+q, k   [B, H, T, C]   H heads (fewer for k if queries are grouped), C channels of a head
 bias   [H, T, S]      S = first + T keys
 
 learned      y = x + table[:T], with one vector for each position of the context, as in GPT-2 and BERT
 sinusoidal   y = x + table[:T], table[t, 2 i] = sin(t * base^(-2 i / D)), table[t, 2 i + 1] the cosine
              Vaswani et al. 2017, section 3.5
-alibi        bias[h, t, s] = -slope[h] * |first + t - s|; of H heads, P the largest power of two that is at most H,
+alibi        bias[h, t, s] = -slope[h] * |first + t - s|; for H heads and P, the largest power of two up to H,
              slope[h] = 2^(-8 (h + 1) / P) if h < P, else 2^(-4 (2 (h - P) + 1) / P), every second slope of 2 P heads
              Press, Smith, Lewis, "Train short, test long", 2021, section 3, and the authors' released code
-relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; a distance below half the
-             buckets has its own; longer ones share buckets, which grow logarithmically up to max_distance, and
-             everything beyond is in the last; without causal, keys that follow have half of the buckets
+relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; short distances have a
+             bucket each; longer ones share buckets, which grow logarithmically up to max_distance; all beyond are in
+             the last; unless causal, keys that follow have half of the buckets
              Raffel et al. 2020, section 2.1; the buckets of mesh_tensorflow's relative_position_bucket
 """
 
@@ -30,7 +30,7 @@ from ..registry import register
 
 
 class Position(nn.Module):
-    """The base of the positions. The hooks do nothing; a subclass overrides one of them.
+    """The base of the positions. A subclass overrides `embed`, `rotate` or `bias`, which do nothing here.
 
     `first` is the position of the first token: 0, or during generation the number of earlier tokens.
 
@@ -48,9 +48,9 @@ class Position(nn.Module):
         return q_BHTC, k_BGTC
 
     def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor | None:
-        """Return the bias of the scores of the tokens of x and all keys up to their last: [H, T, first + T].
+        """Return the bias of the scores for the tokens of x and all keys up to the last: [H, T, first + T].
 
-        Only dtype, device and the number of tokens of x matter. None is no bias.
+        Only the dtype, the device and the number of tokens of x matter. None means no bias.
         """
         return None
 
@@ -58,22 +58,22 @@ class Position(nn.Module):
         """Raise ValueError for a sequence that is too long; models call it before they are traced."""
 
     def check_head_dim(self, head_dim: int) -> None:
-        """Raise ValueError unless `rotate` can take heads of so many channels; models call it when they are built."""
+        """Raise ValueError unless `rotate` supports this number of channels; models call it when they are built."""
 
     def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """Call `embed`, for hooks and wrappers of modules."""
+        """Call `embed`, so that module hooks and wrappers run."""
         return self.embed(x_BTD, first=first)
 
     @property
     def needs(self) -> frozenset[str]:
-        """The inputs of an attention that it needs: "rotate", "bias", both or none."""
+        """The attention inputs that this position needs: "rotate", "bias", both or neither."""
         hooks = ("rotate", "bias")
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
 
 
 @register("position", "none")
 class NoPosition(Position):
-    """Leaves embeddings, queries and keys as they are: a causal model can count them by itself (Haviv et al. 2022)."""
+    """Adds no positions: a causal model can learn positions without them (Haviv et al. 2022)."""
 
 
 @register("position", "learned")
@@ -97,11 +97,11 @@ class LearnedPosition(Position):
     def __init__(self, context_length: Size, hidden_dim: Size) -> None:
         super().__init__()
         self.table = nn.Embedding(context_length, hidden_dim)
-        # torch's own init, a deviation of 1, would drown token embeddings of the usual deviation 0.02.
+        # torch's own init has a standard deviation of 1, which would drown token embeddings with the usual 0.02.
         nn.init.normal_(self.table.weight, std=0.02)
 
     def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """[B, T, D] -> [B, T, D], first + T at most the context's length."""
+        """[B, T, D] -> [B, T, D], first + T at most the context length."""
         end = first + x_BTD.shape[-2]
         self.check_length(end)
         return x_BTD + self.table.weight[first:end]
@@ -113,10 +113,10 @@ class LearnedPosition(Position):
 
 @register("position", "sinusoidal")
 class SinusoidalPosition(Position):
-    """Adds a fixed vector per position; works for any length. Where D is odd, the last wave is a sine alone.
+    """Adds a fixed vector per position; works for any length. If D is odd, the last wave has only a sine.
 
-    The vectors have a norm of sqrt(D / 2), far above token embeddings of the usual deviation 0.02; the paper scales
-    those by sqrt(D), as embedding `token` does with `scale`.
+    The vectors have a norm of sqrt(D / 2), far above that of token embeddings with the usual deviation 0.02; the paper
+    scales those by sqrt(D), as the embedding `token` does with `scale`.
 
     Args:
         base: the longest wave is about `base` times as long as the shortest, which is 2 pi tokens.
@@ -150,15 +150,15 @@ class SinusoidalPosition(Position):
 
 @register("position", "alibi")
 class ALiBiPosition(Position):
-    """Adds a bias to the scores that grows with the distance; no parameters, any length.
+    """Adds a bias to the scores that grows with the distance. It has no parameters and works for any length.
 
-    It is the same on both sides of a token, so it does not depend on whether the attention is causal.
+    The bias is the same on both sides of a token, so it does not depend on whether the attention is causal.
 
     Args:
         num_heads: H, the number of query heads.
 
     Raises:
-        ValueError: num_heads is below one, or None: the attention has no heads.
+        ValueError: num_heads is below one, or None because the attention has no heads.
 
     >>> bias_HTS = ALiBiPosition(num_heads=4).bias(torch.zeros(1, 3, 8))
     >>> bias_HTS[:, 2, 1]
@@ -183,7 +183,7 @@ class ALiBiPosition(Position):
     def _slopes(self, device: torch.device) -> Tensor:
         power = 1 << (self.num_heads.bit_length() - 1)
         place = torch.arange(1, self.num_heads + 1, device=device, dtype=torch.float32)
-        # The further slopes of 2 P heads are half a step before those of P heads.
+        # The additional slopes, from 2 P heads, are half a step before those of P heads.
         place = torch.where(place <= power, place, place - power - 0.5)
         return self.layout.own(torch.exp2(place * (-8 / power)), 0)
 
@@ -198,12 +198,12 @@ class RelativePosition(Position):
     Args:
         num_heads: H, the number of query heads.
         num_buckets: number of ranges of distances, in both directions together.
-        max_distance: distance in tokens from which all share a bucket.
-        causal: whether a token looks only at itself and the tokens before it, so that these have all the buckets.
+        max_distance: distance in tokens from which on all distances share a bucket.
+        causal: whether a token looks only at itself and the tokens before it, which then have all the buckets.
 
     Raises:
-        ValueError: num_heads is below one, or None: the attention has no heads; too few buckets; or a max_distance
-            that the buckets of single distances reach already.
+        ValueError: num_heads is below one, or None because the attention has no heads; too few buckets; or a
+            max_distance within the buckets of single distances.
 
     >>> position = RelativePosition(num_heads=2, num_buckets=4, max_distance=3, causal=True)
     >>> position.buckets(torch.arange(-4, 1))
@@ -212,7 +212,7 @@ class RelativePosition(Position):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads", "causal"})
 
-    # Elsewhere `table` holds vectors; see `carry_weights`.
+    # In other classes `table` holds vectors; see `carry_weights`.
     weights_mean: ClassVar[str] = "biases of distances"
 
     @in_range
@@ -234,7 +234,7 @@ class RelativePosition(Position):
                 f"{num_buckets}, got {max_distance}; raise it, or take fewer buckets"
             )
         self.table = nn.Embedding(num_buckets, _check_has_heads("relative", num_heads))
-        # As the other learned positions: torch's own init, a deviation of 1, would outweigh the scores.
+        # As in `LearnedPosition`: torch's own init, with a deviation of 1, would outweigh the scores.
         nn.init.normal_(self.table.weight, std=0.02)
 
     def buckets(self, distance: Tensor) -> Tensor:
@@ -246,7 +246,7 @@ class RelativePosition(Position):
             side, distance = torch.zeros_like(distance), (-distance).clamp(min=0)
         else:
             side, distance = (distance > 0) * self._of_a_side, distance.abs()
-        # Term by term as in T5's code, in float32: rounding decides where a logarithm is close to an integer.
+        # Term by term as in T5's code, in float32, because rounding decides if a logarithm is close to an integer.
         far = torch.log(distance.clamp(min=self._single).float() / self._single)
         far = far / math.log(self.max_distance / self._single) * (self._of_a_side - self._single)
         shared = (self._single + far.long()).clamp(max=self._of_a_side - 1)
@@ -258,7 +258,7 @@ class RelativePosition(Position):
         end = first + tokens
         distance = torch.arange(1 - end, tokens, device=x_BTD.device)
         # One look-up per distance, not per query and key: row t is a window of the distances, which starts one distance
-        # before that of the previous query.
+        # before the window of the previous query.
         bias_HN = F.embedding(self.buckets(distance), self.table.weight).to(x_BTD.dtype).t()
         return bias_HN.unfold(-1, end, 1).flip(-2)
 
@@ -267,11 +267,11 @@ class RelativePosition(Position):
 
 
 def _check_has_heads(name: str, num_heads: int | None) -> int:
-    """Return `num_heads`; raise ValueError where it is None. Used by the positions with a bias per head.
+    """Return `num_heads`; raise ValueError if it is None. Used by the positions with a bias per head.
 
     Args:
-        name: the position's, for the error text.
-        num_heads: the attention's; None where it has no heads.
+        name: the name of the position, for the error text.
+        num_heads: the attention's number of heads; None if it has none.
     """
     if num_heads is None:
         raise ValueError(

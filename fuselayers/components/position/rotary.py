@@ -8,7 +8,7 @@
 For sequences longer than in training, up to `factor` times, the scalings turn more slowly:
 
     linear   speed / factor: all positions are squeezed into the known range
-    ntk      base * factor^(W / (W - 2)) for base: the fastest pair keeps its speed, the slowest is divided by factor
+    ntk      base * factor^(W / (W - 2)) as base: the fastest pair keeps its speed, the slowest is divided by factor
     yarn     speed * share: 1 for pairs up to the one that makes beta_fast turns in original_length tokens, 1 / factor
              from the one that makes beta_slow, linear in i between; cos and sin times attention_factor
     llama3   speed * share: 1 for pairs that make high_frequency_factor turns or more in original_length tokens,
@@ -32,7 +32,7 @@ from .position import Position
 
 RotaryScaling = Literal["none", "linear", "ntk", "yarn", "llama3"]
 
-# Which options a scaling reads beside factor.
+# The options that a scaling reads besides factor.
 _OPTIONS: Final = {
     "yarn": ("original_length", "beta_fast", "beta_slow", "attention_factor"),
     "llama3": ("original_length", "low_frequency_factor", "high_frequency_factor"),
@@ -45,10 +45,10 @@ class RotaryPosition(Position):
 
     Args:
         base: the slowest pair of channels turns about `base` times slower than the fastest.
-        interleaved: whether neighbours (2 i, 2 i + 1) are a pair, as in GPT-J, and not (i, i + W/2), as in Llama.
+        interleaved: whether neighbours (2 i, 2 i + 1) form a pair, as in GPT-J, instead of (i, i + W/2), as in Llama.
         fraction: share of a head's channels that is rotated, 0 < fraction <= 1; 0.25 in GPT-NeoX.
-        scaling: for sequences longer than in training; the options below are for a scaling only.
-        factor: how many times longer.
+        scaling: the method for sequences longer than in training; the options below are only for a scaling.
+        factor: how many times longer the sequences are than in training.
         original_length: length in tokens of the sequences in training; yarn and llama3 need it.
         beta_fast: yarn's number of turns within original_length from which a pair keeps its speed.
         beta_slow: yarn's number of turns up to which a pair is slowed down in full.
@@ -58,7 +58,7 @@ class RotaryPosition(Position):
         high_frequency_factor: llama3's number of turns from which a pair keeps its speed.
 
     Raises:
-        ValueError: a number out of its range; no such scaling, or one whose options are missing or do not fit; in
+        ValueError: a number out of its range; an unknown scaling, or missing or unsuitable options of a scaling; in
             `check_head_dim` and `rotate`, the number of rotated channels is odd, zero, or with ntk two.
 
     >>> q = torch.tensor([1.0, 0.0]).repeat(1, 1, 2, 1)
@@ -112,7 +112,7 @@ class RotaryPosition(Position):
         self.high_frequency_factor = high_frequency_factor
 
     def check_head_dim(self, head_dim: int) -> None:
-        """Raise ValueError unless the rotated share of `head_dim` channels makes pairs."""
+        """Raise ValueError unless the rotated share of `head_dim` channels can be split into pairs."""
         turned = self._turned(head_dim)
         share = "" if self.fraction == 1 else f" ({self.fraction} of {head_dim})"
         if turned < 2 or turned % 2:
@@ -128,8 +128,8 @@ class RotaryPosition(Position):
 
     def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
         """[B, H, T, C], [B, G, T, C] -> the same shapes and dtypes, rotated."""
-        # Note: [no stored table] T x W/2 angles cost little beside q and k. A buffer would have to be filled again
-        # after a model is built on the meta device, and would bound the length.
+        # Note: [no stored table] T x W/2 angles cost little compared with q and k. A buffer would have to be filled
+        # again after a model is built on the meta device, and would limit the length.
         tokens, channels = q_BHTC.shape[-2:]
         self.check_head_dim(channels)
         position = torch.arange(first, first + tokens, device=q_BHTC.device, dtype=torch.float32)
@@ -140,7 +140,7 @@ class RotaryPosition(Position):
         return rotary(q_BHTC, k_BGTC, cos, sin, interleaved=self.interleaved)
 
     def _speed(self, turned: int, device: torch.device) -> Tensor:
-        """Return the angle from one token to the next, of each pair: float32 [W / 2]."""
+        """Return the angle between neighbouring tokens for each pair: float32 [W / 2]."""
         pair = torch.arange(turned // 2, device=device, dtype=torch.float32)
         base = self.base
         if self.scaling == "ntk":
@@ -159,7 +159,7 @@ class RotaryPosition(Position):
         return speed
 
     def _share(self, x: Tensor, *, slowed_at: float, kept_at: float) -> Tensor:
-        """Return 1 / factor up to or from where x is `slowed_at`, 1 from or up to `kept_at`, and a line between."""
+        """Interpolate linearly in x from 1 / factor at `slowed_at` to 1 at `kept_at`, constant beyond both."""
         slowed = 1 / self.factor
         slope = (1 - slowed) / (kept_at - slowed_at)
         return (x * slope + (1 - slope * kept_at)).clamp(min(slowed, 1.0), max(slowed, 1.0))
@@ -171,7 +171,7 @@ class RotaryPosition(Position):
         def pair_with(turns: float, original_length: int = self.original_length) -> float:
             return turned * math.log(original_length / (turns * 2 * math.pi)) / (2 * math.log(self.base))
 
-        # Rounded and bounded as in the authors' code, the upper bound too, which no pair reaches.
+        # Rounded and bounded as in the authors' code, including the upper bound, which no pair reaches.
         kept_up_to = max(math.floor(pair_with(self.beta_fast)), 0)
         slowed_from = min(math.ceil(pair_with(self.beta_slow)), turned - 1)
         return kept_up_to, max(slowed_from, kept_up_to + 0.001)
