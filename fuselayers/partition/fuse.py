@@ -95,8 +95,8 @@ def fuse(
     Raises:
         ValueError: an unknown backend, partitioner or compression, or a static argument that the function does not
             have; the message lists what there is.
-        TypeError: `fn` is not callable, a class or a coroutine function; an option has the wrong type; or (at the call)
-            a static argument is a tensor or not hashable.
+        TypeError: `fn` is not callable, or is a class or a coroutine function; an option has the wrong type; or (at the
+            call) a static argument is a tensor or not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 

@@ -42,7 +42,7 @@ def num_elements(node: fx.Node) -> int:
 
 
 def why_not_saveable(node: fx.Node) -> str | None:
-    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else what it is."""
+    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else why not."""
     value = node.meta.get("val")
     if is_sym_node(node):
         return "it is a symbolic float" if isinstance(value, torch.SymFloat) else None

@@ -2,11 +2,11 @@
 
 The price of memory is raised until the minimum cut fits (Everett, "Generalized Lagrange multiplier method for solving
 problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once, so the
-cut leaves a rest of the budget.
+cut leaves a part of the budget unused.
 
-If recomputing elementwise ops frees enough memory, time is minimised: the rest is used by raising the price for the
-first part of the graph only. If matmuls have to be recomputed too, their FLOPs are minimised first: the rest saves
-matmuls, chosen as a knapsack problem.
+If recomputing elementwise ops frees enough memory, time is minimised: the price is raised for the first part of the
+graph only. If matmuls have to be recomputed too, their FLOPs are minimised first: the unused part saves matmuls, chosen
+as a knapsack problem.
 """
 
 import math
@@ -83,8 +83,8 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
     """Return the largest budget tried whose `split_by_budget` holds at most `peak` bytes at once.
 
     The budgets tried are the same for every `peak`: from the bytes of the minimum cut down to those of the smallest
-    cut. The first that fits is returned. So a lower `peak` never leads to a higher real peak, although a smaller budget
-    may have a higher peak.
+    cut. The first that fits is returned. So asking for a lower `peak` never gives a higher one, although a smaller
+    budget may have a higher peak.
 
     Raises:
         PartitionError: no budget fits; the message names the lowest peak.

@@ -189,7 +189,7 @@ _PEAK: Final = "peak:"
 
 
 def partitioner(partition: str | Partitioner, *, compress: str | None = None) -> Partitioner:
-    """Return the partitioner named `partition`. A user's own function is returned with a check of its results.
+    """Return the partitioner named `partition`. A user's function is wrapped in a check of its results.
 
     A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:200MB" is `budget("200 MB")`, and
     "budget:peak:2GB" is `budget(peak="2 GB")`.

@@ -35,7 +35,7 @@ def fake_copies(
     Raises:
         ValueError: the device is not present.
     """
-    # AOTAutograd makes fake tensors in a mode of its own; `allow_non_fake_inputs` is for tensors that were not copied.
+    # AOTAutograd makes fake tensors in another mode; `allow_non_fake_inputs` is for tensors that were not copied.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())

@@ -15,8 +15,9 @@ Note: [one number for a row and one for a column] u[r, c] = frac(a[r] + b[c]) wi
 of these u are independent, so each sum over a compressed value has the mean and the variance that independent numbers
 would give it, and R + C random numbers are enough instead of R * C. They come from `keep_factors`, 16 bits each, and
 are added exactly: Inductor and eager round alike. One seed serves all values of a device; each value uses other Philox
-groups. The seed is computed from the first seed that forward draws for a dropout, so that the masks equal those of
-exact saves. If another random op comes first, or none, forward draws one more seed, and later random numbers change.
+groups. The seed is computed from the first seed that forward draws for a dropout, so that the masks equal those of a
+run without compression. If another random op comes first, or none, forward draws one more seed, and later random
+numbers change.
 
 Note: [what stays exact]
 

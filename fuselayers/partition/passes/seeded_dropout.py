@@ -41,7 +41,7 @@ SEED_OP: Final = torch.ops.fuselayers.draw_seed.default
 
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Make every mask from a seed of 8 bytes. It is a pure function of the seed, so recomputing it gives it again."""
+    """Make every mask from a seed of 8 bytes. It is a pure function of the seed, so backward can recompute it."""
 
     def mask(graph: fx.Graph, x: fx.Node, p: float) -> tuple[fx.Node, float]:
         def made(x: Tensor) -> tuple[Tensor]:

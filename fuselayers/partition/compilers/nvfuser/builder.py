@@ -113,8 +113,8 @@ class Builder:
     def operand(self, argument: Any, dtype: torch.dtype, rank: int) -> Any:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.
 
-        A number is converted to the dtype's kind, since nvFuser promotes otherwise than torch: an integer tensor times
-        a float is a double there.
+        A number is converted to the dtype's kind, since nvFuser promotes differently from torch: an integer tensor
+        times a float is a double there.
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, dtype)

@@ -1,4 +1,4 @@
-"""The elementwise ops of transformers, forward and backward. torch runs other ones, each as a separate kernel."""
+"""The elementwise ops of transformers, forward and backward. torch runs all others, each as a separate kernel."""
 
 import functools
 from collections.abc import Callable, Mapping
