@@ -1,1 +1,1 @@
-"""What only developers measure. It is not installed; run it from a checkout, as `python -m benchmarks.partition`."""
+"""Measurements for developers. They are not installed; run them from a checkout: `python -m benchmarks.partition`."""

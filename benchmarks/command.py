@@ -1,4 +1,4 @@
-"""Runs a developers' command: its parser, and its errors in one line, as those of `fuselayers`."""
+"""Runs a developers' command: parses its arguments, and prints its errors in one line, as `fuselayers` does."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def run_command(
     add_arguments(parser)
     try:
         return run(parser.parse_args(argv), Console(width=None if sys.stdout.isatty() else 120))
-    except SystemExit as done:  # after --help, or of argparse
+    except SystemExit as done:  # after --help, or after a wrong argument
         return int(done.code or 0)
     except (ValueError, OSError, BackendUnavailableError) as error:
         print(f"{prog}: {error}", file=sys.stderr)

@@ -21,9 +21,9 @@ class TransformerLayer(nn.Module):
     Args:
         hidden_dim: D.
         num_heads: H, a divisor of D.
-        dropout: of both branches; with written-out attention also of its probabilities.
-        post_norm: True normalises sums, as BERT does; False the inputs of the branches, as GPT does.
-        written_out: True computes attention as matmul, softmax, dropout, matmul; False calls PyTorch's fused one.
+        dropout: the probability in both branches, and in written-out attention.
+        post_norm: True normalises the sums, as BERT does; False normalises the inputs of the branches, as GPT does.
+        written_out: True computes attention as matmul, softmax, dropout, matmul; False calls PyTorch's fused attention.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class GPT(nn.Module):
     Args:
         num_layers: how many layers.
         hidden_dim: D.
-        context_length: the most tokens.
+        context_length: the most tokens of a sequence.
         vocab_size: V.
     """
 

@@ -48,7 +48,7 @@ _TIMED: Final = (512, (8, 256))
 
 
 def saved(device: torch.device, *, repeats: int, dtypes: Sequence[torch.dtype] = _DTYPES) -> list[Row]:
-    """For each layer: units saved by eager, torch.compile and `fuse`, and the time of a step against both."""
+    """For each layer: units saved by eager, torch.compile and `fuse`, and the step time of `fuse` over the others'."""
     rows: list[Row] = []
     for name, case in LAYERS.items():
         for dtype in dtypes:
@@ -136,7 +136,7 @@ def _wrong_layers(layers: Sequence[_Layer], make: Callable[..., nn.Module]) -> d
 
 
 def _ratio(steps: Mapping[str, list[float]], mine: str, other: str) -> float | str:
-    """The median of the ratios, each of two steps that ran one after the other."""
+    """The median of the ratios of two steps that ran one after the other."""
     if mine not in steps or other not in steps:
         return "-"
     pairs = zip(steps[mine], steps[other], strict=True)
@@ -144,7 +144,7 @@ def _ratio(steps: Mapping[str, list[float]], mine: str, other: str) -> float | s
 
 
 def budgets(*, num_layers: int = 4) -> list[Row]:
-    """Units per layer and share of forward's FLOPs recomputed, of torch's `activation_memory_budget` and of `fuse`."""
+    """Units per layer and share of forward's FLOPs recomputed, for torch's `activation_memory_budget` and `fuse`."""
     with torch.device("meta"):
         model = GPT(num_layers, hidden_dim=_HIDDEN_DIM, context_length=_TOKENS, vocab_size=1000)
         text = torch.zeros(_BATCH, _TOKENS, dtype=torch.int64)
@@ -187,7 +187,7 @@ def budgets(*, num_layers: int = 4) -> list[Row]:
 
 
 def _lower(ours: tuple[float, float], theirs: tuple[float, float]) -> str:
-    """Which one recomputes fewer FLOPs; at equal FLOPs, which one saves fewer bytes."""
+    """Return "fuse" or "torch", whichever recomputes fewer FLOPs, or at equal FLOPs saves fewer bytes; else "same"."""
     more = ours[0] - theirs[0]
     if abs(more) < 1e-6:
         more = ours[1] - theirs[1] if abs(ours[1] - theirs[1]) > _SLACK_BYTES else 0
@@ -214,7 +214,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure and print.
 
     Returns:
-        The exit code: 0, or 1 when numbers are wrong, or a budget of ours costs more than torch's.
+        The exit code: 0, or 1 when numbers are wrong, or when `fuse` costs more than torch at a budget.
 
     Raises:
         ValueError: a wrong argument.

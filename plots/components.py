@@ -22,14 +22,14 @@ __all__ = ["FOLDER", "PICTURES", "draw"]
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 
-# No ground, and a grey that contrasts with a light and a dark page. Words in boxes are dark, the boxes light.
+# A transparent background, and a grey that shows on light and dark pages. Boxes are light, and the words in them dark.
 _GROUND: Final = "none"
 _LINE: Final = "#808080"
 _INK: Final = "#212529"
 _COLOURS: Final = {
-    "plain": "#e9ecef",  # what has no weights
-    "weights": "#cfe8ef",  # what learns
-    "part": "#f8d7da",  # a component that another page is about
+    "plain": "#e9ecef",  # a step without weights
+    "weights": "#cfe8ef",  # a step with weights
+    "part": "#f8d7da",  # a component that another page describes
 }
 _COLUMN: Final = 1.0  # inches
 _ROW: Final = 0.5
@@ -91,14 +91,14 @@ class _Diagram:
         Args:
             start: a box.
             end: another.
-            over: from top to top, around what stands in between.
-            elbow: along a column and then a row, whichever way keeps clear of the boxes' corners.
+            over: from top to top, around the boxes in between.
+            elbow: along a column and then a row, or the other way, so that it avoids the boxes' corners.
             slanted: straight from side to side, between two rows; else along a row or a column.
         """
         down = 1 if end.y > start.y else -1
         left, right = end.x - end.width, start.x + start.width
         if over:
-            # What comes in and what goes on stand beside each other on a box.
+            # The arrow into a box and the arrow out of it end side by side.
             above, leaves, arrives = start.y - 0.6, start.x + 0.3 * start.width, end.x - 0.3 * end.width
             points = [
                 (leaves, start.y - start.height),
@@ -329,10 +329,10 @@ PICTURES: Final[dict[str, Callable[[], Figure]]] = {
 def draw(folder: Path) -> list[Path]:
     """Draw every picture as an SVG into a folder, and return the files.
 
-    The same version of matplotlib draws the same bytes: neither a date nor a random name gets in.
+    The same version of matplotlib draws the same bytes, since the files hold neither a date nor a random name.
     """
     files = []
-    # Text as text, which is small and can be searched; a font that is not there is replaced by the browser's.
+    # Text is kept as text, which is small and can be searched; a browser replaces a font that it does not have.
     with rc_context({"svg.hashsalt": "fuselayers", "svg.fonttype": "none", "font.family": "sans-serif"}):
         for name, picture in PICTURES.items():
             path = folder / f"{name}.svg"

@@ -2,7 +2,8 @@
 
 python -m plots.gpu_step plots/gpu/<name of the GPU>    # writes steps.json there
 
-A step is forward and backward of the loss. Each form also runs as a CUDA graph of the whole step, which needs no host.
+A step is forward and backward of the loss. Each form but `torch.compile` also runs as a CUDA graph of the whole step,
+which the host starts by one call.
 """
 
 import json
@@ -44,7 +45,7 @@ FORMS: Final[dict[str, list[str]]] = {
 
 
 def made(form: str, size: list[str]) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
-    """A model's weights, and what computes its loss."""
+    """The model that holds the weights, and the callable that computes the loss."""
     torch.manual_seed(0)
     model = fuselayers.build("gpt_nano", [*size, *FORMS[form]]).to("cuda", torch.bfloat16).train()
     if form in ("plain PyTorch", "torch.compile"):
@@ -53,7 +54,7 @@ def made(form: str, size: list[str]) -> tuple[nn.Module, Callable[..., torch.Ten
 
 
 def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """A CUDA graph of a step, which runs first, three times, on a stream of its own."""
+    """The replay of a step's CUDA graph. Before the capture the step runs three times, on a side stream."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -102,7 +103,7 @@ def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any
             "peak": peak,
         }
         steps[f"{form}, wall"] = step
-        if form != "torch.compile":  # with `mode="reduce-overhead"` it makes graphs of its own
+        if form != "torch.compile":  # its `mode="reduce-overhead"` makes CUDA graphs itself
             steps[f"{form}, graph"] = captured(step)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Plans published trainings, none of which could be repeated here, and the example of docs/scale.md.
+"""Plans the example of docs/scale.md, and published trainings, which could not be repeated here.
 
 python plots/plan.py        # writes plots/plan/published.json, in two minutes
 python -m docs.figures      # writes it into the page
@@ -34,16 +34,16 @@ class Run:
     """A published training.
 
     Attributes:
-        title: of its row in the page.
-        tokens_per_second: of each GPU, as published.
-        model: "llama", or the tokens of a sequence of MPT 7B.
-        batch: sequences of a micro-batch.
-        gpus: of data parallelism.
-        gpu: their kind.
-        tp: GPUs of a tensor-parallel group.
-        checkpointing: what a block keeps.
+        title: the title of its row in the page.
+        tokens_per_second: for each GPU, as published.
+        model: "llama", or for MPT 7B the tokens of a sequence.
+        batch: sequences in a micro-batch.
+        gpus: the number of data-parallel GPUs.
+        gpu: the kind of GPU.
+        tp: the number of GPUs in a tensor-parallel group.
+        checkpointing: as `parallel.checkpointing`: "none", "selective" or "block".
         eager: whether nothing is compiled.
-        gibibytes: of memory, as published.
+        gibibytes: memory of a GPU, as published.
     """
 
     title: str

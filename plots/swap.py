@@ -1,10 +1,10 @@
-"""What `swap` finds in each family of transformers, what it saves, and how long a training step takes.
+"""Measures the sites that `swap` finds in each family of transformers, saved bytes, and the time of a training step.
 
 PYTHONPATH=. python plots/swap.py FOLDER              # writes FOLDER/swap.json, for the table of docs/swap.md
 PYTHONPATH=. python plots/swap.py FOLDER gpt2 bert    # measures these again
 
-The models are those of the tests, eight times as wide: two layers, 256 wide, 2 x 96 tokens, so that a step takes longer
-than its Python. Swin begins 96 wide, as Swin-T, on 192 x 192 pixels.
+The models are those of the tests, eight times as wide: two layers, 256 wide, 2 x 96 tokens, so that Python does not
+dominate a step's time. Swin begins 96 wide, as Swin-T, on 192 x 192 pixels.
 """
 
 import copy
@@ -72,7 +72,7 @@ def _step(model: Any, batch: dict[str, torch.Tensor], _: None) -> None:
 
 def _error(plain: nn.Module, swapped: nn.Module, batch: dict[str, torch.Tensor]) -> float:
     """The relative difference of the losses: in training mode if nothing is dropped, else in evaluation mode."""
-    drops = len({loss_of(plain, batch).item() for _ in range(9)}) > 1  # Swin drops whole layers of few samples
+    drops = len({loss_of(plain, batch).item() for _ in range(9)}) > 1  # Swin drops whole layers for a few samples
     if drops and "use_cache" in inspect.signature(plain.forward).parameters:
         batch = {**batch, "use_cache": False}  # type: ignore[dict-item]  # with a cache a block runs its own forward
     losses = [loss_of(model.train(not drops), batch).item() for model in (plain, swapped)]

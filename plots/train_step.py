@@ -1,9 +1,9 @@
-"""Measures where the time of a training step of `fuselayers train` goes, in three models of the same weights.
+"""Measures where the time of a training step of `fuselayers train` goes, in three models with the same weights.
 
 python plots/train_step.py plots/cpu/<processor>    # writes train_step.json and train_step.md there
 
-All figures are medians, the models in turns. Phases are wall time; kinds of op are the profiler's own times of another
-step, in which the profiler itself takes time too.
+All figures are medians; the models take turns. Phases are wall time. Kinds of op are the profiler's times of another
+step, which includes the profiler's overhead.
 """
 
 import json

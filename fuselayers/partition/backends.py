@@ -41,8 +41,8 @@ class BackendStatus:
 
     Attributes:
         name: as `fuse(backend=...)` takes it.
-        available: True if it compiles for the device looked at.
-        reason: what it is, or why it does not work here.
+        available: True if it compiles for the device that was asked about.
+        reason: a description, or why it does not work here.
         hint: the command or setting that would make it available, or "".
     """
 
@@ -53,7 +53,7 @@ class BackendStatus:
 
 
 def backends(*, device: torch.device | str = "cpu") -> tuple[BackendStatus, ...]:
-    """Return every backend with whether it works for `device`, and why not.
+    """Return every backend, whether it works for `device`, and if not, why.
 
     >>> [status.name for status in backends()]
     ['auto', 'eager', 'inductor', 'triton', 'nvfuser']
@@ -82,7 +82,7 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         ValueError: a name is unknown; the message lists what there is.
-        TypeError: `backend` is no string, or `fallback` is one string instead of a sequence of them, or None.
+        TypeError: `backend` is not a string, or `fallback` is a string or None instead of a sequence of names.
     """
     if not isinstance(backend, str):
         raise TypeError(f"backend must be a name, got {backend!r}; leave it out for 'auto', or write 'eager'")
@@ -106,9 +106,10 @@ def compile_chain(
     partition: str | Partitioner,
     torch_random: bool,
 ) -> tuple[Callable[..., Any], str, str]:
-    """Compile a graph with the first backend of `chain` that can; return it, the backend and why those before failed.
+    """Compile a graph with the first backend of `chain` that can.
 
-    One backend compiles the whole graph: each attempt starts from an untouched copy.
+    Return the compiled graph, the backend, and why the backends before it failed. One backend compiles the whole graph:
+    each attempt starts from an untouched copy.
 
     Raises:
         BackendUnavailableError: every backend of the chain failed; the message says why each did.
@@ -135,7 +136,7 @@ def compile_chain(
                 return compiled, name, "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
-    # Eager compiles nothing: where it fails, another compiler is no help.
+    # Eager compiles nothing: where it fails, another compiler fails too.
     advice = "mend the cause" + (
         " in the function or its partitioner" if "eager" in chain else ", or allow fallback=('eager',)"
     )
@@ -143,7 +144,7 @@ def compile_chain(
 
 
 def _why_unavailable(name: str, device_types: set[str]) -> str | None:
-    """Return None if the backend compiles for all of these kinds of devices, else what is missing."""
+    """Return None if the backend compiles for all of these device types, else what is missing."""
     if name == "eager":
         return None
     if name == "triton" and device_types == {"cpu"}:
@@ -153,7 +154,7 @@ def _why_unavailable(name: str, device_types: set[str]) -> str | None:
 
 
 def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | Partitioner) -> str:
-    """Return the name of a graph of Dynamo's in reports. Compiling may use the graph up, so it comes first."""
+    """Return the name of a Dynamo graph in reports. Call it before compiling, which may change the graph."""
     inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
@@ -166,5 +167,5 @@ def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | 
 
 
 def _sizes(tensor: torch.Tensor) -> str:
-    """Return the sizes as text; one that may change from call to call is a *."""
+    """Return the sizes as text, with a * for each symbolic size."""
     return f"[{', '.join(str(size) if type(size) is int else '*' for size in tensor.shape)}]"

@@ -1,6 +1,6 @@
-"""dynamo_backend -- `torch.compile(model, backend="fuselayers")`: the fusion core as a backend of torch's own compiler.
+"""dynamo_backend -- the fusion core as a backend of `torch.compile`: `torch.compile(model, backend="fuselayers")`.
 
-An entry point of the package gives torch the name.
+torch finds the name through an entry point of the package.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ def fuselayers(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo as `fuse` does. `torch.compile` calls it.
+    """Compile a Dynamo graph as `fuse` does. `torch.compile` calls this function.
 
     Args:
         graph_module, example_inputs: from Dynamo.
-        mode: of `torch.compile`; Inductor's modes are not taken.
-        options: of `torch.compile`: `backend`, `compress`, `fallback`, `partition` and `torch_random` of `fuse`.
+        mode: `torch.compile`'s mode; it must be None, since modes are Inductor's.
+        options: `torch.compile`'s options: `backend`, `compress`, `fallback`, `partition` and `torch_random` of `fuse`.
 
     Raises:
-        ValueError: there is a mode, an unknown option, backend or partitioner.
+        ValueError: a mode is given, or an option, backend or partitioner is unknown.
         BackendUnavailableError, PartitionError: as `fuse`.
 
     >>> import torch
@@ -45,7 +45,6 @@ def fuselayers(
     for name in chosen:
         if name not in _OPTIONS:
             raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
-    # An unknown name is refused here, by its own error.
     backend = chosen.get("backend", "auto")
     compiled, _, _ = FuseOptions(
         backend=backend,

@@ -1,7 +1,8 @@
-"""functorch -- functorch's names: trace forward and backward ahead of time, hand each to a compiler of your own.
+"""functorch -- functorch's names: trace forward and backward ahead of time, and hand each to your compiler.
 
-As in `fuse`, Dynamo's guards protect each graph: functorch's functions run the graph of the first call for any shape,
-mode and Python value. Behind the guards AOTAutograd calls the partitioner and the compilers, with one graph each.
+As in `fuse`, Dynamo's guards protect each graph. The functions in functorch have no guards: they run the first call's
+graph for any shape, mode and Python value. Behind the guards AOTAutograd calls the partitioner with the joint graph,
+and each compiler with one graph.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from .fused_module import eager_view, view_of, with_forward
 _Module = TypeVar("_Module", bound=nn.Module)
 
 memory_efficient_fusion = fuse
-"""functorch's name for `fuse`. Unlike functorch's, it guards: another shape, mode or value never gets a stale graph."""
+"""functorch's name for `fuse`. Unlike functorch's, it has guards: a new shape, mode or value gets a new graph."""
 
 default_partition: Final = default
 """functorch's name for `default`."""
@@ -56,20 +57,19 @@ def aot_function(
 
     Args:
         fn: a function of tensors. `aot_module` is for modules.
-        fw_compiler: compiles the forward graph, and that of a call that needs no gradients: takes it and example
-            inputs, and returns a function to call instead, or the graph itself, as in `lambda graph, inputs: graph`.
+        fw_compiler: compiles the forward graph, and the graph of a call that needs no gradients. It takes the graph and
+            example inputs, and returns a function to call instead, or the graph: `lambda graph, inputs: graph`.
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
-        decompositions: ATen ops to write in terms of others, with the functions that do so, as
-            `torch._decomp.get_decompositions` returns them.
+        decompositions: a function for each ATen op to decompose, as `torch._decomp.get_decompositions` returns them.
         static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
-        dynamic: False traces each shape for itself; None makes a size symbolic when it changes; True from the start.
+        dynamic: False traces each shape separately; None makes a size symbolic when it changes; True from the start.
 
     Raises:
-        TypeError: `fn` or a compiler cannot be called; (at the call) a compiler's result cannot be called.
+        TypeError: `fn` or a compiler is not callable; or (at the call) a compiler's result is not callable.
         ValueError: an unknown partitioner.
 
-    Errors of a compiler or a partitioner come out of the call that compiles.
+    The call that compiles raises the errors of a compiler or a partitioner.
 
     >>> import torch
     >>> from fuselayers.partition import print_compile
@@ -116,7 +116,8 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
         kwargs: the same by name.
 
     Raises:
-        TypeError: `mod` is no module; or as `aot_function`, as ValueError.
+        TypeError: `mod` is not a module; or as `aot_function`.
+        ValueError: as `aot_function`.
 
     >>> import torch
     >>> layer = nn.Linear(4, 2)
@@ -135,10 +136,10 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
 class AotOptions(FuseOptions):
     """The arguments of `aot_function`, checked."""
 
-    # A compiler's error is its author's business, and so is its traceback.
+    # The user wrote the compilers, so their errors are raised unwrapped.
     own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
 
-    compilers: Mapping[str, GraphCompiler]  # by the names of the arguments
+    compilers: Mapping[str, GraphCompiler]  # by "fw_compiler" and "bw_compiler"
     decompositions: Mapping[Any, Callable[..., Any]] | None
 
     def compile(

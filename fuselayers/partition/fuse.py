@@ -1,8 +1,8 @@
 """fuse -- trace forward and backward together, choose what to save, compile both.
 
-`torch.compile` comes first: Dynamo's guards make sure that another shape, dtype, device, requires_grad, train/eval
-mode, grad mode or Python value never meets a graph that was traced for something else. Behind the guards the library's
-own partitioner cuts the joint graph, and the first backend that works compiles both graphs.
+`torch.compile` comes first: Dynamo's guards compare the shape, dtype, device, requires_grad, train/eval mode, grad mode
+and Python values of each call, and a new graph is traced where they differ. Behind the guards the library's partitioner
+cuts the joint graph, and the first backend that works compiles both graphs.
 """
 
 import dataclasses
@@ -68,23 +68,23 @@ def fuse(
     arguments. Further calls run eagerly, and torch logs a warning; with `fullgraph` they raise.
 
     Args:
-        fn: a function of tensors, or a module. A module comes back as a `FusedModule` of its own class, which shares
-            all of its attributes: parameters, buffers, submodules, mode and hooks. The module itself still runs
-            eagerly. Only `forward` is compiled: a `__call__` of its class's own runs before it, as checks of arguments
-            should, whose errors would lose their text in a compiler.
+        fn: a function of tensors, or a module. For a module, `fuse` returns a `FusedModule`, whose class derives from
+            the module's class. Both share all attributes: parameters, buffers, submodules, mode and hooks. The module
+            itself still runs eagerly. Only `forward` is compiled. A `__call__` that the class defines runs eagerly
+            before it, so that errors of its argument checks keep their text.
         backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
             "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, "budget:peak:2GB" or `budget(peak="2 GB")`, or a
             function with AOTAutograd's partitioner signature.
-        compress: "int8", "float8" or "bfloat16" hands large values from forward to backward in fewer bits, whatever the
-            partitioner; forward's results stay exact. None: every value is exact. "int8" draws a seed in each call of a
-            graph that draws none for a dropout.
+        compress: "int8", "float8" or "bfloat16" saves large values for backward in fewer bits, with any partitioner;
+            forward's results stay exact. None saves every value exactly. "int8" draws one more seed in each call,
+            unless the graph's first random op draws a dropout's seed.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
             With () an error is raised instead.
         static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
-            Each combination gets a graph of its own. -1 is the last positional parameter. None means none.
-        static_argnames: the same by name. If the function's signature can be read, one of the two is enough, however
-            a call passes the argument.
+            Each combination gets a separate graph. -1 is the last positional parameter. None means none.
+        static_argnames: names of such arguments. If the function's signature can be read, either option is enough,
+            whether a call passes the argument by position or by name.
         dynamic: None makes a size symbolic when it first changes; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
@@ -95,8 +95,8 @@ def fuse(
     Raises:
         ValueError: an unknown backend, partitioner or compression, or a static argument that the function does not
             have; the message lists what there is.
-        TypeError: `fn` cannot be called, or is a coroutine function, an option is of the wrong type, or (at the call) a
-            static argument is a tensor, or not hashable.
+        TypeError: `fn` is not callable, or is a class or a coroutine function; an option has the wrong type; or (at the
+            call) a static argument is a tensor or not hashable.
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 
@@ -145,13 +145,13 @@ def fuse_in_place(
     partition: str | Partitioner,
     compress: str | None = None,
 ) -> None:
-    """Fuse modules themselves. Those of one class, with parameters of the same sizes, share their graphs.
+    """Fuse modules in place. Modules of one class share graphs if their parameters and buffers have the same sizes.
 
-    Twelve equal blocks are compiled once: their parameters are inputs of the graph. Other values that forward reads
-    from a module are compared at each call, and one more graph is compiled where they differ.
+    Twelve equal blocks are compiled once: their parameters are inputs of the graph. Guards compare the other values
+    that forward reads from a module, and one more graph is compiled where they differ.
 
     Args:
-        modules: each becomes a `FusedModule` of its own class.
+        modules: each gets a class that derives from its class and from `FusedModule`.
         backend, partition, compress: as in `fuse`.
 
     >>> import torch
@@ -179,7 +179,7 @@ def function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
     forward: Any = getattr(type(module), "forward", None)
     forward = forward.fn if isinstance(forward, FusedFunction) else forward
     if not inspect.isfunction(forward) or "forward" in vars(module):
-        own = module.forward  # of this module alone: compiled, or set by its user
+        own = module.forward  # this instance's: compiled, or set by the user
 
         @functools.wraps(own)
         def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fused function: what is compiled for which arguments, and which backend serves it."""
+"""The fused function: its compiled graphs, and the backend that serves each."""
 
 import copy
 import dataclasses
@@ -34,13 +34,12 @@ _numbers: Final = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class FuseOptions:
-    """How a function is fused: the arguments of `fuse`, checked.
+    """The arguments of `fuse`, checked. An attribute that is not listed is as in `fuse`.
 
     Attributes:
-        backend: as in `fuse`, as the others are.
         chain: the backends to try, in order.
-        own_errors: errors that come out of a call as they were raised. Dynamo wraps a backend's error in advice about
-            its own settings.
+        own_errors: errors that a call raises unwrapped. Dynamo wraps a backend's error in advice about Dynamo's
+            settings.
     """
 
     own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
@@ -55,7 +54,7 @@ class FuseOptions:
     torch_random: bool = False
 
     def __post_init__(self) -> None:
-        partitioner(self.partition)  # an unknown name is refused here, not at the first call
+        partitioner(self.partition)  # an unknown name raises here, not at the first call
         for kind, static in (("static_argnums", self.static_argnums), ("static_argnames", self.static_argnames)):
             wanted = int if kind == "static_argnums" else str
             wrong = [entry for entry in static if type(entry) is not wanted]
@@ -68,7 +67,7 @@ class FuseOptions:
     def compile(
         self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
     ) -> tuple[Callable[..., Any], str, str]:
-        """Compile a graph of Dynamo's; return it, the backend that serves it, and why this one."""
+        """Compile a Dynamo graph; return the compiled graph, its backend, and why this backend serves it."""
         compiled, served_by, why = compile_chain(
             graph_module,
             example_inputs,
@@ -83,19 +82,19 @@ class FusedFunction:
     """A function that runs through the fusion core. Made by `fuse`; called like the function it wraps.
 
     Attributes:
-        fn: the function as it was given; of one that is fused already, the function in it.
-        options: how it is fused.
+        fn: the wrapped function, which is itself not fused.
+        options: the arguments of `fuse`.
         owner: the class of the modules whose forward `fn` is, or None.
-        module_class: the class that they have once they are fused.
-        name: of the function or the class, for people.
+        module_class: the class of these modules once they are fused.
+        name: the name of the function or the class, for reports.
         served_by: the backends that serve the graphs compiled so far, each once, in order of first use.
     """
 
     def __init__(self, fn: Callable[..., Any], *, options: FuseOptions, owner: type[nn.Module] | None = None) -> None:
         while isinstance(fn, FusedFunction):
             fn = fn.fn
-        # First: functools.wraps copies the attributes of a fused function to the function around it.
-        if not isinstance(fn, nn.Module):  # of `aot_function`
+        # Before the attributes below: if `fn` wraps a fused function, this copies that function's attributes.
+        if not isinstance(fn, nn.Module):  # `aot_function` may pass a module
             functools.update_wrapper(self, fn)
         self.fn: Callable[..., Any] = fn
         self.owner = owner
@@ -105,11 +104,11 @@ class FusedFunction:
         self._compiled: dict[Hashable, Callable[..., Any]] = {}
         self._static_argnums, self._static_argnames = _static_both_ways(fn, options)
         self._has_static = bool(options.static_argnums or options.static_argnames)
-        # Without static arguments. Compiled at the first call, where `torch.compile` reads some of torch's settings.
+        # Used without static arguments. Set at the first call, since `torch.compile` reads some of torch's settings.
         self._only: Callable[..., Any] | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Another compiler traces the plain function. Compiled code knows nothing of forward-mode tangents.
+        # Another compiler traces the plain function. Compiled code does not support forward-mode tangents.
         if is_compiling() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
         compiled = self._only
@@ -150,7 +149,7 @@ class FusedFunction:
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
                 raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
-            # Dynamo keeps each backend until `torch.compiler.reset()`; it must not keep this function and its weights.
+            # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
             method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(
                 _with_static_arguments(self.fn, dict(static), named),
@@ -170,7 +169,7 @@ class FusedFunction:
         return compiled
 
     def report(self) -> FusionReport:
-        """Return which backend serves each graph that was compiled so far, and why. Its text has a line for each.
+        """Return which backend serves each graph compiled so far, and why. The report's text has a line for each graph.
 
         >>> from fuselayers.partition.fuse import fuse
         >>> @fuse(backend="eager")
@@ -239,7 +238,7 @@ def _key_of(value: Any) -> Hashable:
     tuples and dataclasses. Other equal values share a graph."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         compared = (getattr(value, field.name) for field in dataclasses.fields(value) if field.compare)
-        # Its hash as well: a dataclass may compare in its own way, or not be hashable.
+        # The hash as well: a dataclass may define how it compares, or not be hashable.
         return (type(value), hash(value), *map(_key_of, compared))
     if isinstance(value, tuple):
         return type(value), *map(_key_of, value)
@@ -269,9 +268,9 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
 
 
 def _name_in_dynamo(fused: FusedFunction, *, has_values: bool) -> str:
-    """Return a name by which Dynamo remembers sizes and numbers of one function alone.
+    """Return a name under which Dynamo keeps the sizes and numbers of this function apart from others'.
 
-    Each set of static arguments has its own: Dynamo would make a symbol of a static argument's second value.
+    Each set of static arguments has another name: Dynamo would make a symbol of a static argument's second value.
     """
     own_code = getattr(inspect.unwrap(fused.fn), "__code__", None)
     line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""

@@ -1,4 +1,4 @@
-"""fused_method -- a fused function with its first argument given, as `instance.method` is."""
+"""fused_method -- a fused function bound to its first argument, like `instance.method`."""
 
 import copy
 import inspect
@@ -7,13 +7,14 @@ from typing import Any
 
 
 class FusedMethod:
-    """A bound method of a fused function, as `types.MethodType` is of a plain one.
+    """A bound method of a fused function, like `types.MethodType` for a plain function.
 
-    Dynamo can neither make nor inspect a MethodType of an object: `torch.compile` would refuse a call of the method,
-    and a module whose forward it is. Dynamo can make objects of a plain class. This one does all that a method does.
+    Dynamo can neither create nor inspect a MethodType whose function is an object: `torch.compile` would refuse to call
+    the method, and to compile a module whose forward it is. Dynamo can create instances of a plain class such as this,
+    which does all that a method does.
 
     Attributes:
-        __func__: the function; its attributes can be read here too.
+        __func__: the function; its attributes can be read from the method too.
         __self__: its first argument.
     """
 
@@ -25,7 +26,7 @@ class FusedMethod:
         return self.__func__(self.__self__, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "__func__":  # Dynamo makes it empty first
+        if name == "__func__":  # Dynamo creates the method without attributes first
             raise AttributeError(name)
         return getattr(self.__func__, name)
 
@@ -44,7 +45,7 @@ class FusedMethod:
         return self.__func__ is other.__func__ and self.__self__ is other.__self__
 
     def __hash__(self) -> int:
-        bound = vars(self)  # empty while Dynamo makes it, which asks for the hash since 2.14
+        bound = vars(self)  # empty while Dynamo creates it; since torch 2.14 Dynamo hashes it then
         return hash((id(bound.get("__func__")), id(bound.get("__self__"))))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedMethod":

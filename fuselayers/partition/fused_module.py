@@ -18,12 +18,13 @@ _DISABLED: Final = ContextVar("_DISABLED", default=False)
 
 
 class FusedModule(nn.Module):
-    """The base of fused modules. `fuse` and `fuse_in_place` give a module a class of its own, below its class and this.
+    """The base class of fused modules. `fuse` and `fuse_in_place` give a module a new class, which derives from the
+    module's class and this one.
 
-    So a fused module is what it was: `isinstance`, attributes, methods, hooks and state_dict keys are those of its
-    class. Only its `forward` is fused: hooks of the module run around it. Copies and pickles are fused, with nothing
-    compiled yet. `nn.Module.compile` cannot serve: it compiles hooks too, its copies and pickles are not compiled, and
-    it has neither fallbacks nor a report.
+    So `isinstance`, attributes, methods, hooks and state_dict keys stay those of the module's class. Only `forward` is
+    fused: hooks of the module run around it. Copies and pickles are fused, with nothing compiled yet.
+    `nn.Module.compile` is not used: it compiles hooks too, its copies and pickles are not compiled, and it has neither
+    fallbacks nor a report.
     """
 
     _fused: ClassVar[Any] = None  # the `FusedFunction` of a class
@@ -37,11 +38,11 @@ class FusedModule(nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         reduced: Any = super().__reduce_ex__(protocol)
         fused = vars(type(self)).get("_fused")
-        if fused is None:  # a class that FSDP or a parametrization made of this one
+        if fused is None:  # a class that FSDP or a parametrization derived from this one
             return reduced
         if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
             return _blank, (type(self).__bases__[0], fused), *reduced[2:]
-        return _fused_again, (fused, *reduced[:2]), *reduced[2:]  # the class makes its copies itself
+        return _fused_again, (fused, *reduced[:2]), *reduced[2:]  # the class defines its own reduction
 
 
 def with_forward(module: _Module, fused: Any) -> _Module:
@@ -54,7 +55,7 @@ def with_forward(module: _Module, fused: Any) -> _Module:
 
 
 def view_of(module: _Module) -> _Module:
-    """Return another object with the same attributes, which remain the same: they share one dictionary."""
+    """Return another object with the same attributes; both share one `__dict__`."""
     view = object.__new__(type(module))
     view.__dict__ = module.__dict__
     return view
@@ -63,7 +64,7 @@ def view_of(module: _Module) -> _Module:
 def eager_view(module: _Module) -> _Module:
     """Return a view of a fused module that runs eagerly; a module that is not fused is returned as it is.
 
-    Both have the same attributes, parameters and mode. Fused modules inside it stay fused; `disable_fusion` is for all.
+    Both have the same attributes, parameters and mode. Fused modules inside it stay fused; `disable_fusion` covers all.
 
     >>> from fuselayers import fuse
     >>> layer = fuse(nn.Linear(2, 2), backend="eager")
@@ -78,7 +79,8 @@ def eager_view(module: _Module) -> _Module:
 
 
 def _plain_class(cls: Any) -> Any:
-    """Return the class that a fused one was made of. What FSDP or a parametrization derived from it is derived anew."""
+    """Return the class that a fused class derives from. A class that FSDP or a parametrization derived from the fused
+    class is derived again, from the plain class."""
     if "_fused" in vars(cls):
         return cls.__bases__[0]
     if not issubclass(cls, FusedModule):
@@ -93,14 +95,14 @@ def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
     if fused.module_class is not None:
         return fused.module_class
 
-    # A function of its own, whose code `torch.export` reads.
+    # A plain function, since `torch.export` reads its code.
     @functools.wraps(fused.fn)
     def forward(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         return fused(module, *args, **kwargs)
 
     own = {
         "_fused": fused,
-        # A forward of the module's own would hide the class's, unless that is a property.
+        # A `forward` set on the instance would hide the class's, unless the class's is a property.
         "forward": property(lambda self: types.MethodType(forward, self)) if is_patched else forward,
         **{name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")},
     }
@@ -119,12 +121,12 @@ def _fused_again(fused: Any, make: Any, arguments: tuple[Any, ...]) -> Any:
 
 @contextlib.contextmanager
 def disable_fusion() -> Iterator[None]:
-    """Let every fused function and module run eagerly for a while, in this thread; hooks of fused modules run.
+    """Run every fused function and module eagerly within the block, in this thread. Hooks of fused modules still run.
 
-    `torch.compiler.set_stance("force_eager")` would do so in every thread, and for every compiled function.
+    `torch.compiler.set_stance("force_eager")` would affect every thread, and every compiled function.
 
     Use it for calls that would recompile often, as in generation, where each token has one more key than the last. If
-    something is checkpointed within, run its backward within too, since it recomputes forward.
+    a checkpoint runs within the block, run its backward within the block too, since backward recomputes forward.
 
     >>> import torch
     >>> from fuselayers import fuse

@@ -10,7 +10,7 @@ class GraphReport:
     Attributes:
         name: the function, its tensors, and "training" if there is a backward, else "forward".
         served_by: the backend.
-        reason: why this one.
+        reason: why this backend serves it.
     """
 
     name: str

@@ -54,12 +54,12 @@ _SCALAR_BYTES: Final = 16
 
 class PartitionError(ValueError):
     """No backend can cut a graph as requested: a value can neither be saved nor recomputed, a budget is too small, or a
-    user's partitioner returns no two graphs. No fallback is tried, since it would get the same graph."""
+    user's partitioner does not return two graphs. No fallback is tried, since it would get the same graph."""
 
 
 @dataclass(frozen=True)
 class JointGraph:
-    """A traced forward and backward, with each node sorted by which of the two needs it.
+    """A traced forward and backward, with its nodes sorted by the graph that needs them.
 
     Attributes:
         module: the joint graph; its placeholders are the forward's inputs, then the gradients of the outputs.
@@ -147,7 +147,7 @@ class JointGraph:
         return self._behind_backward(frozenset())
 
     def _behind_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
-        """The nodes that compute the values that backward reads from the saved ones."""
+        """The nodes that compute, from the saved values, the values that backward reads."""
         wanted = set(self.read_by_backward)
         behind: list[fx.Node] = []
         for node in reversed(self.nodes):
@@ -158,19 +158,19 @@ class JointGraph:
 
     @functools.cached_property
     def made_from_scalars(self) -> frozenset[fx.Node]:
-        """The values computed from scalars that are smaller than they are: a dropout mask from its seed, an `arange`
+        """The values that are larger than the scalars they are computed from: a dropout mask from its seed, an `arange`
         from its length.
 
-        They are never saved: a few bytes and some arithmetic restore them. So no dropout mask is saved, whatever the
-        compiler and its cost model. Results of ops of unknown cost are not among them.
+        They are never saved: a few bytes and some arithmetic restore them. So no dropout mask is saved, with any
+        compiler and cost model. Results of ops of unknown cost are not included.
         """
-        scalars: dict[fx.Node, frozenset[fx.Node]] = {}  # of each value: those that it is computed from
+        scalars: dict[fx.Node, frozenset[fx.Node]] = {}  # for each value, the scalars that it is computed from
         for node in self.nodes:
             sources = node.all_input_nodes
             cheap = why_runs_once(node) is None and _is_cheap(node) and not prefers_save(node)
             if cheap and all(source in scalars for source in sources):
                 behind = frozenset().union(*(scalars[source] for source in sources))
-                # One that is no larger than those behind it stands for them; else a long chain has ever larger sets.
+                # A scalar that is no larger than its sources replaces them, so that a long chain's sets stay small.
                 smaller = len(behind) > 1 and num_bytes(node) <= sum(map(num_bytes, behind))
                 scalars[node] = frozenset({node}) if smaller and self._is_saveable_scalar(node) else behind
             elif self._is_saveable_scalar(node):
@@ -186,22 +186,22 @@ class JointGraph:
     def runs_in_forward(self, node: fx.Node) -> bool:
         """True if forward computes the node, or can compute it and it was not traced in backward.
 
-        No output depends on some of these nodes, such as the logsumexp that attention returns for its backward. A size
-        counts wherever it was traced: saved, it replaces the tensor that it is the size of.
+        Only backward needs some of these nodes, such as the logsumexp that attention returns. A size counts even if it
+        was traced in backward: if the size is saved, its tensor need not be.
         """
         traced_there = is_tagged_backward(node) and not is_sym_node(node)
         return node in self.forward or not (node in self.from_gradients or traced_there)
 
     def why_not_saveable(self, node: fx.Node) -> str | None:
         """Return None if the value can be handed from forward to backward, else why it cannot."""
-        # If backward writes to it too, it is passed on as the memory to write to.
+        # If backward writes to the input too, forward passes it on as the memory to write to.
         written = storage_of(node) in self.mutated_inputs
         if written and not any(placement(user) == "must_be_in_backward" for user in node.users):
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
 
     def readers_of(self, node: fx.Node) -> list[fx.Node]:
-        """The ops that read a value or a view of it, without the output of the graph."""
+        """The ops that read a value or a view of it, except the output of the graph."""
         readers: list[fx.Node] = []
         stack = [node]
         while stack:
@@ -247,7 +247,7 @@ class JointGraph:
         return held, sensitive_in([node for node in self.nodes if node in needed])
 
     def saved_bytes(self, saved_values: Sequence[fx.Node]) -> int:
-        """Bytes saved with these values: compressed ones, of the others each storage once, static inputs not at all."""
+        """Bytes saved with these values: the compressed bytes, and each other storage once. Static inputs are free."""
         storages = dict.fromkeys(storage_of(node) for node in saved_values if node not in self.compressed)
         fewer = sum(self.compressed.get(node, 0) for node in saved_values)
         return fewer + sum(num_bytes(node) for node in storages if node not in self.static_inputs)
@@ -262,8 +262,8 @@ class JointGraph:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Return the forward module, which also returns the saved values, and the backward module, which takes them.
 
-        With `kept`, backward recomputes these values first, and keeps them; the others it makes from them, when they
-        are read, most of them a second time.
+        With `kept`, backward first recomputes these values and keeps them. It recomputes the others from them right
+        before they are read, most of them for the second time.
         """
         forward, backward = extract_forward_and_backward(
             tables_once_pass(self.module, self.made_from_scalars, readers_of=self.readers_of),
@@ -290,7 +290,7 @@ class JointGraph:
 def _is_cheap(node: fx.Node) -> bool:
     """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks.
 
-    Attention masks of transformers number the documents of a row by a cumulative sum.
+    A cumulative sum is among them: transformers' attention masks number the documents of a row with it.
     """
     known = only_moves(node) or node.target in MASK_OPS or node.target is torch.ops.aten.cumsum.default
     return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
@@ -298,7 +298,7 @@ def _is_cheap(node: fx.Node) -> bool:
 
 @dataclass(frozen=True)
 class CutGraph:
-    """A joint graph and the two that it was cut into; their nodes have the same names."""
+    """A joint graph and the two graphs that it was cut into; their nodes have the same names."""
 
     joint: JointGraph
     forward: fx.GraphModule

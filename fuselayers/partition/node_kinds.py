@@ -13,8 +13,8 @@ import torch.fx as fx
 from .._torch.dispatch import OpOverload, schema_of
 from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
 
-# Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. Known by
-# name, since they exist only once Inductor is imported.
+# Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. They are
+# matched by name, since they exist only once Inductor is imported.
 _SEEDED_RANDOM: Final = frozenset({"prims::inductor_lookup_seed", "prims::inductor_random", "prims::inductor_randint"})
 _MOVERS: Final = frozenset(
     getattr(torch.ops.aten, name)
@@ -28,13 +28,12 @@ _SHAPE_FROM_DATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.
 
 
 def num_bytes(node: fx.Node) -> int:
-    """Bytes of a node's value, of all its tensors if it has several; sizes that are still symbolic count with their
-    hint."""
+    """Bytes of all tensors of a node's value. Symbolic sizes count with their hint."""
     return size_of(node) if isinstance(node.meta.get("val"), torch.Tensor | list | tuple) else 0
 
 
 def num_elements(node: fx.Node) -> int:
-    """Elements of a node's value, of all its tensors if it has several."""
+    """Elements of all tensors of a node's value. If their dtypes differ, their bytes are divided by the widest."""
     value = node.meta.get("val")
     values = value if isinstance(value, list | tuple) else [value]
     return num_bytes(node) // max(
@@ -43,7 +42,7 @@ def num_elements(node: fx.Node) -> int:
 
 
 def why_not_saveable(node: fx.Node) -> str | None:
-    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else what it is."""
+    """Return None if the value can be saved (a tensor, an integer size, an opaque object), else why not."""
     value = node.meta.get("val")
     if is_sym_node(node):
         return "it is a symbolic float" if isinstance(value, torch.SymFloat) else None
@@ -73,7 +72,7 @@ def storage_of(node: fx.Node) -> fx.Node:
 
 
 def prefers_save(node: fx.Node) -> bool:
-    """True if the user's checkpoint policy would rather have the value saved."""
+    """True if the user's checkpoint policy prefers to save the value."""
     return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE
 
 
@@ -100,7 +99,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def is_collective(node: fx.Node) -> bool:
-    """True for an op that sends to other processes and writes to no argument, and for the wait for what they send."""
+    """True for a collective that writes to no argument, and for the op that waits for a collective's result."""
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES and not writes(node)
 
 
@@ -123,7 +122,7 @@ def why_runs_once(node: fx.Node) -> str | None:
     if not isinstance(target, OpOverload):
         return "it is a higher-order op, whose effects are not known"
     if target is torch.ops.aten.index.Tensor and not _has_mask_index(node):
-        return None  # torch tags it for the case of a mask
+        return None  # torch tags it as if every index were a mask
     return _why_op_runs_once(target) or ("it draws random numbers" if draws(node) else None)
 
 
@@ -185,7 +184,7 @@ def source_line(node: fx.Node) -> str:
 
 
 def module_of(node: fx.Node) -> str:
-    """Return the path of the module whose forward, or its backward, made the node, as "blocks.0.norm"; "" for none."""
+    """Return the path of the module whose forward or backward made the node, such as "blocks.0.norm", or ""."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""

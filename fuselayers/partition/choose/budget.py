@@ -1,11 +1,12 @@
 """saved_by_budget -- the fastest set of values to save that fits into so many bytes, or under a peak.
 
 The price of memory is raised until the minimum cut fits (Everett, "Generalized Lagrange multiplier method for solving
-problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once; the
-rest of the budget saves the ops that are dearest to recompute, chosen as a knapsack problem.
+problems of optimum allocation of resources", 1963). Between two neighbouring prices whole layers change at once, so the
+cut leaves a part of the budget unused.
 
-If recomputing elementwise ops frees enough memory, time is minimised. If matmuls have to be recomputed too, their FLOPs
-are minimised first.
+If recomputing elementwise ops frees enough memory, time is minimised: the price is raised for the first part of the
+graph only. If matmuls have to be recomputed too, their FLOPs are minimised first: the unused part saves matmuls, chosen
+as a knapsack problem.
 """
 
 import math
@@ -54,11 +55,11 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
 
 
 def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Return forward and backward that save the values of `saved_by_budget`, with a lower peak where there is one.
+    """Return a forward and backward that save the values of `saved_by_budget`, with the lowest peak found.
 
-    The fewer values are saved, the more recomputed ones wait for their gradients at once, so a smaller budget can have
-    the higher peak. Then backward first recomputes the values that the larger budget saves, see `JointGraph.split`. The
-    larger budgets are twice, four times, ... the limit, as long as their peaks get no higher.
+    If fewer values are saved, more recomputed values wait for their gradients at once, so a smaller budget can have a
+    higher peak. Then backward first recomputes the values that a larger budget saves, see `JointGraph.split`. The
+    larger budgets tried are 2, 4, 8, ... times the limit, until one has a higher peak than the best so far.
 
     Raises:
         PartitionError: as `saved_by_budget`.
@@ -79,11 +80,11 @@ def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tupl
 
 
 def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
-    """Return the largest budget whose forward and backward of `split_by_budget` hold at most `peak` bytes at once.
+    """Return the largest budget tried whose `split_by_budget` holds at most `peak` bytes at once.
 
-    The budgets tried are the same for every peak, from what the minimum cut saves to the smallest cut, and the first
-    that fits is taken. So a lower peak asked for never gets a higher one, although the peak of a smaller budget may be
-    higher.
+    The budgets tried are the same for every `peak`: from the bytes of the minimum cut down to those of the smallest
+    cut. The first that fits is returned. So asking for a lower `peak` never gives a higher one, although a smaller
+    budget may have a higher peak.
 
     Raises:
         PartitionError: no budget fits; the message names the lowest peak.
@@ -105,7 +106,7 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
 
 
 class _PricedCut:
-    """The cut of a graph, at one price of memory after the other."""
+    """The cuts of a graph at different prices of memory."""
 
     def __init__(self, joint: JointGraph, cost: CostModel) -> None:
         self.joint = joint
@@ -136,7 +137,7 @@ class _PricedCut:
         return saved_by_edges(self.joint, self._edges, capacity)
 
     def lowest_fitting(self, low: float, limit: float, **options: object) -> tuple[float, float, list[fx.Node]]:
-        """Return a price at which the cut does not fit, one just above at which it does, and the latter's cut."""
+        """Return a price at which the cut does not fit, one just above at which it fits, and the cut that fits."""
         high = max(4.0 * low, 4.0)
         while not self.fits(saved := self.saved_at(high, **options), limit):  # type: ignore[arg-type]
             low, high = high, 16.0 * high

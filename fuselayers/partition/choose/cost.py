@@ -10,8 +10,8 @@ An op that a compiler fuses into its neighbours adds no reads or writes: each in
 part of that price, or recomputed in the same loop.
 
 Note: [why a matmul is not recomputed at the default price] Its result is in memory anyway, so saving a byte of it costs
-1 + memory_price = 2.5. Recomputing it writes and reads that byte, 2, reads the operands and takes the FLOPs: above 2.5
-unless the inner dimension is tiny, where recomputing is better.
+1 + memory_price = 2.5. Recomputing it writes and reads that byte, 2, reads the operands and takes the FLOPs. The sum is
+above 2.5 unless the inner dimension is tiny; then recomputing is cheaper.
 """
 
 import math
@@ -39,7 +39,7 @@ _TIE: Final = 1e-3
 # Values that the user prefers to save, and ops of unknown cost (a custom op may be a whole solver), are recomputed only
 # if nothing else fits.
 _RELUCTANCE: Final = 100.0
-# torch has no formula for the FLOPs of these; that of another kernel fits.
+# torch has no formula for the FLOPs of these ops; the formula of another kernel fits.
 _ATTENTION: Final = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
@@ -50,7 +50,7 @@ _ATTENTION_BACKWARD: Final = (
 )
 # They read only the rows that they return.
 _GATHERS: Final = frozenset({torch.ops.aten.embedding, torch.ops.aten.index_select})
-# Beside those with a formula for their FLOPs, ops that no compiler fuses and that read their input once or twice.
+# Ops of known cost, beside those with a FLOP formula. No compiler fuses them, and they read their input once or twice.
 _PRICED: Final = frozenset(
     {
         *_ATTENTION,
@@ -68,7 +68,7 @@ class NodePrice:
 
     Attributes:
         moved: bytes moved to and from memory; a launch counts as the bytes that could be moved in its time.
-        arithmetic: the time of a matmul's FLOPs, as the bytes that could be moved in it.
+        arithmetic: the time of a matmul's FLOPs, as the bytes that could be moved in that time.
         saved: bytes saved for backward.
         reluctance: a factor on `moved` and `arithmetic`.
     """
@@ -87,8 +87,8 @@ class CostModel:
         machine: turns FLOPs and launches into bytes.
         fused: True for a compiler that fuses elementwise ops into their neighbours; False for a graph run op by op,
             where each op is a kernel.
-        memory_price: the price of one saved byte, in bytes moved. 0 minimises time alone. The default accepts one
-            write of a byte in backward to save a byte less, and nothing dearer.
+        memory_price: the price of one saved byte, in bytes moved. 0 minimises time alone. At the default, saving a
+            byte less is worth one byte written in backward, but not a byte written and read.
     """
 
     machine: Machine
@@ -125,7 +125,7 @@ class CostModel:
         size = float(num_bytes(storage))
         if storage in joint.inputs:
             return NodePrice(moved=size + 1.0, saved=size)
-        # A matmul's inputs and results, and outputs, are in memory anyway. A value inside a fused kernel would have to
+        # Outputs, and inputs and results of matmuls, are in memory anyway. A value inside a fused kernel would have to
         # be written.
         alone = self.fused and is_fusible(storage) and storage not in joint.returned
         in_memory = not alone or _has_unfused_reader(storage, joint, forward=True)
@@ -133,7 +133,7 @@ class CostModel:
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
     def recomputing(self, node: fx.Node, joint: JointGraph) -> NodePrice:
-        """Return the price of recomputing the op in backward, if its inputs are there."""
+        """Return the price of recomputing the op in backward, without that of its inputs."""
         free = looks_at_its_input(node) or node.target is operator.getitem or node.op != "call_function"
         if free or num_bytes(node) == 0:
             return NodePrice()

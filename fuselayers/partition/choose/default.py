@@ -10,9 +10,9 @@ from ..node_kinds import is_fusible, is_view, num_bytes, storage_of
 def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     """Return every value of the forward that backward reads, with views replaced by their base.
 
-    Only views, tensors made from scalars alone (dropout masks), values that no result of the forward needs and that are
-    made of smaller ones, and values that the user's checkpoint policy names are recomputed. If backward needs only a
-    tensor's size, the size is saved.
+    Backward recomputes only views, tensors made from scalars alone (dropout masks), values that the user's checkpoint
+    policy recomputes, and values that only backward needs and that are larger than their sources. If backward needs
+    only a tensor's size, the size is saved.
 
     Raises:
         PartitionError: backward needs an input that cannot be saved.

@@ -1,7 +1,7 @@
 """Minimum cut of a directed graph by Dinic's algorithm, on flat lists, without torch.
 
 Dinic, "Algorithm for solution of a problem of maximum flow in a network with power estimation", 1970. On the graph of a
-48-layer GPT (14,000 nodes) networkx's preflow-push takes 1.1 s, its Boykov-Kolmogorov 0.8 s, its own dinitz 86 s; the
+48-layer GPT (14,000 nodes) networkx's preflow-push takes 1.1 s, its Boykov-Kolmogorov 0.8 s, and its dinitz 86 s; the
 tests use the first two as oracles.
 """
 
@@ -24,10 +24,11 @@ class UnboundedCutError(ValueError):
 def minimum_cut(edges: Iterable[tuple[Hashable, Hashable, float]]) -> tuple[float, frozenset[Hashable]]:
     """Return the value of the cheapest cut between SOURCE and SINK, and the nodes on the sink's side.
 
-    If several cuts are cheapest, it is the one nearest to the sink.
+    If several cuts are cheapest, the one nearest to the sink is returned.
 
     Args:
-        edges: of each its start, its end and its capacity, the cost of cutting it; infinity if it cannot be cut.
+        edges: start, end and capacity of each edge. The capacity is the cost of cutting it, infinity if it cannot be
+            cut.
 
     Raises:
         UnboundedCutError: a path of uncuttable edges leads from SOURCE to SINK.
@@ -36,7 +37,7 @@ def minimum_cut(edges: Iterable[tuple[Hashable, Hashable, float]]) -> tuple[floa
     (2.0, frozenset({'sink'}))
     """
     number: dict[Hashable, int] = {SOURCE: 0, SINK: 1}
-    # An edge and its reverse are neighbours: 2i and 2i + 1, so that `edge ^ 1` is the other one.
+    # An edge has the index 2i and its reverse 2i + 1, so that `edge ^ 1` is the reverse.
     adjacent: list[list[int]] = [[], []]
     target: list[int] = []
     residual: list[float] = []
@@ -83,7 +84,7 @@ def _blocking_flow(
 ) -> float:
     """Push flow along shortest paths until each has a full edge; return how much."""
     flow = 0.0
-    following = [0] * len(adjacent)  # the edge of each node to try next; those before it lead nowhere any more
+    following = [0] * len(adjacent)  # for each node, the edge to try next; earlier edges are dead ends
     nodes = [0]
     path: list[int] = []
     while nodes:

@@ -1,4 +1,4 @@
-"""The 0/1 knapsack problem by dynamic programming. Numbers in, a choice out."""
+"""The 0/1 knapsack problem by dynamic programming."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ def knapsack(sizes: Sequence[int], values: Sequence[float], capacity: int) -> li
     """Return the indices of the items that are worth most together and fit, in ascending order.
 
     Exact where the capacity is at most 65,536 times the greatest common divisor of the sizes, which holds for tensors
-    of few different shapes; otherwise sizes are rounded up to capacity / 65,536, so that the choice still fits.
+    of few different shapes; else sizes are rounded up to multiples of capacity / 65,536, so that the choice still fits.
 
     >>> knapsack([3, 2, 2], [4.0, 3.0, 3.0], 4)
     [1, 2]

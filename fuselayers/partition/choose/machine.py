@@ -1,4 +1,4 @@
-"""machine -- the machine whose speeds decide what is saved: what `fuselayers tune` measured, or the figures below."""
+"""machine -- the machine whose speeds set the prices: measured by `fuselayers tune`, or with the figures below."""
 
 import functools
 import json
@@ -28,7 +28,7 @@ _STATED: Final[Mapping[str, Machine]] = MappingProxyType(
 def machine_of(device_type: str) -> Machine:
     """Return the machine that `fuselayers tune` measured for "cpu" or "cuda", or else the stated one.
 
-    An unknown kind of device counts as a GPU.
+    An unknown device type counts as a GPU.
 
     >>> machine_of("cpu").bandwidth > 0
     True
@@ -45,7 +45,7 @@ def tuned_file() -> Path:
     """Return the file of measured machines: in FUSELAYERS_CACHE, or in XDG_CACHE_HOME/fuselayers.
 
     Raises:
-        RuntimeError: neither is set, and the user has no home.
+        RuntimeError: neither is set, and the user has no home folder.
     """
     own = os.environ.get("FUSELAYERS_CACHE")
     folder = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fuselayers"

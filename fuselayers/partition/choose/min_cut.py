@@ -1,9 +1,9 @@
 """saved_by_min_cut -- the cheapest set of values to save, as a minimum cut between forward's inputs and backward.
 
 Each node n of the joint graph becomes an edge n.in -> n.out whose capacity is the cost of saving n; cutting that edge
-means saving n. An edge source -> n.in carries the cost of recomputing n: for an input or a random draw it has no
-capacity limit, so n is saved or is not needed. Edges n.out -> user.in follow the data and cannot be cut. Values that
-backward needs lead to the sink. The cheapest cut is the best trade of memory against time in the cost model.
+means saving n. An edge source -> n.in has the cost of recomputing n as its capacity. For an input or a random draw that
+edge cannot be cut, so n is saved or is not needed. Edges n.out -> user.in follow the data and cannot be cut. Values
+that backward needs lead to the sink. The cheapest cut is the best trade of memory against time in the cost model.
 
 Chen et al., "Training deep nets with sublinear memory cost", 2016, pose the problem; He, Yu, "Transcending
 runtime-memory tradeoffs in checkpointing by being fusion aware", MLSys 2023, solve it as a cut.
@@ -28,9 +28,9 @@ class PricedEdge(NamedTuple):
     Attributes:
         start: SOURCE, or the name and the side of a node.
         end: SINK, or the name and the side of a node.
-        price: of cutting it: to recompute the node it leads to if it starts at SOURCE, else to save it. None if it
-            cannot be cut.
-        node: that node.
+        price: the price of recomputing `node` if the edge starts at SOURCE, else of saving it. None if the edge cannot
+            be cut.
+        node: the node that is recomputed or saved if the edge is cut.
     """
 
     start: Hashable
@@ -40,7 +40,7 @@ class PricedEdge(NamedTuple):
 
 
 def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
-    """Return the values that the forward hands to the backward, in the order of the graph.
+    """Return the values that forward saves for backward, in the order of the graph.
 
     Raises:
         PartitionError: backward needs a value that can neither be saved nor recomputed; the message names it, the
@@ -52,7 +52,7 @@ def saved_by_min_cut(joint: JointGraph, *, cost: CostModel) -> list[fx.Node]:
 def saved_by_edges(
     joint: JointGraph, edges: Sequence[PricedEdge], capacity_of: Callable[[PricedEdge, NodePrice], float]
 ) -> list[fx.Node]:
-    """Return the values that the cheapest cut saves, at the capacities that a function gives to edges with a price.
+    """Return the values that the cheapest cut saves. `capacity_of` gives the capacity of each edge with a price.
 
     Raises:
         PartitionError: as `saved_by_min_cut`.

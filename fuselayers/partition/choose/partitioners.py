@@ -23,8 +23,8 @@ class Partitioner(Protocol):
     """Cuts a joint graph into a forward and a backward module.
 
     `joint_module` has the forward's inputs and then the outputs' gradients as placeholders, and the forward's outputs
-    and then the inputs' gradients as outputs. The forward module returned gives `num_fwd_outputs` outputs followed by
-    the saved values; the backward module takes the saved values followed by the gradients.
+    and then the inputs' gradients as outputs. The new forward module returns `num_fwd_outputs` outputs, then the saved
+    values. The backward module takes the saved values, then the gradients.
     """
 
     def __call__(
@@ -34,10 +34,10 @@ class Partitioner(Protocol):
 
 @dataclass(frozen=True)
 class SavePolicy:
-    """A partitioner of this library: a policy for which values are saved, and its prices.
+    """A partitioner of this library: a policy that decides which values are saved, and its prices.
 
     Call it as a partitioner, or call `saved_values` for the decision alone. As a partitioner it prices the graph for a
-    fusing compiler; with `compiler="eager"`, for one that runs op by op.
+    fusing compiler, or with `compiler="eager"` for a graph that runs op by op.
 
     Args:
         name: "default", "min_cut" or "budget".
@@ -54,7 +54,7 @@ class SavePolicy:
     peak: int | None = None
 
     def __post_init__(self) -> None:
-        compression(self.compress)  # an unknown name is refused here
+        compression(self.compress)  # an unknown name raises here
 
     def __call__(
         self,
@@ -136,21 +136,21 @@ def budget(
 ) -> SavePolicy:
     """Return a partitioner that saves at most so many bytes, and recomputes as little as possible, matmuls included.
 
-    Where a larger budget has a lower peak of forward and backward, since less of what is recomputed waits for its
-    gradient, backward recomputes in two steps and has about that peak, for more recompute.
+    A larger budget can have a lower peak, since fewer recomputed values wait for their gradients at once. Then backward
+    recomputes in two steps: its peak is about that of the larger budget, and it recomputes more.
 
-    With `peak`, the most bytes are saved with which forward and backward never hold more than that at once.
+    With `peak`, as many bytes are saved as possible while forward and backward never hold more than `peak` at once.
 
     Args:
         limit: an int is bytes, as is a text such as "200 MB"; a float above 0 and up to 1 is a share of what `default`
             saves. Each graph has its own budget; parameters, and other tensors that outlive the call, do not count.
-        peak: bytes, as an int or a text such as "2 GB", in place of `limit`: of values, results and gradients. Inputs
-            and parameters do not count, nor does the memory that an op uses inside.
+        peak: bytes, as an int or a text such as "2 GB", in place of `limit`. Values, results and gradients count;
+            inputs, parameters and the memory that an op uses inside do not.
         cost: prices other than the graph's own.
 
     Raises:
-        ValueError: a limit or peak is not positive, or no size, or a share is above 1.
-        TypeError: the limit or the peak is no number, or there are both, or none.
+        ValueError: a limit or peak is not positive or not a size, or a share is above 1.
+        TypeError: the limit or the peak is not a number, or both are given, or neither.
         PartitionError: (at the first call) the budget is too small for the graph; the message names the smallest.
 
     >>> from fuselayers.partition import fuse, saved_bytes
@@ -189,11 +189,11 @@ _PEAK: Final = "peak:"
 
 
 def partitioner(partition: str | Partitioner, *, compress: str | None = None) -> Partitioner:
-    """Return the partitioner called `partition`, or `partition` with a check of what it returns.
+    """Return the partitioner named `partition`. A user's function is wrapped in a check of its results.
 
     A budget's name holds its limit: "budget:0.5" is `budget(0.5)`, a share, "budget:200MB" is `budget("200 MB")`, and
     "budget:peak:2GB" is `budget(peak="2 GB")`.
-    With `compress` what it saves is compressed: "int8", "float8" or "bfloat16".
+    With `compress` its saved values are compressed: "int8", "float8" or "bfloat16".
 
     Raises:
         ValueError: no partitioner or no compression has that name (the message lists them), or the budget is malformed.
@@ -219,7 +219,7 @@ def partitioner(partition: str | Partitioner, *, compress: str | None = None) ->
 
 def _checked(own: Partitioner, compress: str | None) -> Partitioner:
     if compress is None and hasattr(own, "compress"):
-        return own  # it comes from here
+        return own  # it is wrapped already
     name = getattr(own, "__name__", type(own).__name__)
     way = compression(compress)
 

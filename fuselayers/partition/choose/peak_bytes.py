@@ -9,15 +9,16 @@ from ..node_kinds import looks_at_its_input, num_bytes, writes
 
 
 def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, *, num_forward_outputs: int) -> int:
-    """Return the most bytes alive at once in forward and then backward, run op by op, each value until its last reader.
+    """Return the most bytes alive at once when forward and then backward run op by op.
 
-    The forward's outputs and the gradients live until the end. Inputs, parameters and the incoming gradients do not
-    count, since they are in memory anyway, nor does the memory that an op uses inside.
+    A value lives until its last reader has run; the forward's outputs and the gradients live until the end. Inputs,
+    parameters and the incoming gradients do not count, since they are in memory anyway. Neither does the memory that an
+    op uses inside.
     """
     steps = [*forward.graph.nodes, *backward.graph.nodes]
     in_forward = {node.name: node for node in forward.graph.nodes}
-    owner: dict[fx.Node, fx.Node] = {}  # of each value: the one whose memory it is in
-    last: dict[fx.Node, int] = {}  # of each owner: the step that reads it last
+    owner: dict[fx.Node, fx.Node] = {}  # for each value, the value that owns its memory
+    last: dict[fx.Node, int] = {}  # for each owner, the step that reads it last
     for step, node in enumerate(steps):
         source = in_forward.get(node.name, node) if node.op == "placeholder" else node
         if looks_at_its_input(node) or writes(node):

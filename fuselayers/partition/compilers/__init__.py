@@ -1,4 +1,4 @@
-"""Compilers: each file turns a traced graph into something to call, its forward and backward cut apart."""
+"""Compilers: each cuts a Dynamo graph into forward and backward, and makes it callable."""
 
 from .eager import compile_eager as compile_eager
 from .inductor import compile_inductor as compile_inductor

@@ -27,9 +27,9 @@ def compile_ahead_of_time(
     """Trace forward and backward of a Dynamo graph, cut them, and return a function that runs them.
 
     Args:
-        graph_module: the graph; it is used up.
+        graph_module: the graph; the call changes it.
         example_inputs: the inputs of the first call.
-        compiler: whose prices the partitioners of this library use.
+        compiler: the compiler's name, by which this library's partitioners price the graph.
         runnable: makes a function from one graph; the function takes one list of inputs and empties it.
         partition: as in `fuse`.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
@@ -48,7 +48,7 @@ def compile_ahead_of_time(
         return runnable(graph_module)
 
     def inference_compiler(inference_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # With the masks of the graph that has a backward: a checkpoint's first forward runs without gradients.
+        # A checkpoint's first forward runs without gradients, and needs the masks of the graph with a backward.
         return one_compiler(no_mask_pass(inference_module), inputs)
 
     backend = aot_autograd(

@@ -46,7 +46,7 @@ def compile_inductor(
     own = partitioner(partition)
 
     def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
-        # Otherwise the graph already has seeded masks, whose ops the partitioner knows.
+        # Without `torch_random` the graph already has seeded masks.
         return own(replayed_dropout_pass(joint_module) if torch_random else joint_module, joint_inputs, **options)
 
     key = cache_key(own, device_types, torch_random=torch_random)
@@ -60,7 +60,7 @@ def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: 
     """
     if not isinstance(cut, SavePolicy):
         return str(uuid.uuid4())
-    # The name of a GPU is only asked for if the graph is on one: asking initialises CUDA, and processes that are forked
-    # later could not use it.
+    # A GPU's name is read only if the graph is on a GPU: reading it initialises CUDA, and processes forked later could
+    # not use CUDA.
     machines = [machine_of(device_type) for device_type in sorted(device_types)]
     return f"{cut}-{torch_random}-{takes_own_kernels()}-{donates_buffers()}-{machines}-{sources_hash()}"

@@ -11,7 +11,7 @@ _SECONDS: Final = 3.0
 
 @contextmanager
 def told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
-    """Say after three seconds what compiles, also when a changed shape compiles once more. Used by `compile_chain`."""
+    """Log a warning if the block takes more than three seconds. Used by `compile_chain`, at each compilation."""
 
     def tell() -> None:
         logging.getLogger("fuselayers").warning(

@@ -1,12 +1,12 @@
-"""vector_math -- MKL's vector functions, each called once before several threads can be the first to.
+"""vector_math -- call each of MKL's vector functions once, before several threads make the first call together.
 
-The MKL in torch's wheels looks for a function's kernel at its first call, and takes another one, with half the digits,
-for a thread that calls it while it looks: the first `torch.cos` of a process then had a relative error of 1.5e-4 in one
+The MKL in torch's wheels selects a function's kernel at its first call. A thread that calls the function meanwhile gets
+another kernel, with half the digits: the first `torch.cos` of a process then had a relative error of 1.5e-4 in one
 thread's part, in 6 of 50 processes (torch 2.13.0, two cores of a Xeon of 2023). The second call is right. So eager and
-fused functions would differ, by eager's fault: https://github.com/pytorch/pytorch/issues/188792, which says that MKL
-2025 mends it.
+fused results would differ, because eager's are wrong: https://github.com/pytorch/pytorch/issues/188792, which says that
+MKL 2025 fixes it.
 
-Importing this calls them, with one element, so that no second thread is at it. It takes 2 ms there.
+Importing this module calls each function with one element, which one thread computes. It takes 2 ms on that machine.
 """
 
 import torch
@@ -14,7 +14,7 @@ import torch
 from ..._torch.dispatch import disable_current_modes
 
 if torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-    # Those of ATen/cpu/vml.h that MKL serves. A mode around this import might call something else, or nothing.
+    # The functions of ATen/cpu/vml.h that MKL implements. A mode around this import could replace the calls.
     with disable_current_modes():
         for _dtype in (torch.float32, torch.float64):
             for _name in (

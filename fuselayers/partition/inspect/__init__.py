@@ -1,1 +1,1 @@
-"""Look at what the fusion core does with a function: its graphs, what it saves and recomputes, and why."""
+"""Inspect the fusion core's work on a function: its graphs, the saved and recomputed values, and the reasons."""

@@ -46,7 +46,7 @@ class CapturedGraph:
     joint_inputs: Any
 
     def joint(self, *, compress: str | None = None) -> JointGraph:
-        """Return a copy, tidied for a partitioner, which compresses what it saves as `compress` says."""
+        """Return a copy, tidied for a partitioner that compresses saved values by `compress`."""
         return JointGraph.of(
             copy_of(self.module),
             num_forward_outputs=self.num_forward_outputs,
@@ -60,9 +60,9 @@ class Trace:
     """One Dynamo graph with the joint graph made of it, the copies that were traced, and their result.
 
     Attributes:
-        inputs: of the Dynamo graph, in the order of the forward's inputs: the copied tensors; None for another value.
+        inputs: the Dynamo graph's inputs, in the order of the forward's: copied tensors, and None for other values.
         sources: for each input, the expression with which Dynamo reaches it from `ROOT`, `args` and `kwargs`.
-        outputs: of the Dynamo graph.
+        outputs: the Dynamo graph's outputs.
     """
 
     graph: CapturedGraph
@@ -94,15 +94,15 @@ def capture(
     tensors and modules that a function closes over. The originals, the random state, the global settings and
     `torch.compile`'s cache for `fn` do not change.
 
-    There is one graph for each graph of Dynamo, in order of execution; a function without a graph break has one. A
-    graph in which nothing requires grad has no backward and is left out: without any gradient, or under
-    `torch.no_grad()`, the result is ().
+    There is one graph for each Dynamo graph, in order of execution; a function without a graph break has one. A graph
+    in which nothing requires grad has no backward and is left out: without any gradient, or under `torch.no_grad()`,
+    the result is ().
 
     A keyword argument of `fn` named `backend`, `fullgraph` or `device` can be passed with `functools.partial`. Python
     objects other than modules, lists, tuples and dicts are not copied: if `fn` changes them, they stay changed.
 
     Args:
-        fn: a function of tensors or a module; of a fused one, the function or module that was fused.
+        fn: a function of tensors or a module. For a fused one, the function or module that was fused is captured.
         args: its arguments. Tensors may be real, fake, or on the meta device.
         backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, with this
             library's ops on a GPU), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
@@ -177,7 +177,7 @@ def trace(
 
 @contextlib.contextmanager
 def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
-    """Let torch's error for the value of a fake tensor say what `fn` needs. Used by `explain` too."""
+    """Replace torch's error for the value of a fake tensor by one that names `fn`. Used by `explain` too."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -212,7 +212,7 @@ def _capturing(captured: list[CapturedGraph]) -> Partitioner:
 def compile_op_by_op(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
 ) -> Callable[..., Any]:
-    """Cut a graph of Dynamo's as `backend` would, and run it op by op."""
+    """Cut a Dynamo graph as `backend` would, and run it op by op."""
     compiled: Callable[..., Any] = _BACKENDS[backend](
         graph_module, example_inputs, partition=partitioner, torch_random=False
     )

@@ -1,4 +1,4 @@
-"""compression_errors -- what saving in fewer bits does to saved values and gradients, measured on real inputs."""
+"""compression_errors -- the errors that compression makes in saved values and gradients, measured on real inputs."""
 
 import copy
 import functools
@@ -27,9 +27,9 @@ class CompressionErrors:
     """Relative errors, |compressed - exact| / |exact| in Euclidean norms.
 
     Attributes:
-        values: for each graph, of its compressed values by the names of their nodes.
-        gradients: of a module, for each parameter by name; of a function, for each argument, without modules that it
-            closes over. A gradient that is zero but for rounding has no error; that of a key's bias is.
+        values: for each graph, the errors of its compressed values by the names of their nodes.
+        gradients: for a module, the errors of its parameters' gradients by name; for a function, those of its
+            arguments' gradients. Gradients that are zero but for rounding are left out, such as that of a key's bias.
     """
 
     values: tuple[dict[str, float], ...]
@@ -44,9 +44,9 @@ def compression_errors(
     backend: str,
     cut: Partitioner,
 ) -> CompressionErrors:
-    """Run forward and backward twice, op by op, exact and with what `cut` compresses, from the same random state.
+    """Run forward and backward twice, op by op, exact and with the compression of `cut`, from the same random state.
 
-    The gradients are those of the sum of the results, each weighed with normal numbers unless it is a scalar. The
+    The gradients are those of the sum of the results, each weighted with normal numbers unless it is a scalar. The
     function, its arguments and the random state do not change.
     """
     errors: list[dict[str, float]] = []
@@ -74,7 +74,7 @@ def _gradients(
     args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
     named = fn.named_parameters() if isinstance(fn, nn.Module) else _named(args, kwargs)
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
-    # A function may write into its arguments, but nothing may write into a leaf.
+    # A function may write to its arguments, but autograd forbids a write to a leaf.
     args, kwargs = tree_map(_copied, (args, kwargs))
     compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
     with forget_compiled_code(compile_graph):
@@ -104,7 +104,7 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tenso
 
 
 def _recorder(cut: Partitioner, backend: str, errors_of: list[dict[str, float]]) -> Partitioner:
-    """Return a partitioner whose forward writes down the error of each value that it compresses, by graph."""
+    """Return a partitioner whose forward records the error of each value that it compresses, by graph."""
     own: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
 
     def recorded(

@@ -11,7 +11,7 @@ from ..choose.partitioners import default
 
 _GREY: Final = "#ced4da"
 _KINDS: Final = {"returned": "#d1495b", "computed": _GREY, "input": "#95d5b2"}
-_ROW, _X = 14, 120  # pixels for one op, and where ops are
+_ROW, _X = 14, 120  # pixels: the height of an op's row, and the place of ops across
 
 
 def draw_graph(
@@ -70,7 +70,7 @@ def draw_joint_graph(
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Draw a joint graph, and cut it as `default_partition` does. This is functorch's partitioner of that name.
 
-    If a function has several graphs, all write to the one file, and the last graph remains.
+    If a function has several graphs, each overwrites the file, and the last graph remains.
 
     Args:
         graph: the joint graph, from AOTAutograd.

@@ -58,11 +58,11 @@ def explain(
         backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
         compress: as in `fuse`.
-        device: the device on which tensors on the meta device are taken to be.
+        device: the device that stands for the meta device.
         kwargs: its keyword arguments.
 
     Raises:
-        ValueError: no result requires grad, so nothing is saved; Dynamo does not compile `fn`; or an unknown name.
+        ValueError: no result requires grad, so nothing is saved; Dynamo does not compile `fn`; or a name is unknown.
         TypeError: `fn` cannot be called.
         PartitionError: the graph cannot be cut as requested.
 
@@ -79,7 +79,7 @@ def explain(
         raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}{advice}")
     options = _options_of(fn)
     if options is not None:
-        backend = backend or next(iter(options.chain), None)  # `aot_function` has no backend by name
+        backend = backend or next(iter(options.chain), None)  # `aot_function` has no named backend
         partition = partition or options.partition
     backend, cut = backend or "inductor", partitioner(partition or "min_cut", compress=compress)
     way = compression(getattr(cut, "compress", None))
@@ -87,7 +87,7 @@ def explain(
         fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static),
         explained_without_values(fn),
     ):
-        # Before the trace, in which the errors of the function lose their text.
+        # Before the trace, in which errors that the function raises would lose their text.
         results = tensors_of(copied(*copied_args, **copied_kwargs))
         eager = saved_by_call(lambda: copied(*copied_args, **copied_kwargs), exempt=static)
     captured = capture(fn, *args, backend=backend, device=device, **kwargs)
@@ -148,7 +148,7 @@ class _Explained:
         self.graph = CutGraph(self.joint, forward, backward)
         outgoing = _saved_nodes(forward, captured.num_forward_outputs)
         node_of = {node.name: node for node in self.joint.nodes}
-        # A user's partitioner may add nodes of its own, which are described by themselves.
+        # A user's partitioner may add nodes that the joint graph does not have.
         fewer: dict[fx.Node, int] = {}
         saved_nodes: dict[fx.Node, None] = {}
         for part in outgoing:
@@ -258,7 +258,7 @@ def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
     """Count the values that a forward and backward save and recompute, on the graphs of any partitioner.
 
-    A mask counts one byte for each element, as the bools that torch saves in its place.
+    A mask counts one byte for each element, like the bools that torch saves instead.
     """
     inputs = forward.graph.find_nodes(op="placeholder")
     free = {inputs[index] for index in static if index < len(inputs)}
@@ -282,7 +282,7 @@ def _input_and_output_bytes(module: fx.GraphModule) -> int:
 
 
 def _op(node: fx.Node) -> str:
-    # One of several results is named by the op that made it.
+    # An element of a tuple is named after the op that returned the tuple.
     return str((node.all_input_nodes[0] if node.target is operator.getitem else node).target)
 
 

@@ -24,14 +24,14 @@ class Spec:
     """One input or output of a joint graph.
 
     Attributes:
-        name: its node in the graph.
-        kind: of an input "parameter", "buffer", "argument", or "gradient" for an incoming one; a tensor that a function
-            closes over is a "parameter" if it requires grad, else a "buffer". Of an output "output", "gradient", or
-            "mutation", the new value of an input that the function writes to.
-        target: what it belongs to. A parameter's or buffer's name, as in `named_parameters()`, or Dynamo's expression
-            for one that is not of the module; an argument's name and path (`batch['ids'][0]`); an output's path in the
-            result (`result['loss']`), or "" if it is not returned itself. A gradient's is the name of its output, or
-            the target of its input; a mutation's the target of the input written to.
+        name: the name of its node in the graph.
+        kind: for an input "parameter", "buffer", "argument", or "gradient" if it is an incoming gradient. A tensor that
+            a function closes over is a "parameter" if it requires grad, else a "buffer". For an output "output",
+            "gradient", or "mutation", which is the new value of an input that the function writes to.
+        target: for a parameter or buffer its name, as in `named_parameters()`, or Dynamo's expression if the module
+            does not hold it; for an argument its name and path (`batch['ids'][0]`); for an output its path in the
+            result (`result['loss']`), or "" if it is not returned itself; for a gradient the name of its output, or the
+            target of its input; for a mutation the target of the input that is written to.
     """
 
     name: str
@@ -62,12 +62,12 @@ class JointGraphExport:
 def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGraphExport:
     """Return the joint forward and backward graph of `fn(*args, **kwargs)`, with a signature.
 
-    The ops are ATen's, as the eager backend gets them, not decomposed; the new value of a mutated input is an output.
+    The ops are ATen's, not decomposed, as for the eager backend. The new value of a mutated input is an output.
     Nothing runs: `args` may be real, fake or on the meta device.
 
     Raises:
         TypeError: `fn` cannot be called.
-        ValueError: `fn` has a graph break (the message says where), or no output of it requires grad.
+        ValueError: `fn` has a graph break (the message says where), or none of its outputs requires grad.
 
     >>> import torch
     >>> exported = joint_graph(torch.nn.Linear(4, 2), torch.randn(3, 4))
@@ -102,7 +102,7 @@ def joint_graph(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> JointGr
     outputs = tuple(names.output(node, desc) for node, desc in present)
     output.args = (tuple(node for node, _ in present),)
     output.meta["desc"] = [desc for _, desc in present]
-    graph.set_codegen(fx.graph.CodeGen())  # AOTAutograd's takes two lists, and returns one
+    graph.set_codegen(fx.graph.CodeGen())  # with AOTAutograd's, the function takes two lists and returns one
     graph.lint()
     module.recompile()
     return JointGraphExport(module, inputs, outputs)
@@ -140,7 +140,7 @@ class _Names:
             named += [("parameter", name, tensor) for name, tensor in trace.fn.named_parameters()]
             named += [("buffer", name, tensor) for name, tensor in trace.fn.named_buffers()]
         self._origins = {id(tensor): (kind, name) for kind, name, tensor in reversed(named)}
-        # A tensor that is returned twice has its first path.
+        # A tensor that is returned twice keeps its first path.
         returned = {id(leaf): path for path, leaf in reversed(_leaves("result", trace.result))}
         self._results = [returned.get(id(value), "") for value in trace.outputs]
 

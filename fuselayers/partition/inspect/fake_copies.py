@@ -1,4 +1,4 @@
-"""fake_copies -- copies of a function and its arguments, whose tensors have shape, dtype and device, but no memory."""
+"""fake_copies -- copies of a function and its arguments. Their tensors have shape, dtype and device, but no memory."""
 
 import contextlib
 import copy
@@ -22,20 +22,20 @@ def fake_copies(
 ) -> Iterator[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]]:
     """Yield copies of `fn`, `args` and `kwargs`, and the copied parameters and buffers.
 
-    A call of the copies computes shapes. It allocates nothing, changes no original, and leaves the random state as it
-    was. Compiled and fused functions inside `fn` run eagerly: compiled code would read memory that is not there.
+    Calling the copies computes shapes. It allocates nothing, changes no original, and restores the random state.
+    Compiled and fused functions inside `fn` run eagerly, since compiled code would read memory that is not there.
 
     Args:
         fn: a function, a method, a partial function or a module. Modules and tensors that it closes over, or reads from
             its globals, are copied too.
-        args: its arguments; lists, tuples and dicts are copied with what they hold.
+        args: its arguments; lists, tuples and dicts are copied with their elements.
         kwargs: its keyword arguments.
         device: the device of the copies of meta tensors. Other tensors keep theirs.
 
     Raises:
         ValueError: the device is not present.
     """
-    # AOTAutograd makes fake tensors in a mode of its own; `allow_non_fake_inputs` is for tensors that were not copied.
+    # AOTAutograd makes fake tensors in another mode; `allow_non_fake_inputs` is for tensors that were not copied.
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     with contextlib.ExitStack() as stack:
         stack.callback(random.setstate, random.getstate())
@@ -56,7 +56,7 @@ class _Copier:
         self._device = device
         self._memo: dict[int, Any] = {}  # for `copy.deepcopy`
         self._functions: dict[types.FunctionType, types.FunctionType] = {}
-        self._containers: dict[int, tuple[Any, Any]] = {}  # by identity; the original keeps its identity while it lives
+        self._containers: dict[int, tuple[Any, Any]] = {}  # by id; the original is held, so that its id is not reused
 
     def copy(self, value: Any) -> Any:
         if isinstance(value, FusedModule):
@@ -74,7 +74,7 @@ class _Copier:
         if type(value) in (list, dict):
             return self._copy_container(value)
         if isinstance(value, nn.Module | torch.Tensor):
-            with FakeCopyMode(cast(FakeTensorMode, self)):  # it calls `from_tensor` alone
+            with FakeCopyMode(cast(FakeTensorMode, self)):  # it calls `from_tensor` only
                 return copy.deepcopy(value, self._memo)
         return value
 
@@ -104,7 +104,7 @@ class _Copier:
     def _copy_container(self, value: Any) -> Any:
         if id(value) not in self._containers:
             copied: Any = type(value)()
-            self._containers[id(value)] = value, copied  # before it is filled: it may hold itself
+            self._containers[id(value)] = value, copied  # before it is filled: it may contain itself
             if isinstance(value, list):
                 copied.extend(self.copy(element) for element in value)
             else:
@@ -112,7 +112,8 @@ class _Copier:
         return self._containers[id(value)][1]
 
     def _copy_function(self, fn: types.FunctionType) -> types.FunctionType:
-        # Dynamo makes fake tensors of real ones, but not of meta ones, and a traced module writes to its attributes.
+        # Tensors and modules that `fn` reads are copied: Dynamo makes fake tensors of real ones, but not of meta ones,
+        # and a traced module writes to its attributes.
         if fn in self._functions:
             return self._functions[fn]
         in_globals = {name: fn.__globals__[name] for name in _names(fn.__code__) if name in fn.__globals__}
@@ -121,7 +122,7 @@ class _Copier:
         }
         cells = tuple(types.CellType() for _ in fn.__closure__ or ())
         function = types.FunctionType(
-            fn.__code__.replace(),  # a code object of its own: Dynamo caches by code object
+            fn.__code__.replace(),  # a new code object, since Dynamo caches by code object
             _globals_with(copied, fn.__globals__) if copied else fn.__globals__,
             fn.__name__,
             self.copy(fn.__defaults__),

@@ -28,18 +28,18 @@ class SavedValue:
     """A value that forward saves for backward.
 
     Attributes:
-        name: of the node in the joint graph.
+        name: the name of its node in the joint graph.
         module: the path of the module that computed it, as "blocks.0.attention", or "".
         op: its op; "input" for an argument, "parameter" for a tensor that outlives the call.
         source: `file:line: code` of the user's code, or "".
         shape: its shape; a symbolic size as the number that the graph was traced with.
         dtype: its dtype, "int" for a size.
-        num_bytes: what saving it takes: the size of its storage, or of its compressed parts; 0 for a parameter, and for
-            a view of memory that is saved already.
+        num_bytes: the bytes of its storage, or of its compressed parts; 0 for a parameter, and for a view of memory
+            that is saved already.
         reason: why it was saved.
-        exact_bytes: what saving it exactly would take.
+        exact_bytes: the bytes that it would take without compression.
         why_exact: why it is not compressed; None if it is.
-        error: of the compressed value, relative to the exact one, on these inputs; None if it was not measured.
+        error: the relative error of the compressed value on these inputs; None if it was not measured.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RecomputedValue:
     """A value of forward that backward recomputes.
 
     Attributes:
-        name: of the node in the joint graph.
+        name: the name of its node in the joint graph.
         module: the path of the module that computed it, or "".
         op: its op.
         source: `file:line: code` of the user's code, or "".
@@ -88,9 +88,9 @@ class Totals:
     Attributes:
         saved_bytes: bytes saved for backward, each storage once, without parameters.
         peak_bytes: the most bytes that forward and backward hold at once when they run op by op: values, results and
-            gradients, without inputs and parameters. For several graphs their sum, which the peak does not exceed. None
-            for "eager", which has no graph.
-        recomputed_ops: how many ops of forward backward recomputes; one that runs there twice counts twice.
+            gradients, without inputs and parameters. For several graphs the sum, an upper bound of the peak. None for
+            "eager", which has no graph.
+        recomputed_ops: the number of ops of forward that backward recomputes; an op that runs there twice counts twice.
         recomputed_flops: their FLOPs.
     """
 
@@ -126,8 +126,8 @@ class MemoryReport:
         forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
         backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
         compress: how saved values are compressed, or None.
-        gradient_errors: with `compress`, for each parameter's gradient its error relative to the exact one on these
-            inputs, for a function without parameters of its arguments' gradients; empty if they were not measured.
+        gradient_errors: with `compress`, the relative error of each parameter's gradient on these inputs, or for a
+            function of each argument's gradient; empty if they were not measured.
         graphs: the graphs; not in the dict and the JSON.
         cost: the prices; not in the dict and the JSON.
     """
@@ -201,7 +201,7 @@ class MemoryReport:
             totals = self.totals[rule]
             label = f"this ({self.partition})" if rule == "this" else rule
             point = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
-            axis.plot(*point, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend reads mathematics
+            axis.plot(*point, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend takes $ as mathematics
         axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
         axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
         axis.legend()
@@ -213,11 +213,11 @@ class MemoryReport:
         return self.to_text()
 
     def to_text(self, *, rows: int = 40, width: int | None = None) -> str:
-        """Return the tables that `print` shows. Values that equal blocks have in common share a row, with their sum.
+        """Return the tables that `print` shows. The same values of equal blocks share a row, with their sum.
 
         Args:
-            rows: how many rows each table has at most; the last row has the sum of the rest.
-            width: of a line; None for the variable COLUMNS, else the terminal's.
+            rows: the most rows of a table; one more row has the sum of the rest.
+            width: the width of a line. None takes the variable COLUMNS, or else the terminal's width.
         """
         width = width or shutil.get_terminal_size().columns
         forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
@@ -302,15 +302,17 @@ def _value_rows(
     weight: Callable[[Sequence[_Value]], Any],
     most: int,
 ) -> list[Row]:
-    """Return a row for values that are alike, the heaviest first, and the sum of those after the first `most` rows.
+    """Return a row for each group of values that are alike, the heaviest first, and after `most` rows the sum of the
+    rest.
 
-    Alike are values of one op and size at the same place in the modules of a list, as blocks.0.norm and blocks.1.norm.
+    Values are alike if they have the same op and size, and their modules' paths differ in the first number only, as
+    blocks.0.norm and blocks.1.norm.
 
     Args:
-        values: of one table.
-        cells: the cells of several values together, and whether they are alike.
-        weight: by which rows are sorted.
-        most: rows of the table.
+        values: the values of one table.
+        cells: returns the cells of a row, from its values and whether they are alike.
+        weight: returns the key by which rows are sorted.
+        most: the most rows, without the sum.
     """
     groups: dict[Hashable, list[_Value]] = {}
     for value in values:

@@ -16,8 +16,8 @@ class Saved:
     """Bytes that one call keeps for backward.
 
     Attributes:
-        total: of all storages that backward reads, without those of parameters and buffers.
-        held: of the storages that hooks on saved tensors, as those of checkpoints and offloading, cannot free.
+        total: the bytes of all storages that backward reads, except those of parameters and buffers.
+        held: the bytes of the storages that hooks on saved tensors (checkpoints, offloading) cannot free.
     """
 
     total: int
@@ -25,7 +25,7 @@ class Saved:
 
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
-    """Run `fn` and return the bytes that autograd saves for its backward, of an eager or a fused function.
+    """Run an eager or a fused function, and return the bytes that autograd saves for its backward.
 
     Each storage counts once, however many tensors share it. The parameters and buffers of `fn`, if it is a module, and
     the tensors in `parameters` do not count, since they stay in memory anyway.
@@ -56,12 +56,12 @@ def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
 
 
 def saved_and_held(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> Saved:
-    """Make a call twice, the second time to see what it keeps, also by other references. Used by `swap`.
+    """Make a call twice, and return the bytes that the second call keeps, also by other references. Used by `swap`.
 
-    The hooks drop what autograd saves. A storage that is still alive is held by something else, such as a closure in a
-    custom function. No backward can follow.
+    Hooks drop the tensors that autograd saves. A storage that is still alive is held by something else, such as a
+    closure in a custom function. No backward can follow.
     """
-    call()  # compiles, and fills caches of its own
+    call()  # compiles, and fills caches
     gc.collect()
     before = _alive()
     result, sizes = _saved_storages(call, unpack=None)
@@ -106,10 +106,10 @@ def _alive() -> dict[Hashable, int]:
     """The storages of all tensors in Python, and their sizes."""
     sizes: dict[Hashable, int] = {}
     for value in gc.get_objects():
-        # Not isinstance: a proxy may import what it stands for.
+        # Not isinstance: a lazy proxy may import its module for it.
         if type(value) in (Tensor, nn.Parameter):
             try:
                 sizes[storage_key(value)] = value.untyped_storage().nbytes()
-            except (NotImplementedError, RuntimeError):  # a sparse tensor, for one
+            except (NotImplementedError, RuntimeError):  # such as a sparse tensor
                 continue
     return sizes

@@ -1,4 +1,4 @@
-"""Passes: each file changes a graph in one way; each lints and recompiles what it changed."""
+"""Passes: each file changes a graph in one way, then lints and recompiles it."""
 
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM

@@ -50,7 +50,8 @@ def _save_elements(node: fx.Node) -> None:
 
 
 def _save_sources_of_updates(nodes: list[fx.Node]) -> None:
-    """An input that forward and backward both write to: forward's new value must not be computed from backward's."""
+    """If forward and backward both write to an input, save forward's new value, so that it does not depend on
+    backward's."""
     copies = [node for node in nodes if node.target is torch.ops.aten.copy_.default]
     written_in_backward = {node.args[0] for node in copies if placement(node) == "must_be_in_backward"}
     for node in copies:

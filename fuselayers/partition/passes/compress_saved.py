@@ -1,29 +1,33 @@
-"""compress_saved -- hand values from forward to backward in fewer bits.
+"""compress_saved -- save values for backward in fewer bits.
 
-Behind any cut: forward returns the compressed value in place of the exact one, and backward restores it right before
-its first reader. Both are plain torch ops on rows (the last dimension), which compilers fuse with their neighbours:
+It follows any partitioner: forward returns the compressed value in place of the exact one, and backward restores it
+right before its first reader. Both are plain torch ops on rows (the last dimension), which compilers fuse with their
+neighbours:
 
     bfloat16    the value rounded to nearest
     float8      e4m3, x / scale rounded to nearest, with a float32 scale for each row: its largest finite |x| / 416
     int8        floor(x / scale + u), with scale = largest finite |x| / 125.99 and u uniform in (0, 1)
 
-int8 rounds stochastically, so that what backward reads is on average the exact value, and a gradient, a sum of products
-with it, has no bias. Infinities and NaN have codes of their own, and a row of zeros has the scale 0.
+int8 rounds stochastically, so that backward reads the exact value on average. A gradient is a sum of products with that
+value, so it has no bias. Infinities and NaN have reserved codes, and a row of zeros has the scale 0.
 
 Note: [one number for a row and one for a column] u[r, c] = frac(a[r] + b[c]) with independent uniform a and b. Any two
 of these u are independent, so each sum over a compressed value has the mean and the variance that independent numbers
-would give it, and R + C of Philox's numbers do instead of R * C. They come from `keep_factors`, 16 bits each, and are
-added exactly: Inductor and eager round alike. One seed serves all values of a device; each has Philox groups of its
-own. It is made of the first seed that forward draws for a dropout, so that the masks are those of exact saves. If
-another random op comes first, or none, forward draws one seed more, and later random numbers are others.
+would give it, and R + C random numbers are enough instead of R * C. They come from `keep_factors`, 16 bits each, and
+are added exactly: Inductor and eager round alike. One seed serves all values of a device; each value uses other Philox
+groups. The seed is computed from the first seed that forward draws for a dropout, so that the masks equal those of a
+run without compression. If another random op comes first, or none, forward draws one more seed, and later random
+numbers change.
 
-Note: [what stays exact] What the caller holds anyway: parameters, inputs without a gradient, outputs. An input with a
-gradient is the result of an earlier graph, which only this one keeps alive, so it is compressed. Statistics (means,
-deviations, log-sum-exps: the results of reductions, and what an op returns beside its first result) are small and
-scale whole rows. A value that backward compares with a number would take another branch than forward did. Backward
-takes the exponential of a saved logarithm, which turns its absolute error into a relative one: a probability of one in
-a million is saved as -14, and a step of int8 is then 0.1.
+Note: [what stays exact]
 
+- Values that the caller holds anyway: parameters, inputs without a gradient, outputs. An input with a gradient is the
+  result of an earlier graph, which only this graph keeps alive, so it is compressed.
+- Statistics, which are small and scale whole rows: the results of reductions (means, deviations, log-sum-exps), and
+  each result of an op but its first.
+- Values that backward compares with a number. After rounding, backward could take another branch than forward.
+- Logarithms whose exponential backward takes, which turns an absolute error into a relative one: a probability of one
+  in a million is saved as -14, and a step of int8 is then 0.1.
 """
 
 import math
@@ -47,20 +51,20 @@ from .sensitive_values import Sensitive, is_float, sensitive_in
 
 # Below this a value is not worth two conversions.
 _FEWEST_ELEMENTS: Final = 4096
-# Below this the scales take too much of what is gained.
+# Below this the scales take too much of the gain.
 _SHORTEST_ROW: Final = 16
 _SCALE_BYTES: Final = 4
-# Numbers of 16 bits for the rows and columns of a value.
+# The bits of the random number of a row or a column.
 _BITS: Final = 16
 _REDUCES: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in ("sum", "mean", "amax", "amin", "var", "var_mean", "std", "logsumexp", "linalg_vector_norm", "prod")
 )
 _SEED: Final = "rounding_seed"
-# Any number: another key of Philox than the mask's.
+# An arbitrary number, which gives Philox another key than the mask's.
 _OTHER_KEY: Final = 0x2545F4914F6CDD1D
 COMPRESSED_FROM: Final = "compressed_from"
-"""A key of a node's meta: the node of which this one, an output of forward, is a compressed part, and the way."""
+"""A key of the meta of a forward output that is part of a compressed value: the exact node, and the compression."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def _from_float8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _to_int8(x: Tensor, u: Tensor | None) -> tuple[Tensor, ...]:
-    # Not 126: with u it must stay below 127, the code of an infinity, after float32's rounding.
+    # Not 126: quotient + u must stay below 127, the code of an infinity, after float32's rounding.
     wide, is_finite, scale, quotient = _scaled(x, 125.99)
     assert u is not None
     special = torch.where(wide > 0, 127.0, torch.where(wide < 0, -127.0, -128.0))
@@ -124,7 +128,7 @@ def _from_int8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _scaled(x: Tensor, largest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x in float32, where it is finite, the scales of its rows, and x in units of them: at most `largest`."""
+    """Return x in float32, a mask of its finite elements, the scales of its rows, and x / scale, at most `largest`."""
     wide = cast(x, torch.float32)
     size = wide.abs()
     is_finite = size < math.inf
@@ -180,9 +184,9 @@ def held_by_caller(
     """Return the storages that stay in memory whether they are saved or not, see [what stays exact].
 
     Args:
-        inputs: of forward.
-        gradients: for each of them its gradient, or None.
-        outputs: of forward.
+        inputs: forward's inputs.
+        gradients: for each input its gradient, or None.
+        outputs: forward's outputs.
         static: the names of the inputs that outlive the call.
     """
     own = {node for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None}
@@ -193,16 +197,16 @@ def held_by_caller(
 def way_for(
     node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Sensitive, name: str = ""
 ) -> Compression | str:
-    """Return how a value is saved if others are saved in this way, or why it is exact.
+    """Return the compression of a value if `way` is asked for, or why the value stays exact.
 
     See [what stays exact], and [factors of exponents] in `sensitive_values`.
 
     Args:
         node: the value.
-        way: as the caller asked for.
+        way: the compression that the caller asked for.
         held: the storages of `held_by_caller`.
-        sensitive: of the graph that reads the value.
-        name: of the value in that graph, if it has another one there.
+        sensitive: the sensitive values of the graph that reads the value.
+        name: the value's name in that graph, if it differs.
     """
     name = name or node.name
     way = COMPRESSIONS["bfloat16"] if name in sensitive.factors else way
@@ -219,12 +223,12 @@ def way_for(
         return sensitive.exact[name]
     if _is_statistic(node):
         return "it is a statistic"
-    # torch keeps it out of `save_for_backward`, by its place among the outputs.
+    # torch keeps such a value out of `save_for_backward`, by its place among the outputs.
     return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else way
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """True for the result of a reduction, also after elementwise ops, and for an op's second result and those after."""
+    """True for the result of a reduction, also after elementwise ops, and for each result of an op but its first."""
     seen = {node}
     stack = [node]
     while stack:
@@ -251,11 +255,12 @@ def compress_saved_pass(
     num_forward_outputs: int,
     static_inputs: Collection[str],
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Let forward return what it saves compressed, and backward restore it where it is read.
+    """Let forward return its saved values compressed, and let backward restore them before their first readers.
 
     Args:
-        forward, backward: of any partitioner; backward takes the saved sizes, then the saved tensors, in their order.
-        way: how.
+        forward, backward: the results of any partitioner; backward takes the saved sizes, then the saved tensors, in
+            their order.
+        way: the compression.
         num_forward_outputs: how many outputs of forward are not for backward.
         static_inputs: the names of the inputs that outlive the call.
     """
@@ -274,7 +279,7 @@ def compress_saved_pass(
     for node, end in zip(tensors, ends[len(saved) - len(tensors) :], strict=False):
         if not isinstance(node, fx.Node):
             continue
-        # A partitioner of one's own may give it another name in backward.
+        # A user's partitioner may give the value another name in backward.
         chosen = way_for(node, way, held=held, sensitive=sensitive, name=end.name)
         if isinstance(chosen, str):
             continue
@@ -299,7 +304,7 @@ def compress_saved_pass(
         parts_of[node] = parts
     output.args = ((*outputs, *(part for node in saved for part in parts_of.get(node, [node]))),)
     described = output.meta.get("desc")
-    if described is not None:  # of each output, what it is
+    if described is not None:  # a description of each output
         of_saved = zip(saved, described[num_forward_outputs:], strict=True)
         of_parts = [what for node, what in of_saved for _ in parts_of.get(node, [node])]
         output.meta["desc"] = [*described[:num_forward_outputs], *of_parts]
@@ -317,8 +322,8 @@ def is_rounding_seed(node: fx.Node) -> bool:
 def _rounding_seed(graph: fx.Graph, last_input: fx.Node, value: fx.Node) -> fx.Node:
     """Add a seed on the device of `value` right behind the inputs.
 
-    It is made of the first seed that is drawn, which moves to the front, if that is on this device and no other random
-    op comes before it.
+    If the first random op draws a seed on this device, that op moves to the front, and the new seed is computed from
+    its seed. Else the new seed is drawn.
     """
     drawn = next((node for node in graph.nodes if draws(node) and not _is_operand_of_seed(node)), None)
     is_seed = drawn is not None and drawn.target is SEED_OP

@@ -12,7 +12,7 @@ from ..._torch.tracing import make_fx, rename
 def inlined(
     graph: fx.Graph, fn: Callable[..., tuple[Tensor, ...]], arguments: Sequence[fx.Node], name: str
 ) -> list[fx.Node]:
-    """Add the ops of a function at the graph's place of insertion; return the nodes of its results, with that name."""
+    """Add a function's ops at the graph's insertion point, with names that begin with `name`; return its results."""
     values = [node.meta["val"] for node in arguments]
     with values[0].fake_mode:  # outside of AOTAutograd it is not active
         traced = make_fx(fn)(*values)
@@ -21,7 +21,7 @@ def inlined(
         if node.op == "call_function":
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta = {"val": node.meta["val"]}
-            # Names that are in both graphs mark what backward recomputes.
+            # A name that is in both forward and backward marks a recomputed value.
             rename(copies[node], f"{name}_{node.name}")
     results: Any = traced.graph.output_node().args[0]
     return [copies[node] for node in results]

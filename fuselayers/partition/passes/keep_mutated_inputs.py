@@ -1,4 +1,4 @@
-"""keep_mutated_inputs -- let backward read what an input held before forward wrote to it."""
+"""keep_mutated_inputs -- let backward read the value that an input had before forward wrote to it."""
 
 import torch
 import torch.fx as fx

@@ -44,7 +44,7 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 def _writes_elsewhere(node: fx.Node) -> bool:
     """True for a write that may change the result of a later, equal call.
 
-    Not for AOTAutograd's own copies back into inputs: they come last, and readers of such an input read a clone.
+    False for the copies by which AOTAutograd updates inputs: they come last, and readers of the input read a clone.
     """
     written = node.args[0] if node.args else None
     copies_back = node.target is torch.ops.aten.copy_.default and getattr(written, "op", None) == "placeholder"

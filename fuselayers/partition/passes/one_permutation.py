@@ -1,4 +1,4 @@
-"""one_permutation -- all draws of seeds read one empty permutation, where each had its own."""
+"""one_permutation -- let all draws of seeds read the same empty permutation."""
 
 import torch
 import torch.fx as fx
@@ -7,10 +7,11 @@ from .seeded_dropout import SEED_OP
 
 
 def one_permutation_pass(forward: fx.GraphModule) -> fx.GraphModule:
-    """Let each draw of a seed read the permutation of the first draw, and remove the others.
+    """Let each draw of a seed read the permutation of the first draw, and remove the other permutations.
 
-    With one permutation torch's own partitioner would merge the draws, see `ops.draw`. After the cut nothing merges
-    them, and on a GPU each permutation takes a kernel, which fills a scalar: two for each block of a GPT.
+    Before the cut each draw needs a separate permutation, or torch's partitioner would merge the draws, see `ops.draw`.
+    After the cut nothing merges them. On a GPU each permutation takes a kernel, which fills a scalar: two for each
+    block of a GPT.
     """
     graph = forward.graph
     draws = graph.find_nodes(op="call_function", target=SEED_OP)

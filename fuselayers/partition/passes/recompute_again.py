@@ -1,8 +1,8 @@
 """recompute_again -- backward recomputes a few values first, and the others from these when they are read.
 
-From few saved values backward recomputes all layers before the first gradient, and each layer's values wait for the
-gradient of that layer. Here only the few wait, and a layer's values are made a second time (nested checkpoints: Chen et
-al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.3).
+If few values are saved, backward recomputes all layers before the first gradient, and each layer's values wait for the
+gradient of that layer. With this pass only the few recomputed first wait, and each layer's values are recomputed a
+second time (nested checkpoints: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, section 4.3).
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ AGAIN = "_again"
 
 
 def recompute_again_pass(graph_module: fx.GraphModule, kept: Collection[str]) -> fx.GraphModule:
-    """Let the gradients read copies of the recomputed values, which are made from the values named `kept`.
+    """Let the gradients read copies of the recomputed values; the copies are computed from the values named `kept`.
 
     `late_recompute_pass` then puts each copy right before its first reader. Sizes, and ops that may run only once, are
     kept too.

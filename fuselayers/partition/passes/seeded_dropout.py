@@ -19,7 +19,7 @@ from ...ops import draw_seed, keep_mask, keep_scale
 from ...ops.dropout import dropout_reference
 from .inlined import inlined
 
-# A joint graph gets the mask as one op of a seed and a size; a graph of Dynamo's gets the formula, in `_dropout`.
+# A joint graph gets the mask as one op of a seed and a size; a Dynamo graph gets the formula, in `_dropout`.
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("keep_mask(Tensor seed, SymInt[] size, float p) -> Tensor")  # type: ignore[no-untyped-call]
 
@@ -41,11 +41,11 @@ SEED_OP: Final = torch.ops.fuselayers.draw_seed.default
 
 
 def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Make every mask from a seed of 8 bytes: a pure function, the same wherever and whenever it is computed."""
+    """Make every mask from a seed of 8 bytes. It is a pure function of the seed, so backward can recompute it."""
 
     def mask(graph: fx.Graph, x: fx.Node, p: float) -> tuple[fx.Node, float]:
         def made(x: Tensor) -> tuple[Tensor]:
-            # Each draw has its own operand, so that no pass of torch's merges two draws.
+            # Each draw has a separate operand, so that no pass of torch merges two draws.
             seed = SEED_OP(torch.empty((), dtype=torch.int64, device=x.device), device=x.device)
             return (torch.ops.fuselayers.keep_mask.default(seed, x.shape, p),)
 
@@ -56,12 +56,13 @@ def seeded_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Split `F.dropout(x, inplace=True)`, in a graph of Dynamo's, into the plain form and a copy into x, take out what
-    drops nothing, and multiply by zero what drops everything.
+    """Rewrite three forms of `F.dropout` in a Dynamo graph before they are traced.
 
-    Traced in place, it becomes a product with a mask of floats, which no pass recognises as a mask. Traced with p = 0,
-    it becomes a copy of x, kept for backward beside x; eager returns x itself. Traced with p = 1, it draws a mask;
-    eager draws none.
+    - `inplace=True` becomes the plain form and a copy into x. Traced in place, it would be a product with a mask of
+      floats, which no pass recognises as a mask.
+    - With p = 0 or in evaluation it is removed. Traced, it would be a copy of x, kept for backward beside x; eager
+      returns x itself.
+    - With p = 1 it becomes a product with zero. Traced, it would draw a mask; eager draws none.
     """
     graph = graph_module.graph
     for node, arguments in _dropout_calls(graph):
@@ -71,7 +72,7 @@ def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
             graph.erase_node(node)
         elif arguments.get("p") == 1:
             with graph.inserting_before(node):
-                zero = graph.call_method("new_zeros", (x, ()))  # as in eager: the product has x's dtype and its NaN
+                zero = graph.call_method("new_zeros", (x, ()))  # as in eager, the product has x's dtype and its NaNs
             node.op, node.target = "call_method", "mul_" if arguments.get("inplace") else "mul"
             node.args, node.kwargs = (x, zero), {}
         elif arguments.get("inplace"):
@@ -86,11 +87,11 @@ def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """As `seeded_dropout_pass`, for a graph of Dynamo's, which calls `F.dropout`: before a compiler decomposes it.
+    """Use the masks of `seeded_dropout_pass` in a Dynamo graph, where a compiler has not decomposed `F.dropout` yet.
 
     Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
-    eager, 8.0 ms compiled by torch, 2.0 ms with these masks (two cores of an AMD EPYC), which are those of
-    `seeded_dropout_pass`. On a GPU Inductor's generator is cheap, and stays.
+    eager, 8.0 ms compiled by torch, and 2.0 ms with these masks (two cores of an AMD EPYC). On a GPU Inductor's
+    generator is cheap, so it is kept.
     """
     for node, arguments in _dropout_calls(graph_module.graph):
         x, p = arguments["input"], arguments.get("p", 0.5)
@@ -105,7 +106,7 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 
 def _dropout_calls(graph: fx.Graph) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The calls of dropout in a graph of Dynamo's, with their arguments by name; a pass may erase them."""
+    """The calls of dropout in a Dynamo graph, with their arguments by name; a pass may erase them."""
     for node in [node for node in graph.nodes if node.target in (torch.nn.functional.dropout, torch.dropout)]:
         yield node, dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
 
@@ -125,7 +126,7 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         value = x.meta["val"]
         if value.device.type != "cpu":
             return None
-        # Eager's mask has its dimensions in memory in the order of x's.
+        # Eager's mask has the same order of dimensions in memory as x.
         strides = [size_hint(stride) for stride in torch.empty_like(value).stride()]
         order = list(range(value.dim()))
         if _draws_in_memory_order():
@@ -149,7 +150,7 @@ def replayed_dropout_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
 
 @functools.cache
 def _draws_in_memory_order() -> bool:
-    """True if torch fills a transposed mask in the order of its memory; Intel's MKL fills it in that of its indices."""
+    """True if torch fills a transposed mask in memory order. Intel's MKL fills it in index order."""
     with disable_current_modes():
         mask, transposed = torch.empty(8, 8, device="cpu"), torch.empty(8, 8, device="cpu").t()
         for tensor in (mask, transposed):
@@ -179,7 +180,7 @@ def _replace_dropout(
             user.replace_all_uses_with(out if user.args[1] == 0 else mask)
             graph.erase_node(user)
         graph.erase_node(node)
-        # torch's backward op scales by 1 / (1 - p), which differs a little from this mask's scale, and in bfloat16.
+        # torch's backward op scales by 1 / (1 - p), which differs a little from this mask's scale, and in x's dtype.
         for user in [user for user in mask.users if backward_too and user.target is _BACKWARD]:
             with graph.inserting_before(user):
                 user.replace_all_uses_with(_drop(graph, user.args[0], mask, scale, like=user))

@@ -1,10 +1,10 @@
-"""sensitive_values -- the values of a graph that its backward must know better than in 8 bits.
+"""sensitive_values -- the values of a graph for which 8 bits are too few in backward.
 
-Note: [factors of exponents] Backward of a fused attention computes its scores again, and takes the exponential of
-score - log-sum-exp; backward of a fused linear loss does so with its logits. Errors in the factors of these products do
-not average out: on average the exponential of a rounded score is too large. So queries, keys, and the input of such a
-loss are saved in bfloat16 where other values have 8 bits. Ops that a checkpoint computes again one by one are not
-looked for.
+Note: [factors of exponents] The backward of a fused attention recomputes its scores, and takes the exponential of
+score - log-sum-exp. The backward of a fused linear loss does so with its logits. Errors in the factors of these
+products do not average out: on average the exponential of a rounded score is too large. So queries, keys, and the input
+of such a loss are saved in bfloat16 where other values have 8 bits. If a checkpoint recomputes attention or the loss op
+by op, their factors are not found.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,8 @@ from ..._torch.dispatch import OpOverload, schema_of
 from ..._torch.tracing import is_gradient_input, overload_packet
 from ..node_kinds import is_fusible, looks_at_its_input
 
-# Gradients that compare a value of forward, and return none of the bools by which other comparisons are known.
+# Ops that compare or round a value of forward and return floats. Other comparisons are found by their dtype, see
+# `_is_made_of_floats`.
 _COMPARES: Final = frozenset(
     getattr(torch.ops.aten, name)
     for name in (
@@ -28,7 +29,7 @@ _COMPARES: Final = frozenset(
         *("sgn", "sign", "floor", "ceil", "round", "trunc", "_prelu_kernel_backward"),
     )
 )
-# Ops that may stand between a logarithm and its exponential, as products with a number do. silu takes exp(-x), so a
+# Ops that may come between a logarithm and its exponential, as a product with a number may. silu takes exp(-x), so a
 # negation does not count.
 _SHIFTS: Final = frozenset(
     {torch.ops.aten.add, torch.ops.aten.sub, torch.ops.aten.where, torch.ops.prims.convert_element_type}
@@ -37,7 +38,7 @@ _SCALES: Final = frozenset({torch.ops.aten.mul, torch.ops.aten.div})
 _EXPONENTIALS: Final = frozenset(
     getattr(torch.ops.aten, name) for name in ("exp", "exp2", "expm1", "_softmax", "logsumexp", "softplus")
 )
-# The arguments of ops of a backward that are exponents, and those that are factors of exponents.
+# The arguments of backward ops that are exponents, and those that are factors of exponents.
 _EXPONENTS: Final = MappingProxyType(
     {"_log_softmax_backward_data": ("output",), "cross_entropy_backward": ("logits",), "softplus_backward": ("self",)}
 )
@@ -50,11 +51,11 @@ _JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
 
 
 class Sensitive(NamedTuple):
-    """The float values that backward must know better than in 8 bits, by the names of their nodes.
+    """The float values for which 8 bits are too few in backward, by the names of their nodes.
 
     Attributes:
-        exact: why it must know them exactly.
-        factors: see [factors of exponents].
+        exact: the values that must be exact, and why.
+        factors: the values that need bfloat16, see [factors of exponents].
     """
 
     exact: Mapping[str, str]
@@ -62,10 +63,10 @@ class Sensitive(NamedTuple):
 
 
 def sensitive_in(nodes: Sequence[fx.Node]) -> Sensitive:
-    """Return the values of a joint or a backward graph that backward must know better than in 8 bits.
+    """Return the values of a joint or a backward graph for which 8 bits are too few in backward.
 
-    It compares them or indexes with them, directly or in what it computes from them by elementwise ops; or it takes
-    their exponential, or that of their products.
+    Backward compares them or indexes with them, directly or after elementwise ops; or it takes the exponential of them
+    or of their products.
     """
     gradients = {node for node in nodes if is_gradient_input(node)}
     for node in nodes:

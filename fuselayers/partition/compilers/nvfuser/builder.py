@@ -1,7 +1,7 @@
 """The `FusionDefinition` under construction, and the rules that translate one op each into it.
 
-bfloat16 and float16 are cast to float32 on reading, and rounded where a value leaves the definition. Nothing is rounded
-in between: fusing is more accurate by that, in Inductor too.
+bfloat16 and float16 are cast to float32 on reading, and rounded where a value leaves the definition. Values in between
+are not rounded, so fused code is more accurate, as in Inductor.
 """
 
 from collections.abc import Callable
@@ -113,8 +113,8 @@ class Builder:
     def operand(self, argument: Any, dtype: torch.dtype, rank: int) -> Any:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.
 
-        A number becomes one of the dtype's kind, since nvFuser's promotion is not torch's: there an integer tensor
-        times a float is a double.
+        A number is converted to the dtype's kind, since nvFuser promotes differently from torch: an integer tensor
+        times a float is a double there.
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, dtype)
@@ -128,7 +128,7 @@ class Builder:
         return [self.operand(argument, dtype, rank) for argument in node.args[:count]]
 
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
-        """A number of the dtype's kind."""
+        """A Python number converted to the dtype's kind: a bool, an integer or a float."""
         if dtype == torch.bool:
             # nvFuser would take Python's True for an integer.
             return self.definition.define_scalar(bool(argument), self.data_type(dtype))

@@ -17,8 +17,8 @@ from .regions import extract, groups_of
 
 # nvFuser has no operation for these, or only one for forward: norms, softmaxes and the activations of this library. Its
 # own operations (`exp`, `silu`, sums, `var_mean`) are not decomposed, nor are the ops that torch runs: matmuls,
-# attention, convolutions, group norms, embeddings, indexing, other losses and activations. torch's dropout stays whole
-# too, because a later pass gives it its mask.
+# attention, convolutions, group norms, embeddings, indexing, other losses and activations. torch's dropout is not
+# decomposed either, because a later pass replaces it.
 _DECOMPOSED: Final = (
     *("_fused_rms_norm", "_fused_rms_norm_backward", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax"),
     *("_softmax", "_softmax_backward_data", "gelu", "gelu_backward", "leaky_relu", "leaky_relu_backward", "logsumexp"),

@@ -32,7 +32,7 @@ class _Definition:
         return results
 
 
-# By text and layout, as long as a region uses them: the layers of a model are equal, and compiling takes seconds.
+# By text and layout, kept while a region uses them: the layers of a model are equal, and compiling takes seconds.
 _definitions: Final = weakref.WeakValueDictionary[tuple[str, InputLayouts], _Definition]()
 _lock: Final = threading.Lock()
 
@@ -53,7 +53,7 @@ class Region:
         device: the device of its tensors.
 
     Raises:
-        torch.OutOfMemoryError: at a call without memory for the results: torch would need as much.
+        torch.OutOfMemoryError: at a call, if the results do not fit into memory; torch would need as much.
     """
 
     __name__ = "nvfuser_region"

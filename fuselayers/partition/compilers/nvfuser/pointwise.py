@@ -1,4 +1,4 @@
-"""Elementwise ops: those of transformers, forward and backward. torch runs the others, each as a kernel of its own."""
+"""The elementwise ops of transformers, forward and backward. torch runs all others, each as a separate kernel."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -27,7 +27,8 @@ _INTEGERS: Final = (torch.int64, torch.int32)
 
 
 def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
-    """Whether the first arguments are tensors and numbers, at least one a tensor, and the result has a dtype."""
+    """Return a check: the first `count` arguments are tensors or numbers, at least one is a tensor, and the result has
+    one of the dtypes, if any are given."""
 
     def accepts(node: fx.Node) -> bool:
         operands = node.args[:count]
@@ -40,7 +41,7 @@ def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
 
 
 def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
-    """An op that computes in the dtype of its result, as add and exp do, for the dtypes that nvFuser has it for."""
+    """The rule of an op that computes in the dtype of its result, such as add. nvFuser has it for these dtypes only."""
     has_operands = _has(count, *dtypes)
 
     def emit(builder: Builder, node: fx.Node) -> Value:
@@ -52,7 +53,7 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
 
 
 def _comparison(name: str) -> Rule:
-    """An op that compares in the dtype to which its operands are promoted."""
+    """The rule of an op that compares in the dtype to which its operands are promoted."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
         promoted, rank = _promoted(node), tensor_of(node).dim()
@@ -106,7 +107,7 @@ def _accepts_where(node: fx.Node) -> bool:
 
 
 def _convert(builder: Builder, node: fx.Node) -> Value:
-    # To half precision nothing happens here: the value is rounded where it leaves the definition.
+    # A value is not rounded to half precision here, but where it leaves the definition.
     return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
 
 

@@ -31,7 +31,7 @@ def _reduction(name: str) -> Rule:
 
 
 def _accepts(node: fx.Node) -> bool:
-    # A tensor without dimensions has nothing to reduce, and a sum of integers has a dtype of its own in nvFuser.
+    # A tensor without dimensions has nothing to reduce, and nvFuser gives a sum of integers another dtype than torch.
     return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
 
 

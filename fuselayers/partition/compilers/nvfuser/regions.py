@@ -1,11 +1,12 @@
 """Chooses the parts of a graph that nvFuser runs: ops that follow each other in the graph.
 
 A region ends before an op that reads a result which torch computes from the region, such as a matrix product. Torch's
-ops in between run before the region if they do not read it, as a dropout mask, else after it, as the product for a
-weight's gradient. Nothing else moves, so values live about as long as before, and reads stay before writes.
+ops in between move. An op that does not read the region, such as a dropout mask, runs before it; an op that reads it,
+such as the product for a weight's gradient, runs after it. Nothing else moves, so values live about as long as before,
+and reads stay before writes.
 
 - Views at the front of a region are removed, since torch makes them at no cost. A view or a constant that is read
-  outside is recomputed there: the results of a region are tensors of their own, never views of each other or of inputs.
+  outside is recomputed there: the results of a region are new tensors, never views of each other or of inputs.
 - A region with fewer than two ops that compute is left to torch: nothing would be fused.
 """
 
@@ -146,7 +147,7 @@ def extract(
             copies[source] = own.placeholder(f"x{number}")
             copies[source].meta = dict(source.meta)
         for node in group:
-            # By the names of their ops, so that equal groups are equal text.
+            # Nodes are named after their ops, so that equal groups have equal text.
             arguments = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
             copies[node] = own.create_node("call_function", node.target, *arguments)
             copies[node].meta = {"val": node.meta["val"]}

@@ -26,7 +26,7 @@ def _reshape(builder: Builder, node: fx.Node) -> Value:
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
     source, result = ([size for size in shape if not _is_one(size)] for shape in (old, new))
     if all(isinstance(size, int) for size in (*source, *result)) and source == result:
-        # Only sizes of 1 come and go: that needs no reshape.
+        # Only dimensions of size 1 are added or removed, which needs no reshape.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
         handle = builder.ops.squeeze(handle, gone) if gone else handle
         come = [_is_one(size) for size in new]
@@ -77,7 +77,7 @@ def _expand(builder: Builder, node: fx.Node) -> Value:
     if missing:
         handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
     sizes: Any = node.args[1]
-    # -1 for a dimension that stays: for nvFuser, a size would be a new one.
+    # -1 for a dimension that stays: nvFuser would take a size as a new one.
     grown = [size if index < missing or _is_one(shape[index - missing]) else -1 for index, size in enumerate(sizes)]
     return Value(builder.ops.expand(handle, grown), dtype)
 

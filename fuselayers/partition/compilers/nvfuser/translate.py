@@ -49,7 +49,7 @@ def layout_of(inputs: Sequence[torch.Tensor]) -> InputLayouts:
     )
 
 
-# Every call looks its layouts up; a model has some hundred shapes.
+# Every call of a region looks up its layouts; a model has some hundred shapes.
 @functools.lru_cache(maxsize=4096)
 def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, on_cpu: bool) -> TensorLayout:
     rank = len(sizes)
