@@ -12,7 +12,6 @@ from torch import nn
 from ...names import no_such
 from ...partition import backends, fuse
 from ...partition.inspect.saved_bytes import tensors_of
-from ...text_table import readable_bytes
 from .batch import made_batch
 from .blocks import block_class, repeated_blocks, share_graphs
 from .cache import hook_cache, unhook_cache
@@ -55,9 +54,9 @@ def swap(
         rules: the rules to apply; None for all shipped ones, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" fuses each repeated block of the model (a
             decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
-            "auto" measures what both save on the batch and takes the better one; with `verify=False` it takes blocks.
-            It takes layers if nothing can be verified, if Inductor cannot compile, or if blocks of a class have several
-            widths, as in Swin, since each width would be compiled separately.
+            "auto" takes blocks, which save less than layers. It takes layers if no block passes verification, if
+            nothing can be verified, if Inductor cannot compile, or if blocks of a class have several widths, as in
+            Swin, since each width would be compiled separately.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
@@ -89,7 +88,7 @@ def swap(
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
-        plan, report = _better(model, plans, batch)
+        plan, report = _first_verified(model, plans, batch)
     else:
         plan = plans[0]
         report = plan.report()
@@ -167,7 +166,7 @@ class _Search:
     compress: str | None
 
     def levels(self, level: str) -> tuple[str, ...]:
-        """Return the levels to try. The first one is taken with `verify=False`."""
+        """Return the levels to try, in order. With `verify=False` the first one is taken."""
         if level != "auto":
             return (level,)
         # Stages of several widths share no graph, and compiling each of them takes too long for a default.
@@ -230,10 +229,10 @@ def _inductor_compiles(model: nn.Module) -> bool:
     return any(status.available for status in backends(device=device) if status.name == "inductor")
 
 
-def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """Return the plan that saves most, without the modules that failed verification, and its report.
+def _first_verified(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
+    """Return the first plan of which a block, or whatever the last plan swaps, passes verification, and its report.
 
-    If nothing can be verified, return the last plan: layers, not blocks.
+    The plan is without the modules that failed. If nothing can be verified, return the last plan: layers, not blocks.
     """
     own = batch is None
     batch = made_batch(model) if own else batch
@@ -241,35 +240,24 @@ def _better(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
         return plans[-1], plans[-1].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
-    names = {name for plan in plans for name in plan.kinds}
-    try:
-        calls = inputs_of_sites(model, names, batch)
-    except Exception as problem:
-        if not own:
-            raise
-        why = f"the model does not run on a batch made from its config ({problem!s:.100})"
-        return plans[-1], plans[-1].report(f"not verified: {why}; give batch=")
-    before = saved_by_model(model, batch)
-    saved_before = None if before is None else before.total
-    results = [_verified(model, plan, calls, batch) for plan in plans]
-    results = [(plan, replace(report, saved_before=saved_before)) for plan, report in results]
-    # Layers win a tie, since they compile nothing. Blocks win where a call's saved bytes are unknown.
-    best = min(
-        results,
-        key=lambda result: (
-            *(not result[1].sites, result[1].saved_after or 0),
-            (result[1].level == "blocks") == (result[1].saved_after is not None),
-        ),
-    )
-    others = (report for _, report in results if report is not best[1] and report.sites)
-    notes = tuple(
-        f"level {report.level} would keep {readable_bytes(report.saved_after)}"
-        for report in others
-        if report.saved_after
-    )
-    if best[1].sites and saved_before is not None and (best[1].saved_after or 0) >= saved_before:
-        notes = "it saves nothing on this batch", *notes
-    return best[0], replace(best[1], notes=notes)
+    failed: tuple[Skipped, ...] = ()
+    for plan in plans:
+        try:
+            calls = inputs_of_sites(model, plan.kinds, batch)
+        except Exception as problem:
+            if not own:
+                raise
+            why = f"the model does not run on a batch made from its config ({problem!s:.100})"
+            return plans[-1], plans[-1].report(f"not verified: {why}; give batch=")
+        before = saved_by_model(model, batch)
+        left, report = _verified(model, plan, calls, batch)
+        if plan.level == "layers" or any(site.rule == "block" for site in report.sites):
+            break
+        failed = tuple(module for module in report.skipped if module.name in plan.kinds)
+    report = replace(report, skipped=(*failed, *report.skipped), saved_before=None if before is None else before.total)
+    if report.sites and before is not None and (report.saved_after or 0) >= before.total:
+        report = replace(report, notes=("it saves nothing on this batch",))
+    return left, report
 
 
 def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any) -> tuple[_Plan, SwapReport]:

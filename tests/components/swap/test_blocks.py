@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
@@ -180,3 +180,29 @@ def test_linear_layers_in_a_list_are_no_blocks() -> None:
         assert swap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), level="blocks", verify=False).sites == ()
     report = swap(Feedforward(), level="blocks", compress="int8", verify=False)
     assert report.notes == ("there are no repeated blocks: level layers, nothing compressed",)
+
+
+class OtherWhenCompiled(nn.Module):
+    """A block with a fault of a compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feedforward = Feedforward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.feedforward(x) * (2.0 if torch.compiler.is_compiling() else 1.0)
+
+
+def test_the_default_takes_layers_if_no_block_passes() -> None:
+    model = nn.Sequential(OtherWhenCompiled(), OtherWhenCompiled())
+    x = torch.randn(4, 8)
+    expected = model(x)
+    report = swap(model, backend="eager", batch=x)
+    assert report.level == "layers"
+    assert [site.name for site in report.sites] == ["0.feedforward", "1.feedforward"]
+    assert [(module.name, module.kind) for module in report.skipped] == [
+        ("0", "OtherWhenCompiled"),
+        ("1", "OtherWhenCompiled"),
+    ]
+    assert all(module.reason.startswith("its error is ") for module in report.skipped)
+    torch.testing.assert_close(model(x), expected)
