@@ -18,8 +18,19 @@
 long hollow_launches[DEVICES], hollow_waits[DEVICES];
 static __thread int current;
 
-static int launched(void) { __sync_fetch_and_add(&hollow_launches[current], 1); return 0; }
-static int waited(void) { __sync_fetch_and_add(&hollow_waits[current], 1); return 0; }
+/* A graph is a count of the kernels that were launched while its stream captured. A wait for that stream is an error. */
+static void *capturing;
+static long captured;
+
+static int launched(void) {
+  __sync_fetch_and_add(capturing ? &captured : &hollow_launches[current], 1);
+  return 0;
+}
+static int waited_for(void *stream) {
+  __sync_fetch_and_add(&hollow_waits[current], 1);
+  return capturing && stream == capturing ? cudaErrorStreamCaptureUnsupported : 0;
+}
+static int waited(void) { return waited_for(capturing); }
 
 /* Memory: one range of addresses for each device, so that an address tells its device. Nothing is freed: torch's
    allocator keeps its blocks, and untouched pages take no memory. */
@@ -124,13 +135,29 @@ int cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { 
 int cudaEventCreate(void **event) { return made(event); }
 int cudaEventCreateWithFlags(void **event, unsigned flags) { return made(event); }
 int cudaEventElapsedTime(float *milliseconds, void *a, void *b) { *milliseconds = 1; return 0; }
-int cudaStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
-int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id) { *status = 0; if (id) *id = 0; return 0; }
-int cudaStreamSynchronize(void *stream) { return waited(); }
+int cudaStreamIsCapturing(void *stream, int *status) { *status = capturing && stream == capturing; return 0; }
+int cudaStreamGetCaptureInfo(void *stream, int *status, unsigned long long *id, void **graph) {
+  cudaStreamIsCapturing(stream, status);
+  if (id) *id = *status;
+  return 0;
+}
+int cudaStreamSynchronize(void *stream) { return waited_for(stream); }
 int cudaDeviceSynchronize(void) { return waited(); }
 int cudaEventSynchronize(void *event) { return waited(); }
 OK(cudaStreamQuery) OK(cudaStreamWaitEvent) OK(cudaStreamDestroy) OK(cudaThreadExchangeStreamCaptureMode)
 OK(cudaEventRecord) OK(cudaEventRecordWithFlags) OK(cudaEventQuery) OK(cudaEventDestroy)
+
+int cudaStreamBeginCapture(void *stream, int mode) { capturing = stream, captured = 0; return 0; }
+int cudaStreamEndCapture(void *stream, void **graph) {
+  made(graph);
+  **(long **)graph = captured;
+  capturing = 0;
+  return 0;
+}
+int cudaGraphGetNodes(void *graph, void **nodes, size_t *n) { *n = *(long *)graph; return 0; }
+int cudaGraphInstantiateWithFlags(void **ready, void *graph, unsigned long long flags) { *ready = graph; return 0; }
+int cudaGraphLaunch(void *ready, void *stream) { return launched(); }
+OK(cudaGraphDestroy) OK(cudaGraphExecDestroy)
 
 /* Kernels. */
 int cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments, size_t shared, void *stream) { return launched(); }

@@ -108,6 +108,18 @@ def test_a_step_of_eager_layers_starts_fewer_kernels_than_plain_pytorch() -> Non
     assert launches(model) < launches(plain_twin(model).train())
 
 
+@pytest.mark.parametrize("fusion", ["off", "inductor"])
+def test_the_host_starts_a_graphed_step_with_a_few_calls(fusion: str) -> None:
+    """A graph of forward and one of backward, and copies. Nothing waits while they are captured: it would raise."""
+    model = built("gpt_nano", f"fusion={fusion}").bfloat16()
+    example = model.example_inputs(8, device="cuda")
+    weights = list(model.parameters())
+    graphed = torch.cuda.make_graphed_callables(model, tuple(example))  # type: ignore[no-untyped-call]
+    counts = counted(lambda: torch.autograd.grad(graphed(*example), weights))
+    assert counts.waits == [0, 0], counts.lines
+    assert 2 <= counts.launches[0] < 10  # eager layers: 120
+
+
 @pytest.mark.parametrize("partition", ["min_cut", "budget:0.65"])
 def test_explain_counts_what_the_triton_backend_saves(partition: str) -> None:
     block = built("gpt_nano", "fusion=off").bfloat16().blocks[1]
