@@ -102,7 +102,7 @@ def seeds(model: nn.Module, seed: int, *, step: int = 0, micro_batch: int = 0) -
     """
     global _seeds
     if _seeds is not None:
-        raise RuntimeError("ops.seeds is active already; leave it before the next one")
+        raise RuntimeError("ops.seeds is already active; exit it before you enter another")
     _seeds = _Seeds(model, f"seeds/{seed}/{step}/{micro_batch}")
     hooks = [module.register_forward_pre_hook(_seeds.enter) for module in _seeds.numbers]
     hooks += [module.register_forward_hook(_seeds.leave, always_call=True) for module in _seeds.numbers]

@@ -122,6 +122,6 @@ def test_seeds_of_a_fused_model_follow_the_step() -> None:
 
 def test_seeds_inside_seeds() -> None:
     layer = nn.Dropout(0.5)
-    text = "^ops.seeds is active already; leave it before the next one$"
+    text = "^ops.seeds is already active; exit it before you enter another$"
     with ops.seeds(layer, 7), pytest.raises(RuntimeError, match=text), ops.seeds(layer, 8):
         pass
