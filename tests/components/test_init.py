@@ -193,7 +193,7 @@ def test_the_coordinate_check_of_mup() -> None:
         ({"base_width": 64}, "base_width is for init 'mup', got 64 with init 'gpt2'; leave it out"),
         (
             {"scheme": "mup", "base_width": 64},
-            "init 'mup' needs to know the model's width; Linear has no hidden_dim",
+            "init 'mup' needs the model's width, but Linear has no hidden_dim; set it",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
     [
         ((0.0, 64), "learning_rate must be above 0, got 0.0"),
         ((0.1, 0), "base_width must be at least 1, got 0"),
-        ((0.1, 64), "init 'mup' needs to know the model's width; Linear has no hidden_dim"),
+        ((0.1, 64), "init 'mup' needs the model's width, but Linear has no hidden_dim; set it"),
     ],
 )
 def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:

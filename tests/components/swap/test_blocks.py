@@ -134,7 +134,7 @@ def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
     plain, model = _decoder().train(), _decoder().train()
     swap(model, level="blocks", backend="eager", verify=False)
     batch = batch_for("llama")
-    with pytest.warns(FallbackWarning, match="it fills a cache of keys and values, which use_cache=False leaves"):
+    with pytest.warns(FallbackWarning, match="it fills a cache of keys and values; pass use_cache=False"):
         got = model(**batch, use_cache=True)
     wanted = plain(**batch, use_cache=True)
     torch.testing.assert_close(got.loss, wanted.loss)
