@@ -180,7 +180,7 @@ def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
         raise ValueError(f"{where} refers to {value}, which this config does not have")
     # OmegaConf would copy lists, and lists of references to lists of references grow without bound.
     if isinstance(named, Container):
-        raise ValueError(f"{where} refers to {value}, which is no single value")
+        raise ValueError(f"{where} refers to {value}, which is not a single value")
     return named
 
 

@@ -75,7 +75,7 @@ def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_pat
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
     text = (
-        r"^the weights of '.*model' are not those of its config: Error.* Missing key.*; leave out overrides that "
+        r"^the weights of '.*model' do not fit its config: Error.* Missing key.*; leave out overrides that "
         r"change the architecture$"
     )
     with pytest.raises(ValueError, match=text):

@@ -120,7 +120,7 @@ class Gate(nn.Module):
         self.gates[0].fill_(0.5)
 
 
-def test_a_module_has_the_last_word_on_what_is_its_own() -> None:
+def test_reset_parameters_overrides_the_init_scheme() -> None:
     model = nn.Sequential(Gate())
     initialise(model, "gpt2", num_layers=1)
     assert (model[0].inner.weight == 7).all()

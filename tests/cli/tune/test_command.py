@@ -28,7 +28,7 @@ def test_a_model_without_example_inputs_is_refused(
 ) -> None:
     monkeypatch.delattr(Stack, "example_inputs")
     assert main(["tune", *TINY_MODEL]) == 2
-    assert "model 'decoder' does not say what it is called with; give Dec" in capsys.readouterr().err
+    assert "Decoder of model 'decoder' needs a method example_inputs(" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

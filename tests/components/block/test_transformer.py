@@ -81,7 +81,7 @@ def test_a_class_without_the_base_of_its_kind(kind: str) -> None:
             build("gpt_nano", [f"{kind}=mine", "fusion=off"])
 
 
-def test_an_input_that_nobody_can_use() -> None:
+def test_a_block_refuses_inputs_that_its_parts_do_not_take() -> None:
     memory = torch.ones(1, 3, 8)
     block = TransformerBlock(8, attention="looking", causal=False)
     with pytest.raises(ValueError, match=r"^attention 'looking' cannot use rotate; it takes key_padding_mask, memory$"):

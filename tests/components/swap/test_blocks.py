@@ -164,7 +164,7 @@ def test_blocks_pass_the_verification_with_many_rows() -> None:
     report.require("block", at_least=2)
 
 
-def test_stages_of_two_widths_are_no_blocks_what_they_repeat_is() -> None:
+def test_blocks_in_stages_of_two_widths_are_found() -> None:
     class Wide(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()

@@ -181,7 +181,7 @@ def added(self: Any, *, x: Tensor, first: nn.Module, second: nn.Module) -> Tenso
     return second(first(x)) + x
 
 
-def test_a_rule_of_ones_own() -> None:
+def test_custom_rules_replace_modules() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
             super().__init__()
