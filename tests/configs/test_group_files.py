@@ -91,7 +91,7 @@ def searchpath(*folders: Path | str) -> str:
     return f"hydra.searchpath=[{','.join(map(str, folders))}]"
 
 
-def test_files_of_ones_own_build_on_shipped_ones(write: Write) -> None:
+def test_user_files_extend_shipped_files(write: Write) -> None:
     path = searchpath(write(FILES))
     config = compose(overrides=[path, "model=mine"])
     expected = compose("llama_tiny", ["norm=layer_norm", "residual=sandwich", "residual.stochastic_depth=0.1"])

@@ -34,9 +34,9 @@ def test_a_model_without_example_inputs_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["my.yaml"], "tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file my.yaml"),
-        (["model=gpt_nano", "--batch", "0"], "--batch is a number of examples from 1 on, for a model, got 0"),
-        (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; take fusion=auto"),
+        (["my.yaml"], "tune takes a model and overrides, such as gpt_nano norm=rms_norm, got the file my.yaml"),
+        (["model=gpt_nano", "--batch", "0"], "--batch must be at least 1 and needs a model, got 0"),
+        (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; set fusion=auto"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,7 +95,7 @@ def test_the_callers_weights_stay_as_they_are(gpt2: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_tiny", "bert_tiny", "t5_tiny", "llama3_2_1b"])
-def test_what_they_repeat_has_to_be_equal(name: str) -> None:
+def test_repeated_weights_must_be_equal(name: str) -> None:
     family, overrides = TWINS[name].family, [*TWINS[name].overrides, "fusion=off"]
     state = small_state(build(name, overrides), family)
     model = build(name, overrides)

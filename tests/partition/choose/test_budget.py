@@ -114,7 +114,7 @@ class TestOnAModel:
             TypeError,
             r"^a budget must be an int \(bytes\) or a float \(a share of what 'default' saves\), got True$",
         ),
-        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '1 GiB'$"),
+        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '1 GiB'$"),
         ("0 B", ValueError, r"^a budget in bytes must be above 0, got 0$"),
         (None, TypeError, r"^a budget needs either a limit or a peak, got limit=None and peak=None$"),
     ],
@@ -130,7 +130,7 @@ def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> 
         (0, ValueError, r"^a peak in bytes must be above 0, got 0$"),
         (0.5, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got 0\.5$"),
         (True, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got True$"),
-        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '2'$"),
+        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '2'$"),
     ],
 )
 def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> None:
