@@ -12,7 +12,7 @@ from fuselayers.configs import compose
 
 
 def _error(*overrides: str) -> str:
-    with pytest.raises(ValueError, match="(no|not an) ") as caught:
+    with pytest.raises(ValueError, match=r"(no|not an) ") as caught:
         compose("gpt_nano", overrides)
     return str(caught.value)
 
