@@ -100,5 +100,5 @@ def bytes_of(text: str) -> int:
     """
     parts = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?(\w+)", text.strip())
     if parts is None or parts[2] not in _SCALES:
-        raise ValueError(f"a size is a number and one of {', '.join(_SCALES)}, as '2 GB', got {text!r}")
+        raise ValueError(f"a size is a number and one of {', '.join(_SCALES)}, such as '2 GB', got {text!r}")
     return round(float(parts[1]) * _SCALES[parts[2]])

@@ -18,7 +18,7 @@ def sizes_of(text: str, *, option: str) -> tuple[int, ...]:
     """
     sizes = text.split("x")
     if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ValueError(f"{option} must be sizes above 0 with x between them, as 4x128, got {shown(text)}")
+        raise ValueError(f"{option} must be sizes above 0 with x between them, such as 4x128, got {shown(text)}")
     return tuple(map(int, sizes))
 
 

@@ -33,17 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL | FILE | OVERRIDE",
         help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",
     )
+    parser.add_argument("--batch", default="1", help="examples, or sequences x tokens (default: 1 of full length)")
     parser.add_argument(
-        "--batch", default="1", help="examples, or sequences x tokens (default 1, of all the model takes)"
+        "--backend", help="inductor, triton, nvfuser or eager (default: the config's; auto is inductor)"
     )
-    parser.add_argument("--backend", help="inductor, triton, nvfuser or eager (default the config's; auto is inductor)")
     parser.add_argument(
         "--partition",
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share), budget:2GB (bytes) or budget:peak:2GB "
-        "(default the config's)",
+        "(default: the config's)",
     )
-    parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute there, .svg or .png")
-    parser.add_argument("--json", metavar="FILE", help="write the report there")
+    parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute into this .svg or .png")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     add_imports(parser)
 
 

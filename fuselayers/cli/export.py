@@ -17,7 +17,7 @@ from .train.state import MODEL
 
 DESCRIPTION = """\
 Writes the model of a run's newest checkpoint, or of one checkpoint, as a folder with config.yaml and model.safetensors,
-in the dtypes of the checkpoint. However many processes trained it, one writes it.
+in the dtypes of the checkpoint. One process is enough, whatever the number of processes that trained it.
 
   fuselayers export runs/<date> --out my_model
   fuselayers export runs/<date>/checkpoints/step-000200 --out my_model
@@ -28,7 +28,7 @@ in the dtypes of the checkpoint. However many processes trained it, one writes i
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the run and the folder to write."""
     parser.add_argument("checkpoint", metavar="RUN | CHECKPOINT", help="the folder of a run, or one of its checkpoints")
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="the folder to write; it must not be there yet")
+    parser.add_argument("--out", metavar="FOLDER", required=True, help="the folder to write; it must not exist yet")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -52,7 +52,7 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
         ValueError: the config of the checkpoint does not compose.
     """
     if folder.exists():
-        raise FileExistsError(f"{folder} is there already; choose another --out")
+        raise FileExistsError(f"{folder} already exists; choose another --out")
     path, content = find_checkpoint(checkpoint)
     config_of(path, content)
     tensors = whole_tensors(path, prefix=MODEL)

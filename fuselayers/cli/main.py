@@ -26,7 +26,7 @@ _COMMANDS: Final = {
     "list": "show components with their options, or a composed config",
     "bench": "time an op, a model, or all ops, against eager PyTorch",
     "explain": "show what a model saves for backward, and why",
-    "plan": "say what training on so many GPUs costs: memory, communication, time",
+    "plan": "estimate the cost of training on many GPUs: memory, communication, time",
     "tune": "measure this machine, or which backend serves a model best",
     "swap": "put fused layers into a model, and compare it with the original",
     "backends": "show which backends can be used here",
@@ -109,7 +109,7 @@ def _console() -> Console:
 def _import(name: str) -> None:
     """Import a module of `--import`, from the working directory too, as `python -m` does."""
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ValueError(f"--import takes the name of a module, as my_module or package.module, got {shown(name)}")
+        raise ValueError(f"--import takes the name of a module, such as my_module or package.module, got {shown(name)}")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

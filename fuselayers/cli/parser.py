@@ -51,7 +51,7 @@ def add_imports(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         action="append",
         default=[],
-        help="import this module first: the components that it registers can be chosen; may be repeated",
+        help="import this module first, and offer the components that it registers; may be repeated",
     )
 
 

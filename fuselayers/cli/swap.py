@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL | FOLDER", help="a model of the configs, or a folder with config.json")
     parser.add_argument("--where", default="*", help="qualified names of modules: layers.1[0-9].* (default all)")
     parser.add_argument("--level", default="auto", choices=("auto", "layers", "blocks"), help="default auto")
-    parser.add_argument("--json", metavar="FILE", help="write the report there")
+    parser.add_argument("--json", metavar="FILE", help="write the report to this file")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:

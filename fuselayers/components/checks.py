@@ -38,8 +38,7 @@ def check_odd(name: str, kernel_size: int) -> None:
     """Raise ValueError for an even kernel size. Used by convolutions over tokens that are not causal."""
     if kernel_size % 2 == 0:
         raise ValueError(
-            f"{name} must be odd for a convolution that sees as far back as forward, got {kernel_size}; "
-            f"take {kernel_size + 1}"
+            f"{name} must be odd where the convolution is not causal, got {kernel_size}; use {kernel_size + 1}"
         )
 
 

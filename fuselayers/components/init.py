@@ -315,8 +315,8 @@ def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
 
 def _without_reset(kind: str, name: str, owner: nn.Module) -> str:
     return (
-        f"{type(owner).__name__} has a {kind} {name!r} of its own; give the class a reset_parameters() that fills it, "
-        "so that the model can be initialised anew"
+        f"the init scheme cannot fill the {kind} {name!r} of {type(owner).__name__}; give the class a "
+        "reset_parameters() that fills it"
     )
 
 
@@ -324,8 +324,8 @@ def _check_nothing_else(matrix: nn.Module) -> None:
     for name, _ in (*matrix.named_parameters(recurse=False), *matrix.named_buffers(recurse=False)):
         if name not in ("weight", "bias"):
             raise TypeError(
-                f"{type(matrix).__name__} has {name!r} beside its weight and bias; move it into a module inside it "
-                "that has a reset_parameters(), so that the model can be initialised anew"
+                f"the init scheme fills only weight and bias of {type(matrix).__name__}, not {name!r}; move it into a "
+                "submodule with a reset_parameters()"
             )
 
 
@@ -337,5 +337,5 @@ def _known_width(model: nn.Module) -> int | None:
 def _width(model: nn.Module) -> int:
     width = _known_width(model)
     if width is None:
-        raise ValueError(f"init 'mup' needs to know the model's width; {type(model).__name__} has no hidden_dim")
+        raise ValueError(f"init 'mup' needs the model's width, but {type(model).__name__} has no hidden_dim; set it")
     return width

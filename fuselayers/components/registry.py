@@ -244,11 +244,11 @@ def no_option(kind: str, name: str, option: str, *, elsewhere: Sequence[str] = (
     """
     component = get(kind, name)
     if option == "causal" and kind in _KINDS_WITH_CAUSAL:
-        return f"{option!r} is no option of {kind} {name!r}: the model sets it, a decoder to True; leave it out"
+        return f"{option!r} is not an option of {kind} {name!r}: the model sets it (a decoder to True); leave it out"
     parameter = _signature(component).parameters.get(option)
     if parameter is not None and parameter.kind is parameter.POSITIONAL_OR_KEYWORD and not is_shipped(component):
         return (
-            f"{option!r} of {kind} {name!r} ({_path(component)}) is no option: only keyword-only arguments are; "
+            f"{option!r} of {kind} {name!r} ({_path(component)}) is not an option, since it is not keyword-only; "
             "write * before it in __init__"
         )
     others = [other for other in names(kind) if option in [known.name for known in options(kind, other)]]
@@ -313,7 +313,7 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
         if name not in known:
             raise ValueError(no_option(kind, choice.name, name))
         if name in built_in:
-            raise ValueError(f"{choice.name} option {name!r} is filled in by the builder; leave it out of the options")
+            raise ValueError(f"{choice.name} option {name!r} is set by the builder; leave it out of the options")
     parameters = _signature(component).parameters
     for name in built_in:
         if name not in parameters:
@@ -329,7 +329,7 @@ def create(kind: str, choice: Choice | str, *args: Any, **built_in: Any) -> Any:
     except TypeError as error:
         raise TypeError(
             f"{kind} {choice.name!r} ({_path(component)}) cannot be built: {error}; a builder gives the sizes of its "
-            "kind by position, and what a config sets must be keyword-only, after * in __init__"
+            "kind by position, and options of a config must be keyword-only, after * in __init__"
         ) from error
     return component(*args, **choice.options, **built_in)
 

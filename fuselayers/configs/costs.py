@@ -101,7 +101,7 @@ def check_described(config: Config, model: Any, *attributes: str) -> None:
     if not all(hasattr(model, name) for name in ("example_inputs", *attributes)):
         wanted = "".join(f" and an attribute {name}" for name in attributes)
         raise ValueError(
-            f"model {config.model.name!r} does not say what it is called with; give {type(model).__name__} a method "
+            f"{type(model).__name__} of model {config.model.name!r} needs a method "
             f'example_inputs(batch_size=1, device="meta"){wanted}'
         )
 

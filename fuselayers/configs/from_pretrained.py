@@ -85,7 +85,7 @@ def from_pretrained(
         model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         raise ValueError(
-            f"the weights of {str(folder)!r} are not those of its config: {textwrap.shorten(str(error), 400)}; leave "
+            f"the weights of {str(folder)!r} do not fit its config: {textwrap.shorten(str(error), 400)}; leave "
             "out overrides that change the architecture"
         ) from error
     return model.eval()
@@ -106,7 +106,7 @@ def _folder(name_or_path: str | os.PathLike[str], revision: str | None) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        raise ImportError(f"{name!r} is no folder here, and its download needs huggingface_hub{_INSTALL}") from error
+        raise ImportError(f"{name!r} is not a folder here, and its download needs huggingface_hub{_INSTALL}") from error
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=_DOWNLOADED))
     except Exception as error:
@@ -120,7 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{str(path)!r} is no JSON: {error}") from error
+        raise ValueError(f"{str(path)!r} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{str(path)!r} must hold a mapping, got {shown(content)}")
     return content
@@ -157,7 +157,7 @@ def _files(folder: Path) -> list[Path]:
         if not (folder / _WEIGHTS).is_file():
             raise FileNotFoundError(
                 f"{str(folder)!r} has neither {_WEIGHTS} nor {_INDEX}; pickle files such as pytorch_model.bin are not "
-                "read, since they can run code: load them with transformers, and save_pretrained writes safetensors"
+                "read, since they can run code: load them with transformers, and write safetensors with save_pretrained"
             )
         return [folder / _WEIGHTS]
     shards = _read_json(folder / _INDEX).get("weight_map")

@@ -157,7 +157,7 @@ def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
             with initialize_config_dir(str(SHIPPED), job_name=name, version_base="1.3"):
                 return compose(primary, [*overrides, search_path])
         except RecursionError as error:
-            raise ValueError(f"{' '.join(overrides)}: the files build on each other, in a circle") from error
+            raise ValueError(f"{' '.join(overrides)}: the files include each other in a circle") from error
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(f"cannot compose {' '.join(overrides)}: {' '.join(str(error).split())}") from error
         finally:
@@ -183,7 +183,7 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
-        raise ValueError(f"hydra.searchpath must be a list of folders, as [/my/configs], got {shown(entries)}")
+        raise ValueError(f"hydra.searchpath must be a list of folders, such as [/my/configs], got {shown(entries)}")
     folders = (SHIPPED, *map(_opened, entries))
     for folder in folders[1:]:
         for group in GROUPS:
@@ -198,15 +198,15 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
 
 def _opened(entry: str) -> Path:
     if "://" in entry:
-        raise ValueError(f"hydra.searchpath: {shown(entry)} is refused: write a folder, as /my/configs")
+        raise ValueError(f"hydra.searchpath: {shown(entry)} is refused: write a folder, such as /my/configs")
     folder = Path(os.path.expanduser(entry))
     if not folder.is_dir():
         raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
     folder = folder.resolve()
     if not any((folder / group).is_dir() for group in GROUPS):
         raise ValueError(
-            f"hydra.searchpath: {folder} holds no folder of a group; a file is found as model/mine.yaml, and the "
-            f"groups are: {', '.join(GROUPS)}"
+            f"hydra.searchpath: {folder} has no folder named after a group; put files into one, such as "
+            f"model/mine.yaml; the groups are: {', '.join(GROUPS)}"
         )
     return folder
 
@@ -218,11 +218,10 @@ def _files(folder: Path, group: str) -> dict[str, Path]:
 
 def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
     if name in _files(SHIPPED, group):
-        raise ValueError(f"{group}={name} is the shipped file, which hides this one, as in Hydra; give it another name")
+        raise ValueError(f"the shipped {group}={name} hides this file; rename it")
     if group in COMPONENT_SECTIONS and name in names(group):
         raise ValueError(
-            f"{name!r} is a registered {group}, which this file would hide; give it another name, such as "
-            f"my_{name}.yaml"
+            f"{name!r} is a registered {group}, which this file would hide; rename it, for example to my_{name}.yaml"
         )
     content = plain_copy(read_yaml(path))
     if not isinstance(content, dict):
@@ -236,17 +235,17 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
     is_global = _PACKAGE.search(text)
     if is_global and (group != "model" or is_global[1] != "_global_" or text[: is_global.start()].strip()):
         raise ValueError(
-            f"the package {shown(is_global[1])} is refused: a file sets options of its own group, and only a file of "
-            "model those of its components too, with # @package _global_ as its first line"
+            f"the package {shown(is_global[1])} is refused: a file sets options of its group. Only a file of model may "
+            "set options of components too, and its first line is then # @package _global_"
         )
     for section, settings in (content if is_global else {group: content}).items():
         check_group(section)
         # Hydra merges the files of other groups later, so they would win silently.
         if (is_global and section not in COMPONENT_SECTIONS) or not isinstance(settings, dict):
             raise ValueError(
-                f"a file of model sets options of the model and its components, not {section}: {shown(settings)}; it "
-                "chooses components in its defaults, as override /norm: rms_norm, and other groups are chosen beside "
-                "it, as train=mine"
+                f"a file of model sets options of the model and its components, not {section}: {shown(settings)}; "
+                "choose components in its defaults, such as override /norm: rms_norm, and other groups beside it, such "
+                "as train=mine"
             )
         for option in settings.keys() - {"name", *_options_in(section)}:
             raise ValueError(no_such(f"{section} option", option, _options_in(section)))

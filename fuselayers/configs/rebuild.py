@@ -31,13 +31,13 @@ class _Report(Exception):
 class RebuildWarning(_Report, UserWarning):
     """Some weights did not carry over. Its text is the report."""
 
-    advice = "Those that are new, or have another shape, are initialised anew."
+    advice = "New weights, and weights of another shape, are initialised."
 
 
 class RebuildError(_Report, ValueError):
     """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report."""
 
-    advice = "Nothing was built; rebuild without strict=True initialises what did not carry."
+    advice = "Nothing was built; rebuild without strict=True initialises the other weights."
 
 
 def rebuild(
@@ -81,7 +81,7 @@ def rebuild(
     known = vars(model).get("built_from") if config is None else config
     if known is None:
         raise ValueError(
-            f"this {type(model).__name__} does not know its config, since build did not return it; "
+            f"this {type(model).__name__} has no config, since build did not make it; "
             "pass the model that build returned, not a wrapper or a submodule of it, or its config with config="
         )
     wanted = compose(known, overrides)

@@ -158,19 +158,19 @@ class TrainConfig:
     evaluate_every: Size = setting("how often the validation loss is measured (steps)")
     evaluate_batches: Size = setting("batches that a validation loss averages (batches)")
     checkpoint_every: Size = setting("how often a checkpoint is written (steps)")
-    keep_checkpoints: Size = setting("how many checkpoints stay, the newest ones (checkpoints)")
-    resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" begins anew')
-    output: str = setting('folder of the run; "" makes a new one below runs/')
+    keep_checkpoints: Size = setting("how many of the newest checkpoints stay (checkpoints)")
+    resume: str = setting('a checkpoint, or the folder of a run, to continue from; "" starts a new run')
+    output: str = setting('folder of the run; "" makes a new folder in runs/')
     sample_bytes: Count = setting("length of the text to write at the end; 0 for none (bytes)")
     compare: bool = setting("whether to end with a table of eager against fused")
-    device: str = setting("auto (a GPU where there is one), cpu, or one GPU as cuda:0")
+    device: str = setting("auto (a GPU where there is one), cpu, or one GPU, such as cuda:0")
     log: tuple[Literal["tensorboard"], ...] = setting("where the numbers go besides metrics.csv: [] or [tensorboard]")
 
     def __post_init__(self) -> None:
         _check("train", self)
         if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
             raise ValueError(
-                "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0, "
+                "train.device must be auto (a GPU where there is one), cpu, or one GPU, such as cuda:0, "
                 f"got {shown(self.device)}"
             )
         if self.min_learning_rate > self.learning_rate:
@@ -219,7 +219,7 @@ class ParallelConfig:
     reshard: bool = setting("whether fsdp frees a block's gathered weights after forward: less memory, more sending")
     checkpointing: str = setting(
         "what backward recomputes: none, block (each block), selective (all but attention and every second "
-        "matrix product), or budget:0.5, with which the fusion core keeps that share of what default saves"
+        "matrix product), or budget:0.5: the fusion core keeps this share of what default saves"
     )
 
     def __post_init__(self) -> None:
@@ -231,7 +231,7 @@ class ParallelConfig:
             partitioner(self.budget)
         if self.sequence and self.tp == 1:
             raise ValueError(
-                "parallel.sequence splits the tokens over a tensor-parallel group, and parallel.tp is 1; set "
+                "parallel.sequence splits the tokens over a tensor-parallel group, but parallel.tp is 1; set "
                 "parallel.tp=2 or more, or leave parallel.sequence out"
             )
 

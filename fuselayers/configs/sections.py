@@ -180,7 +180,7 @@ def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
         raise ValueError(f"{where} refers to {value}, which this config does not have")
     # OmegaConf would copy lists, and lists of references to lists of references grow without bound.
     if isinstance(named, Container):
-        raise ValueError(f"{where} refers to {value}, which is no single value")
+        raise ValueError(f"{where} refers to {value}, which is not a single value")
     return named
 
 
@@ -247,7 +247,7 @@ def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
                 f"got {shown(entry)}"
             )
         if isinstance(entry["at"], bool) or not isinstance(entry["at"], (int, str)):
-            raise ValueError(f"{where}[{index}].at must be an index or a slice, as 0 or 1::2, got {shown(entry['at'])}")
+            raise ValueError(f"{where}[{index}].at must be an index or a slice (0, 1::2), got {shown(entry['at'])}")
         for kind in entry.keys() - {"at", *PARTS}:
             raise ValueError(no_such(f"component in {where}[{index}]", kind, PARTS))
     return tuple({**entry, "at": str(entry["at"])} for entry in entries)

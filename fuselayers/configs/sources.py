@@ -95,21 +95,21 @@ def _parsed(text: object) -> Override:
         sweep = override.is_sweep_override()
     except (HydraException, RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
         raise ValueError(
-            f"cannot read the override {shown(text)}: write group=choice or group.option=value, without spaces, and a "
-            "value with characters of its own meaning in two pairs of quotes: data.path='\"a=b\"'"
+            f"cannot read the override {shown(text)}: write group=choice or group.option=value, without spaces, and "
+            "put a value with special characters in two pairs of quotes: data.path='\"a=b\"'"
         ) from error
     if re.split("[./]", override.key_or_group)[0] == "hydra" and override.key_or_group != _SEARCH_PATH:
         raise ValueError(
-            f"the override {shown(text)} is refused: Hydra only composes here, its own settings are not part of a "
-            f"config; only {_SEARCH_PATH}=[/my/configs] is taken"
+            f"the override {shown(text)} is refused: Hydra only composes the config; of its own settings only "
+            f"{_SEARCH_PATH}=[/my/configs] can be set"
         )
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise ValueError(
-            f"the override {shown(text)} is refused: every option has its place already, so write group=choice or "
+            f"the override {shown(text)} is refused: every option already has its place, so write group=choice or "
             "group.option=value, without +, ~ and @"
         )
     if sweep:
-        raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list as [a,b]")
+        raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list such as [a,b]")
     return override
 
 
@@ -176,8 +176,8 @@ def read_source(source: Source) -> Request:
         content = {group: content[group] for group in ours if group in content}
     elif isinstance(source, DictConfig) and (others := content.keys() - {*GROUPS, "defaults"}):
         raise ValueError(
-            f"{no_such('config group', min(others, key=str), GROUPS)}; the config of a Hydra application may hold "
-            "more, and then needs every section of a model: write defaults: [fuselayers] in it"
+            f"{no_such('config group', min(others, key=str), GROUPS)}; the config of a Hydra application may have "
+            "other groups too if it has every section of a model: write defaults: [fuselayers] in it"
         )
     content = plain_copy(content)
     for entry in _defaults(content.pop("defaults", [])):

@@ -18,8 +18,8 @@ from ..names import shown
 # A whole value that names another option, without other text, resolvers or nesting.
 REFERENCE: Final = re.compile(r"\$\{([a-z]\w*(?:\.\w+)+)\}")
 _NO_RESOLVERS: Final = (
-    "${...} may only stand alone and name another value, as ${model.dropout}; resolvers such as ${oc.env:...} are not "
-    "run. In an application of your own, call OmegaConf.resolve(cfg) first"
+    "${...} may only stand alone and name another value, such as ${model.dropout}; resolvers such as ${oc.env:...} are "
+    "not run. In your own application, call OmegaConf.resolve(cfg) first"
 )
 _QUOTED: Final = re.compile(r"'.*'|\".*\"", flags=re.DOTALL)
 _MOST_BYTES: Final = 100_000
@@ -51,12 +51,12 @@ def parse_yaml(content: bytes, source: str) -> Any:
     # cause. Later checks quote keys and the values of known keys, 80 characters at most.
     try:
         if len(content) > _MOST_BYTES:
-            raise ValueError(f"a config file may have {_MOST_BYTES:,} bytes at most; no config is larger")
+            raise ValueError(f"a config file may have at most {_MOST_BYTES:,} bytes")
         return _parsed(content.decode("utf-8"))
     except UnicodeDecodeError:
         raise ValueError(f"{source}: a config file must be UTF-8 text") from None
     except RecursionError:
-        raise ValueError(f"{source} is nested deeper than {_DEEPEST} levels; no config is") from None
+        raise ValueError(f"{source} is nested deeper than the {_DEEPEST} levels allowed") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
@@ -102,7 +102,7 @@ def plain_copy(value: Any, where: str = "", *, depth: int = 0) -> Any:
     ValueError: '_target_' is refused: a config names registered components, it cannot call code
     """
     if depth > _DEEPEST:
-        raise ValueError(f"{where} is nested deeper than {_DEEPEST} levels; no config is")
+        raise ValueError(f"{where} is nested deeper than the {_DEEPEST} levels allowed")
     if isinstance(value, Container):
         value = OmegaConf.to_container(value, resolve=False)
     if isinstance(value, Choice):

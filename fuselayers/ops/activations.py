@@ -75,7 +75,7 @@ def check_activation(activation: str | None) -> None:
     if activation is not None and not isinstance(activation, str):
         advice = "; register its class with components.register('activation', NAME) and pass the name"
         module = isinstance(activation, torch.nn.Module)
-        raise TypeError(f"activation must be a name or None, got a {type(activation).__name__}{advice * module}")
+        raise TypeError(f"activation must be a string or None, got a {type(activation).__name__}{advice * module}")
     if activation is not None and activation not in ACTIVATIONS:
         raise ValueError(no_such("activation", activation, ACTIVATIONS))
 

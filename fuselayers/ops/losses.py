@@ -20,7 +20,7 @@ def check_target(target: Tensor, name: str, rows: Tensor) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be an int64 tensor, got {type(target).__name__}")
     if target.dtype != torch.int64:
-        advice = "class probabilities are not taken" if target.is_floating_point() else "convert it with .long()"
+        advice = "class probabilities are not supported" if target.is_floating_point() else "convert it with .long()"
         raise TypeError(f"target must hold class indices in int64, got {target.dtype}; {advice}")
     check_dense("target", target)
     if target.shape != rows.shape[:-1]:

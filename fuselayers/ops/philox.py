@@ -100,7 +100,7 @@ def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
     if seed is None:
         return
     if not isinstance(seed, Tensor):
-        advice = "pass torch.tensor(seed), or None to have one drawn"
+        advice = "pass torch.tensor(seed), or None to draw a seed"
         raise TypeError(f"seed must be an int64 tensor of shape [], got {type(seed).__name__}; {advice}")
     if seed.shape != () or seed.dtype != torch.int64:
         raise ValueError(f"seed must be an int64 tensor of shape [], got {seed.dtype} {list(seed.shape)}")

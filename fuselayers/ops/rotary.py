@@ -98,7 +98,7 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
         raise ValueError(f"q must be [..., T, C], tokens by channels, got {list(q.shape)}")
     tokens, channels = q.shape[-2:]
     if channels < 2:
-        raise ValueError(f"rotary needs two channels per head at least, got q {list(q.shape)}")
+        raise ValueError(f"rotary needs at least two channels per head, got q {list(q.shape)}")
     if k.shape[-2:] != q.shape[-2:]:
         raise ValueError(f"k must end in {[tokens, channels]} to fit q {list(q.shape)}, got {list(k.shape)}")
     if k.dim() != q.dim() or k.shape[:-3] != q.shape[:-3]:

@@ -40,7 +40,7 @@ def check_rows(name: str, x: Tensor) -> None:
     if not (isinstance(x, Tensor) and x.dtype in _DTYPES and x.layout is _DENSE):
         check_floating(name, x)
     if not x.dim():
-        raise ValueError(f"{name} must be [..., N], got a tensor without dimensions; give it one with .reshape(1)")
+        raise ValueError(f"{name} must be [..., N], got a tensor without dimensions; add one with .reshape(1)")
 
 
 def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:

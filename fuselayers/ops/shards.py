@@ -41,7 +41,7 @@ class Shard:
         if len(start) != len(shape) or not shape:
             raise ValueError(f"a shard needs a start and a size for each dimension, got {start} and {shape}")
         if not all(0 <= first <= size for first, size in zip(start, shape, strict=True)):
-            raise ValueError(f"a shard must start inside of the whole {shape}, got {start}")
+            raise ValueError(f"a shard must start inside the whole {shape}, got {start}")
 
 
 def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool = False) -> None:
@@ -65,7 +65,7 @@ def check_shard(shard: Shard | None, shape: Sequence[int], *, whole_rows: bool =
     )
     if not fits:
         raise ValueError(
-            f"a tensor {list(shape)} that starts at {list(shard.start)} does not lie in the whole {list(shard.shape)}"
+            f"a tensor {list(shape)} that starts at {list(shard.start)} does not fit in the whole {list(shard.shape)}"
         )
     if whole_rows and shape[-1] != shard.shape[-1]:
         raise ValueError(f"a norm needs whole rows of {shard.shape[-1]}, got a shard with {shape[-1]} columns")
@@ -115,5 +115,5 @@ def locate(shard: Shard, x: Tensor, *, dropping: bool) -> tuple[Tensor | None, i
     if not dropping:
         return None, 0, None
     column = shard.start[-1]
-    reason = f"its shard begins at column {column}, which is no multiple of 8" if column % 8 else None
+    reason = f"its shard begins at column {column}, which is not a multiple of 8" if column % 8 else None
     return row_indices(shard, x.shape, device=x.device), column, reason

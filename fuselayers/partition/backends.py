@@ -85,7 +85,7 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
         TypeError: `backend` is not a string, or `fallback` is a string or None instead of a sequence of names.
     """
     if not isinstance(backend, str):
-        raise TypeError(f"backend must be a name, got {backend!r}; leave it out for 'auto', or write 'eager'")
+        raise TypeError(f"backend must be a string, got {backend!r}; leave it out for 'auto', or write 'eager'")
     if fallback is None:
         raise TypeError("fallback must be a sequence of backends, got None; write () for none")
     if isinstance(fallback, str):
@@ -132,12 +132,12 @@ def compile_chain(
                 reason = in_one_line(cause)
             else:
                 for failed, why in failures:
-                    say_once(f"backend {failed!r} is not used: {why}; {name!r} serves instead")
+                    say_once(f"backend {failed!r} is not used: {why}; {name!r} is used instead")
                 return compiled, name, "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
     # Eager compiles nothing: where it fails, another compiler fails too.
-    advice = "mend the cause" + (
+    advice = "fix the cause" + (
         " in the function or its partitioner" if "eager" in chain else ", or allow fallback=('eager',)"
     )
     raise BackendUnavailableError(f"no backend could compile this function ({said}); {advice}") from cause

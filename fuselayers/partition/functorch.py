@@ -92,7 +92,7 @@ def aot_function(
         if not callable(compiler):
             raise TypeError(
                 f"{role} must be a function of a graph and its inputs, got {compiler!r}; "
-                f"backends by name are fuse's: fuse(fn, backend='inductor')"
+                "to choose a backend by name, write fuse(fn, backend='inductor')"
             )
     options = AotOptions(
         backend="aot_function",

@@ -148,7 +148,7 @@ class FusedFunction:
             ) from None
         if compiled is None:
             if any(isinstance(value, torch.Tensor) for _, value in (*static, *named.items())):
-                raise TypeError("a static argument is a constant of the graph, got a tensor; leave it dynamic")
+                raise TypeError("a static argument becomes a constant of the graph, got a tensor; leave it dynamic")
             # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
             method: Any = weakref.WeakMethod(self._backend)
             compiled = torch_compile(

@@ -181,7 +181,7 @@ def check_module(
         if sorted(others) != sorted(parameters):
             raise ValueError(
                 f"the reference's parameters must have the module's names {', '.join(parameters)}, got "
-                f"{', '.join(others)}; or pass a function of the inputs and of them by name"
+                f"{', '.join(others)}; or pass a function of the inputs, with the parameters by name"
             )
     moved = samples(*(value.shape for value in parameters.values()), device=tensors[0].device)
     values = [value + step / 16 for value, step in zip(parameters.values(), moved, strict=True)]

@@ -44,7 +44,7 @@ def test_a_compiler_that_fails_is_known_before_the_first_step(cache: Path) -> No
     with (
         torch._inductor.config.patch({"cpp.cxx": (str(compiler),)}),
         pytest.warns(
-            FallbackWarning, match=r"^backend 'inductor' is not used: CppCompileError: .*'eager' serves instead"
+            FallbackWarning, match=r"^backend 'inductor' is not used: CppCompileError: .*'eager' is used instead"
         ),
     ):
         fused(torch.ones(3))

@@ -69,8 +69,8 @@ def test_a_wrong_suffix_is_refused_before_the_work(
     ("arguments", "text"),
     [
         (["--batch", "2x17"], "--batch must be sequences x tokens, with at most 16 tokens, got 2x17"),
-        (["--batch", "some"], "--batch must be sizes above 0 with x between them, as 4x128, got 'some'"),
-        (["--partition", "budget:5"], "this graph cannot do with 5 bytes saved for backward: the smallest "),
+        (["--batch", "some"], "--batch must be sizes above 0 with x between them, such as 4x128, got 'some'"),
+        (["--partition", "budget:5"], "this graph needs more than 5 bytes saved for backward: the smallest "),
         (["norm=rmsnorm"], "no norm 'rmsnorm'; did you mean 'rms_norm'?"),
     ],
 )

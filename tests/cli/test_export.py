@@ -75,7 +75,7 @@ def test_overrides_and_dtype_are_those_of_from_pretrained(trained: Path, tmp_pat
     state = model.state_dict()
     assert all(torch.equal(state[name], tensor.bfloat16()) for name, tensor in weights.items())
     text = (
-        r"^the weights of '.*model' are not those of its config: Error.* Missing key.*; leave out overrides that "
+        r"^the weights of '.*model' do not fit its config: Error.* Missing key.*; leave out overrides that "
         r"change the architecture$"
     )
     with pytest.raises(ValueError, match=text):
@@ -95,7 +95,7 @@ def test_what_cannot_be_exported_is_said(
 
     out = tmp_path / "model"
     assert said(tmp_path, "--out", out).startswith(f"fuselayers: no checkpoint {tmp_path}: it has no manifest.json;")
-    assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} is there already; choose another --out\n"
+    assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} already exists; choose another --out\n"
     with files_of_at_most(3000):
         assert said(trained, "--out", out).startswith(f"fuselayers: cannot write {out}: ")
     assert said(trained, "--out", trained / "manifest.json" / "model").startswith("fuselayers: cannot write ")

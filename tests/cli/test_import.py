@@ -142,7 +142,10 @@ def test_a_run_that_is_stopped_says_what_to_import_again(
     ("module", "text"),
     [
         ("no_such_module", "--import no_such_module: there is no module 'no_such_module', neither in /"),
-        ("./my_layers.py", "--import takes the name of a module, as my_module or package.module, got './my_layers.py'"),
+        (
+            "./my_layers.py",
+            "--import takes the name of a module, such as my_module or package.module, got './my_layers.py'",
+        ),
     ],
 )
 def test_modules_that_cannot_be_imported(capsys: pytest.CaptureFixture[str], module: str, text: str) -> None:

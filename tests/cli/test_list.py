@@ -86,7 +86,7 @@ def test_what_a_group_chooses_from_is_below_its_options(capsys: pytest.CaptureFi
     assert _list(capsys, group).splitlines()[-1] == f"{group}= takes {', '.join(choices(group))}"
 
 
-def test_files_of_ones_own_are_among_the_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_user_files_are_among_the_choices(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("defaults: [gpt_nano]\nhidden_dim: 32\n")
     path = f"hydra.searchpath=[{tmp_path}]"

@@ -120,7 +120,7 @@ class Gate(nn.Module):
         self.gates[0].fill_(0.5)
 
 
-def test_a_module_has_the_last_word_on_what_is_its_own() -> None:
+def test_reset_parameters_overrides_the_init_scheme() -> None:
     model = nn.Sequential(Gate())
     initialise(model, "gpt2", num_layers=1)
     assert (model[0].inner.weight == 7).all()
@@ -193,7 +193,7 @@ def test_the_coordinate_check_of_mup() -> None:
         ({"base_width": 64}, "base_width is for init 'mup', got 64 with init 'gpt2'; leave it out"),
         (
             {"scheme": "mup", "base_width": 64},
-            "init 'mup' needs to know the model's width; Linear has no hidden_dim",
+            "init 'mup' needs the model's width, but Linear has no hidden_dim; set it",
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_errors(arguments: dict[str, object], text: str) -> None:
     [
         ((0.0, 64), "learning_rate must be above 0, got 0.0"),
         ((0.1, 0), "base_width must be at least 1, got 0"),
-        ((0.1, 64), "init 'mup' needs to know the model's width; Linear has no hidden_dim"),
+        ((0.1, 64), "init 'mup' needs the model's width, but Linear has no hidden_dim; set it"),
     ],
 )
 def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:

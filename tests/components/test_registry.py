@@ -122,7 +122,7 @@ def test_an_unknown_name(use: object) -> None:
             "attention",
             Choice("multi_head", {"num_heads": 2, "causal": False}),
             {},
-            "'causal' is no option of attention 'multi_head': the model sets it, a decoder to True; leave it out",
+            "'causal' is not an option of attention 'multi_head': the model sets it (a decoder to True); leave it out",
         ),
         (
             "feedforward",
@@ -134,7 +134,7 @@ def test_an_unknown_name(use: object) -> None:
             "feedforward",
             Choice("mlp", {"bias": True}),
             {"bias": False},
-            "mlp option 'bias' is filled in by the builder; leave it out of the options",
+            "mlp option 'bias' is set by the builder; leave it out of the options",
         ),
     ],
 )

@@ -99,10 +99,10 @@ def test_the_sections_of_a_model_are_taken_as_they_are_and_the_others_are_the_ap
         ({"norm": {"name": "rms_norm", "_target_": "x.y"}}, "'norm._target_' is refused"),
         (
             {"norm": {"name": "rms_norm", "eps": "${width}"}, "width": 1},
-            "of your own, call OmegaConf.resolve(cfg) first",
+            "In your own application, call OmegaConf.resolve(cfg) first",
         ),
         ({"norm": {"name": "rms_norm", "eps": "${train.eps}"}}, "norm.eps refers to ${train.eps}, which this config"),
-        ({"norm": {"eps": 1}}, "needs every section of a model: write defaults: [fuselayers] in it"),
+        ({"norm": {"eps": 1}}, "if it has every section of a model: write defaults: [fuselayers] in it"),
     ],
 )
 def test_errors(changes: dict[str, Any], text: str) -> None:

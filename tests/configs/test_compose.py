@@ -202,7 +202,7 @@ class TestSources:
             ["feedforward.dropout=${model.dropuot}"],
             "feedforward.dropout refers to ${model.dropuot}, which this config does not have",
         ),
-        (["attention.dropout=${model.block}"], "refers to ${model.block}, which is no single value"),
+        (["attention.dropout=${model.block}"], "refers to ${model.block}, which is not a single value"),
         (
             ["attention.dropout=${feedforward.dropout}", "feedforward.dropout=${attention.dropout}"],
             "feedforward.dropout refers to itself, through ${attention.dropout}; give it a value",

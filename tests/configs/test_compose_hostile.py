@@ -14,7 +14,7 @@ from fuselayers.configs import compose
 CALL = "is refused: a config names registered components, it cannot call code"
 STAND_ALONE = "${...} may only stand alone and name another value"
 RESOLVER = f"is refused: {STAND_ALONE}"
-HYDRA = "is refused: Hydra only composes here, its own settings are not part of a config"
+HYDRA = "is refused: Hydra only composes the config; of its own settings only hydra.searchpath="
 TAG = "YAML tags are refused, got one in line"
 
 # One case for each place (group, option, component within a component, layer, path) and each reason to refuse.
@@ -27,9 +27,9 @@ OVERRIDES = [
     ("model=${oc.env:HOME}", f"model='${{oc.env:HOME}}' {RESOLVER}"),
     ("train.output='${train.${oc.env:HOME}}'", RESOLVER),
     ("hydra/launcher=basic", HYDRA),
-    ("train.steps=glob(*)", "asks for several runs; give one value, or a list as [a,b]"),
+    ("train.steps=glob(*)", "asks for several runs; give one value, or a list such as [a,b]"),
     ("train.steps=" + "[" * 1000 + "]" * 1000, f"cannot read the override '{'train.steps='.ljust(79, '[')}...: write"),
-    ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than 8 levels; no config is"),
+    ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than the 8 levels allowed"),
     ("model={1: 2}", "the keys of model must be text, got 1"),
 ]
 
@@ -52,8 +52,8 @@ FILES = [
     ("hydra: {searchpath: [/tmp]}", "no config group 'hydra'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
     (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key '{'x' * 79}..."),
-    ("a: " + "[" * 600 + "]" * 600, "theirs.yaml is nested deeper than 8 levels; no config is"),
-    ("# " + "x" * 100_001, "a config file may have 100,000 bytes at most; no config is larger"),
+    ("a: " + "[" * 600 + "]" * 600, "theirs.yaml is nested deeper than the 8 levels allowed"),
+    ("# " + "x" * 100_001, "a config file may have at most 100,000 bytes"),
 ]
 
 
@@ -84,7 +84,7 @@ def test_objects_in_a_mapping(value: Any, kind: str) -> None:
 def test_a_mapping_that_holds_itself() -> None:
     endless: dict[str, Any] = {}
     endless["model"] = endless
-    with pytest.raises(ValueError, match=r"model.* is nested deeper than 8 levels; no config is"):
+    with pytest.raises(ValueError, match=r"model.* is nested deeper than the 8 levels allowed"):
         compose(endless)
 
 

@@ -164,7 +164,7 @@ def test_a_model_of_other_inputs_is_counted_by_what_it_says() -> None:
     [
         (
             Silent,
-            "model 'odd' does not say what it is called with; give {} a method "
+            "{} of model 'odd' needs a method "
             'example_inputs(batch_size=1, device="meta") and an attribute context_length',
         ),
         (Fickle, "the costs of model 'odd' cannot be counted, since its computation depends on values: "),

@@ -188,7 +188,7 @@ def test_a_repository_of_the_hub(gpt2: Path, monkeypatch: pytest.MonkeyPatch) ->
         (
             "huggingface_hub",
             "openai-community/gpt2",
-            "'openai-community/gpt2' is no folder here, and its download",
+            "'openai-community/gpt2' is not a folder here, and its download",
         ),
         ("safetensors", "", "reading the weights of '"),
     ],
@@ -233,9 +233,15 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "gpt3"}, "no model_type (of config.json) 'gpt3'; did you mean 'gpt2'? there are: bert, bloom, "),
     ({"n_embd": None}, "config.json has no n_embd, which its model_type needs"),
     ({"n_layer": "${oc.env:HOME}"}, "model.num_layers"),
-    ({"scale_attn_by_inverse_layer_idx": True}, "has scale_attn_by_inverse_layer_idx = True; this library has only F"),
+    (
+        {"scale_attn_by_inverse_layer_idx": True},
+        "has scale_attn_by_inverse_layer_idx = True; this library supports only",
+    ),
     ({"activation_function": "tanh"}, "no activation (activation_function of config.json) 'tanh'; there are: gelu, "),
-    ({"quantization_config": {"bits": 4}}, "config.json has a quantization_config; quantized weights are not read"),
+    (
+        {"quantization_config": {"bits": 4}},
+        "config.json has a quantization_config; quantized weights are not supported",
+    ),
     ({"n_layer": 1}, "the state_dict does not fit this gpt2: blocks.1."),
     ({"tie_word_embeddings": False}, "the state_dict does not fit this gpt2: head.weight is missing"),
 ]
@@ -274,7 +280,7 @@ def with_a_lost_shard(folder: Path) -> None:
     ("damage", "kind", "text"),
     [
         (without_config, FileNotFoundError, "has no config.json, which every checkpoint has"),
-        (with_a_broken_config, ValueError, "config.json' is no JSON: "),
+        (with_a_broken_config, ValueError, "config.json' is not JSON: "),
         (
             with_pickle,
             FileNotFoundError,
@@ -310,5 +316,7 @@ def test_weights_of_another_task_are_refused(gpt2: Path) -> None:
 
     state = load_file(gpt2 / "model.safetensors")
     write(gpt2, GPT2, {**state, "score.weight": torch.zeros(2, 32)})
-    with pytest.raises(ValueError, match=r"^the state_dict does not fit this gpt2: score.weight is no weight of it"):
+    with pytest.raises(
+        ValueError, match=r"^the state_dict does not fit this gpt2: score.weight does not belong to the model"
+    ):
         from_pretrained(gpt2, OFF)

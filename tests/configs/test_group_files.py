@@ -91,7 +91,7 @@ def searchpath(*folders: Path | str) -> str:
     return f"hydra.searchpath=[{','.join(map(str, folders))}]"
 
 
-def test_files_of_ones_own_build_on_shipped_ones(write: Write) -> None:
+def test_user_files_extend_shipped_files(write: Write) -> None:
     path = searchpath(write(FILES))
     config = compose(overrides=[path, "model=mine"])
     expected = compose("llama_tiny", ["norm=layer_norm", "residual=sandwich", "residual.stochastic_depth=0.1"])
@@ -158,7 +158,7 @@ def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, t
         assert compose(overrides=[path, "train=short"]).train.steps == 2
     (second / "train" / "quick.yaml").write_text("steps: 3\n")
     with pytest.raises(
-        ValueError, match=r"second/train/quick.yaml: train=quick is the shipped file, which hides this one, as in Hydra"
+        ValueError, match=r"second/train/quick.yaml: the shipped train=quick hides this file; rename it$"
     ):
         compose(overrides=[searchpath(second)])
 
@@ -172,7 +172,7 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(group: str, name: 
         compose("mixtral_tiny", [searchpath(folder)])
     assert str(caught.value) == (
         f"{folder}/{group}/{name}.yaml: {name!r} is a registered {group}, which this file would hide; "
-        f"give it another name, such as my_{name}.yaml"
+        f"rename it, for example to my_{name}.yaml"
     )
     (folder / group / f"{name}.yaml").rename(folder / group / f"my_{name}.yaml")
     assert compose("mixtral_tiny", [searchpath(folder)]) == compose("mixtral_tiny")
@@ -181,10 +181,14 @@ def test_the_name_of_a_registered_component_keeps_its_meaning(group: str, name: 
 @pytest.mark.parametrize(
     ("value", "error", "text"),
     [
-        ("[pkg://os]", ValueError, "'pkg://os' is refused: write a folder, as /my/configs"),
-        ("[/usr]", ValueError, "hydra.searchpath: /usr holds no folder of a group; a file is found as model/mine.yaml"),
+        ("[pkg://os]", ValueError, "'pkg://os' is refused: write a folder, such as /my/configs"),
+        ("[/usr]", ValueError, "hydra.searchpath: /usr has no folder named after a group; put files into one"),
         ("[/nowhere/at/all]", NotADirectoryError, "hydra.searchpath: there is no folder /nowhere/at/all (from /"),
-        ("/my/configs", ValueError, "hydra.searchpath must be a list of folders, as [/my/configs], got '/my/configs'"),
+        (
+            "/my/configs",
+            ValueError,
+            "hydra.searchpath must be a list of folders, such as [/my/configs], got '/my/configs'",
+        ),
         ("['${oc.env:HOME}']", ValueError, "resolvers such as ${oc.env:...} are not run"),
     ],
 )
@@ -205,26 +209,26 @@ REFUSED = [
     (
         {"norm/x.yaml": "# @package model\nname: rms_norm"},
         "norm=x",
-        "norm/x.yaml: the package 'model' is refused: a file sets options of its own group, and only a file of model "
-        "those of its components too, with # @package _global_ as its first line",
+        "norm/x.yaml: the package 'model' is refused: a file sets options of its group. Only a file of model may set "
+        "options of components too, and its first line is then # @package _global_",
     ),
     ({"model/x.yaml": "# @package norm\ndefaults: [gpt_nano]"}, "model=x", "the package 'norm' is refused"),
     (
         {"model/x.yaml": "# mine\n# @package _global_\ndefaults: [gpt_nano]"},
         "model=x",
-        "with # @package _global_ as its first line",
+        "and its first line is then # @package _global_",
     ),
     (
         {"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"},
         "model=x",
-        "a file of model sets options of the model and its components, not train: {'steps': 1}; it chooses components",
+        "a file of model sets options of the model and its components, not train: {'steps': 1}; choose components in",
     ),
     ({"model/x.yaml": "# @package _global_\nhidra: {}"}, "model=x", "no config group 'hidra'"),
     ({"model/x.yaml": "hidden_dim: 8"}, "model=x", "model must name a model, got None; there are: decoder, encoder"),
     (
         {"model/x.yaml": "defaults: [y]", "model/y.yaml": "defaults: [x]"},
         "model=x",
-        "model=x: the files build on each other, in a circle",
+        "model=x: the files include each other in a circle",
     ),
     (
         {"norm/x.yaml": "eps: 1"},

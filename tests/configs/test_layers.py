@@ -61,7 +61,7 @@ def test_references_and_ranges_reach_into_layers() -> None:
         *(
             (
                 f"[{{at: {at}, norm: rms_norm}}]",
-                f"model.layers[0].at must be an index or a slice, as 0 or 1::2, got {shown}",
+                f"model.layers[0].at must be an index or a slice (0, 1::2), got {shown}",
             )
             for at, shown in (("1.5", "1.5"), ("true", "True"), ("null", "None"), ("[1]", "[1]"))
         ),

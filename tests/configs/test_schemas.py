@@ -27,13 +27,13 @@ from fuselayers.configs import compose
         (
             "parallel",
             {"sequence": True},
-            "parallel.sequence splits the tokens over a tensor-parallel group, and parallel.tp is 1; set parallel.tp=2",
+            "parallel.sequence splits the tokens over a tensor-parallel group, but parallel.tp is 1; set parallel.tp=2",
         ),
         ("train", {"min_learning_rate": 1.0}, "got 1.0; lower it too"),
         (
             "train",
             {"device": "gpu 1"},
-            "train.device must be auto (a GPU where there is one), cpu, or one GPU as cuda:0",
+            "train.device must be auto (a GPU where there is one), cpu, or one GPU, such as cuda:0",
         ),
         ("train", {"compare": "yes"}, "train.compare must be true or false, got 'yes'"),
         ("data", {"held_out": 1.0}, "data.held_out must be above 0 and below 1, got 1.0"),

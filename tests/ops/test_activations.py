@@ -40,9 +40,9 @@ def test_unknown_name_lists_the_choices() -> None:
 
 def test_what_is_no_name_is_refused() -> None:
     advice = re.escape("got a Mish; register its class with components.register('activation', NAME) and pass the name")
-    with pytest.raises(TypeError, match=f"^activation must be a name or None, {advice}$"):
+    with pytest.raises(TypeError, match=f"^activation must be a string or None, {advice}$"):
         check_activation(torch.nn.Mish())  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^activation must be a name or None, got a list$"):
+    with pytest.raises(TypeError, match=r"^activation must be a string or None, got a list$"):
         activate(torch.ones(1), ["relu"])
 
 

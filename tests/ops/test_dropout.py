@@ -53,7 +53,7 @@ def test_is_its_formula() -> None:
 
 SEED_ERRORS = [
     (torch.ones(3), ValueError, r"^seed must be an int64 tensor of shape \[\], got torch.float32 \[3\]$"),
-    (7, TypeError, r"^seed must be an int64 tensor of shape \[\], got int; pass torch.tensor\(seed\), or None to have"),
+    (7, TypeError, r"^seed must be an int64 tensor of shape \[\], got int; pass torch.tensor\(seed\), or None to d"),
     (torch.tensor(7, device="meta"), ValueError, r"^seed must be on x's device cpu, got meta; move it with .to\(x.dev"),
 ]
 

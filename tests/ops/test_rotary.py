@@ -235,7 +235,7 @@ def test_kernels_save_the_tables_and_heads_if_the_tables_need_gradients(backend:
 def test_errors() -> None:
     q = torch.ones(1, 1, 3, 4)
     table = torch.ones(3, 2)
-    with pytest.raises(ValueError, match=r"^rotary needs two channels per head at least, got q \[1, 1, 3, 1\]$"):
+    with pytest.raises(ValueError, match=r"^rotary needs at least two channels per head, got q \[1, 1, 3, 1\]$"):
         rotary(q[..., :1], q[..., :1], torch.ones(3, 1), torch.ones(3, 1))
     with pytest.raises(ValueError, match=r"^k must end in \[3, 4\] to fit q \[1, 1, 3, 4\], got \[1, 1, 2, 4\]$"):
         rotary(q, q[:, :, :2], table, table)

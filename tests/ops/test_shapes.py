@@ -73,7 +73,7 @@ def test_sparse_tensors_are_refused(op: str, name: str) -> None:
 @pytest.mark.parametrize("op", [name for name in CALLS if name not in ("dropout", "activate", "rotary")])
 def test_a_tensor_without_dimensions_is_refused(op: str) -> None:
     name = next(iter(CALLS[op][1]))
-    with pytest.raises(ValueError, match=rf"^{name} must be \[..., N\], got a tensor without dimensions; give it one"):
+    with pytest.raises(ValueError, match=rf"^{name} must be \[..., N\], got a tensor without dimensions; add one"):
         call(op, **{name: torch.tensor(1.0)})
 
 

@@ -99,7 +99,7 @@ def test_inside_a_compiled_function(op: str, backend: str) -> None:
 @pytest.mark.parametrize(("op", "block"), CASES)
 def test_kernels(op: str, block: str) -> None:
     if block == "odd columns":
-        with pytest.raises(RuntimeError, match=r"its shard begins at column 3, which is no multiple of 8; use"):
+        with pytest.raises(RuntimeError, match=r"its shard begins at column 3, which is not a multiple of 8; use"):
             check_block(DROPPING[op], BLOCKS[block], backend="triton")
     else:
         check_block(DROPPING[op], BLOCKS[block], backend="triton")
@@ -119,7 +119,7 @@ def test_the_mask_is_its_definition() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^a shard needs a start and a size for each dimension, got \[0\] and \[\]$"):
         Shard((0,), ())
-    with pytest.raises(ValueError, match=r"^a shard must start inside of the whole \[4, 8\], got \[5, 0\]$"):
+    with pytest.raises(ValueError, match=r"^a shard must start inside the whole \[4, 8\], got \[5, 0\]$"):
         Shard((5, 0), (4, 8))
     with pytest.raises(
         TypeError, match=r"^a shard's start and shape must be whole numbers, got \[0.5, 0\] and \[4, 8\]$"
@@ -130,10 +130,10 @@ def test_errors() -> None:
     x = torch.ones(2, 8)
     with pytest.raises(TypeError, match=r"^shard must be a fuselayers.ops.Shard or None, got tuple$"):
         ops.dropout(x, 0.5, shard=((0, 0), (4, 8)))  # type: ignore[arg-type]
-    message = r"^a tensor \[2, 8\] that starts at \[3, 0\] does not lie in the whole \[4, 8\]$"
+    message = r"^a tensor \[2, 8\] that starts at \[3, 0\] does not fit in the whole \[4, 8\]$"
     with pytest.raises(ValueError, match=message):
         ops.bias_dropout_residual(x, x, p=0.5, shard=Shard((3, 0), (4, 8)))
-    with pytest.raises(ValueError, match=r"^a tensor \[2, 8\] that starts at \[0\] does not lie in the whole \[9\]$"):
+    with pytest.raises(ValueError, match=r"^a tensor \[2, 8\] that starts at \[0\] does not fit in the whole \[9\]$"):
         ops.bias_activation_dropout(x, p=0.5, shard=Shard((0,), (9,)))
     with pytest.raises(ValueError, match=r"^a norm needs whole rows of 16, got a shard with 8 columns$"):
         ops.bias_dropout_residual_rms_norm(x, x, weight=torch.ones(8), p=0.5, shard=Shard((0, 8), (2, 16)))

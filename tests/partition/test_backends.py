@@ -45,7 +45,7 @@ class TestWithoutACompiler:
     def test_raises_when_told_to(self) -> None:
         text = (
             r"^no backend could compile this function \(inductor: no C\+\+ compiler was found; install g\+\+ or set "
-            r"CXX\); mend the cause, or allow fallback=\('eager',\)$"
+            r"CXX\); fix the cause, or allow fallback=\('eager',\)$"
         )
         with pytest.raises(BackendUnavailableError, match=text):
             fuse(wave, backend="inductor", fallback=())(torch.randn(4))
@@ -70,7 +70,7 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
     x = torch.randn(5, requires_grad=True)
     with torch._inductor.config.patch({"cpp.cxx": (str(broken),), "force_disable_caches": True}):
         fused = fuse(own)
-        with pytest.warns(FallbackWarning, match=r"^backend 'inductor' is not used: \w+: .*; 'eager' serves instead"):
+        with pytest.warns(FallbackWarning, match=r"^backend 'inductor' is not used: \w+: .*; 'eager' is used instead"):
             out = fused(x)
     assert fused.served_by == ("eager",)
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(own(x).sum(), x)[0])
@@ -94,7 +94,7 @@ def test_triton_is_for_gpus_and_what_serves_on_a_cpu_is_said() -> None:
     assert (status.available, status.reason, status.hint) == (False, reason, "")
     fused = fuse(wave, backend="triton", fallback=("eager",))
     x = torch.randn(4)
-    with pytest.warns(FallbackWarning, match=rf"^backend 'triton' is not used: {reason}; 'eager' serves instead$"):
+    with pytest.warns(FallbackWarning, match=rf"^backend 'triton' is not used: {reason}; 'eager' is used instead$"):
         torch.testing.assert_close(fused(x), wave(x))
     assert fused.served_by == ("eager",)
     with pytest.raises(

@@ -93,7 +93,7 @@ def test_inputs_are_written_to_as_in_eager() -> None:
         (
             {"fw_compiler": "nnc"},
             TypeError,
-            "fw_compiler must be a function of a graph and its inputs, got 'nnc'; backends",
+            "fw_compiler must be a function of a graph and its inputs, got 'nnc'; to choose a backend",
         ),
         ({"bw_compiler": "nnc"}, TypeError, "bw_compiler must be a function of a graph and its inputs, got 'nnc'; "),
         ({"partition_fn": "mincut"}, ValueError, "no partitioner 'mincut'; did you mean 'min_cut'?"),

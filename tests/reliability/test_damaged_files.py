@@ -95,7 +95,7 @@ def test_a_damaged_file_of_the_machine_stops_no_call(
         path.write_bytes(content)
         _damage(path, random)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* is no file as fuselayers writes it")
+            warnings.filterwarnings("ignore", ".* was not written by fuselayers")
             assert machine_of("cpu").bandwidth > 0
 
     tally.seeds(check, few=3, all=100)

@@ -93,7 +93,7 @@ def metered() -> Iterator[list[Launch]]:
         raise RuntimeError("the meter needs Triton's interpreter; start Python with TRITON_INTERPRET=1")
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     if hasattr(builder, "meter"):
-        raise RuntimeError("a meter is at work already; use its list of launches")
+        raise RuntimeError("a meter is active already; use its list of launches")
     patch_interpreter()
     meter = builder.meter = _Meter(interpreter.interpreter_builder)
     patches = [

@@ -40,9 +40,9 @@ Times one op: its formula in plain eager PyTorch, the same in torch.compile, the
   fuselayers bench op bias_activation_dropout
   fuselayers bench op layer_norm --shape 4x1025x768 --dtype bfloat16"""
 _MODEL = """\
-Times one model of the configs: plain eager PyTorch without this library, that one in torch.compile and fused on each
-backend, and this library's layers on each backend; "eager" does not fuse them. The last column is what a user waits
-for: the first forward and backward in a new process, with an empty compile cache and with a filled one.
+Times one model of the configs: plain eager PyTorch without this library, the same in torch.compile and fused on each
+backend, and this library's layers on each backend; "eager" does not fuse them. The last column is the time of the first
+step: forward and backward in a new process, with an empty compile cache and with a filled one.
 
   fuselayers bench model gpt_nano feedforward=mlp --shape 16x128
   fuselayers bench model llama_tiny --dropout 0 --json result.json"""
@@ -77,17 +77,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_op(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="OP", choices=sorted(OPS), help=f"one of {', '.join(sorted(OPS))}")
-    parser.add_argument("--shape", help=f"of x (default {'x'.join(map(str, _OP_SHAPE))})")
-    parser.add_argument("--dropout", type=float, default=0.1, help="probability of dropping (default 0.1)")
-    parser.add_argument("--activation", help="of an op that has one (default gelu; silu for gated_activation)")
+    parser.add_argument("--shape", help=f"shape of x (default {'x'.join(map(str, _OP_SHAPE))})")
+    parser.add_argument("--dropout", type=float, default=0.1, help="dropout probability (default 0.1)")
+    parser.add_argument("--activation", help="for ops that have one (default gelu; silu for gated_activation)")
     _add_candidates(parser)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="MODEL", help="of the configs, as gpt_nano: `fuselayers list model`")
-    add_overrides(parser, nargs="*", metavar="OVERRIDE", help="of the model's config: feedforward=mlp")
-    parser.add_argument("--shape", help="of a batch: sequences x tokens, as 4x128, or images, as 4")
-    parser.add_argument("--dropout", type=float, help="probability of dropping (default: the config's)")
+    parser.add_argument("name", metavar="MODEL", help="a model of the configs; `fuselayers list model` shows them")
+    add_overrides(parser, nargs="*", metavar="OVERRIDE", help="an override of the model's config: feedforward=mlp")
+    parser.add_argument("--shape", help="a batch: sequences x tokens (4x128), or a number of images (4)")
+    parser.add_argument("--dropout", type=float, help="dropout probability (default: the config's)")
     _add_candidates(parser)
     add_imports(parser)
 
@@ -96,16 +96,16 @@ def _add_candidates(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=_DTYPES, metavar="DTYPE", default="float32", help=f"{', '.join(_DTYPES)} (default float32)"
     )
-    parser.add_argument("--backends", help="comma-separated (default inductor, of a model eager too)")
+    parser.add_argument("--backends", help="comma-separated (default inductor; for a model eager too)")
     parser.add_argument("--json", metavar="FILE", help="also write all measurements to this file")
 
 
 def _add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
-    parser.add_argument("--ops", help="comma-separated (default all, and models)")
+    parser.add_argument("--ops", help="comma-separated (default all ops, and the models)")
     parser.add_argument("--dtypes", help="comma-separated (default bfloat16,float16,float32; float32 on a CPU)")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"no new measurement begins later (default {MINUTES:g})"
+        "--minutes", type=float, default=MINUTES, help=f"start no measurement after this time (default {MINUTES:g})"
     )
     parser.add_argument("--quick", action="store_true", help="one small shape, no models")
 

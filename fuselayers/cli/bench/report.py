@@ -18,8 +18,8 @@ from .subjects import OURS
 
 NOTES: Final = (
     "f: forward; fb: forward and backward, +- half the distance of the quartiles; x: times as fast as plain",
-    "plain: eager PyTorch without this library; torch.compile: of that; fuselayers: the op as it is called; eager: a "
-    "model's own layers, not fused; others: fused by that backend",
+    "plain: eager PyTorch without this library; torch.compile: the same, compiled; fuselayers: the op as it is called; "
+    "eager: a model's own layers, not fused; others: fused by that backend",
     "kept: saved for backward, without inputs and weights; peak: without inputs; bandwidth: of the bytes that must "
     "move, as a share of a copy's rate",
 )

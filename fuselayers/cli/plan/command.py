@@ -18,16 +18,16 @@ from .model import PlannedModel, planned_model
 from .step import USABLE, StepPlan, gpu_layout, plan_of
 
 DESCRIPTION = """\
-Says what a training step will cost on GPUs that need not be here: its memory, FLOPs, what the GPUs send, and its time.
+Computes the cost of a training step on GPUs that you need not have: memory, FLOPs, what the GPUs send, and time.
 Nothing runs.
 
   fuselayers plan model=llama3_8b gpus=8
   fuselayers plan model=llama3_8b gpus=512 gpu=h200 parallel.checkpointing=budget:0.3
   fuselayers plan model=llama3_8b gpus=64 parallel.tp=8 parallel.sequence=true parallel.checkpointing=block batch=4
 
-gpus= is their number, gpu= their kind, batch= the examples of each data-parallel group in a step (else the largest
-power of two that fits, up to 32), efficiency= the share of the GPU's rates that a step keeps. Groups without
-parallel.shard are FSDP's. Products run in bfloat16 unless train.precision=float32."""
+gpus= is the number of GPUs, gpu= their kind, batch= the examples of each data-parallel group in a step (default: the
+largest power of two that fits, up to 32), efficiency= the share of the GPU's rates that a step reaches. Groups without
+parallel.shard use FSDP. Products run in bfloat16 unless train.precision=float32."""
 
 # Chosen so that some published runs are faster than planned and some slower (tests/cli/plan/test_published.py). All
 # other GPUs take the H100's.
@@ -133,7 +133,7 @@ def read_arguments(words: Sequence[str]) -> Asked:
         elif key == "efficiency":
             asked.efficiency = _share(value)
         elif key == "train.batch_size":
-            raise ValueError("train.batch_size is of all data-parallel groups; a plan takes batch=, that of each")
+            raise ValueError("train.batch_size counts all data-parallel groups; set batch=, the examples of each group")
         else:
             if key == "train.precision":
                 asked.precision = value
@@ -143,7 +143,7 @@ def read_arguments(words: Sequence[str]) -> Asked:
 
 def _whole(key: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"{key} must be a number from 1 on, got {shown(value)}")
+        raise ValueError(f"{key} must be a whole number of at least 1, got {shown(value)}")
     return int(value)
 
 
@@ -153,5 +153,5 @@ def _share(value: str) -> float:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise ValueError(f"efficiency must be a share, above 0 and at most 1, as 0.5, got {shown(value)}")
+        raise ValueError(f"efficiency must be a share, above 0 and at most 1, such as 0.5, got {shown(value)}")
     return share

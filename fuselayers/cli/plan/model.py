@@ -87,7 +87,7 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     context, length = options.get("context_length"), config.data.sequence_length
     if length and context:
         if length > context:
-            raise ValueError(f"data.sequence_length is {length} tokens, and the model's context {context}; lower it")
+            raise ValueError(f"data.sequence_length is {length} tokens, but the model's context is {context}; lower it")
         config = replace(config, model=replace(config.model, options={**options, "context_length": length}))
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     with torch.device("meta"):
@@ -137,7 +137,7 @@ def _calls_of_blocks(model: Any, dtype: torch.dtype) -> dict[nn.Module, _Call]:
     blocks = blocks_of(model) or [model]
     if any(getattr(block, "reversible", False) for block in blocks):
         raise ValueError(
-            "a plan counts what blocks keep, and reversible blocks keep nothing; set model.block=transformer"
+            "a plan counts the values that blocks keep, but reversible blocks keep none; set model.block=transformer"
         )
 
     def note(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -60,13 +60,13 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
     """
     if parallel.budget is not None and not isinstance(getattr(partitioner(parallel.budget), "limit", None), float):
         raise ValueError(
-            f"parallel.checkpointing is a number of bytes, {shown(parallel.budget)}; a plan takes a share, as "
+            f"parallel.checkpointing is a number of bytes, {shown(parallel.budget)}; a plan takes a share, such as "
             "budget:0.5"
         )
     tp, dp = parallel.tp, parallel.dp or gpus // parallel.tp
     if dp * tp != gpus:
         raise ValueError(
-            f"parallel.dp={dp} x parallel.tp={tp} is {dp * tp} GPUs, and gpus={gpus}; set parallel.tp to a divisor of "
+            f"parallel.dp={dp} x parallel.tp={tp} is {dp * tp} GPUs, but gpus={gpus}; set parallel.tp to a divisor of "
             "gpus, and leave parallel.dp out"
         )
     shard = "none" if dp == 1 and parallel.shard == "ddp" else parallel.shard
@@ -234,7 +234,7 @@ def plan_of(
         raise ValueError(
             f"{model.name} does not fit with {layout} and a batch of {batch}: it needs {memory.total / 1e9:,.1f} GB on "
             f"each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); lower batch, set "
-            "parallel.checkpointing=block or parallel.tp, or take more GPUs"
+            "parallel.checkpointing=block or parallel.tp, or use more GPUs"
         )
     batch = fitting[-1]
     memory = memories[batch]

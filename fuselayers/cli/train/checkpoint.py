@@ -98,7 +98,7 @@ def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, C
             return candidate, read_checkpoint(candidate, processes)
         except (ValueError, FileNotFoundError) as error:
             if processes.is_main:
-                complain(f"{error}; trying the one before")
+                complain(f"{error}; trying the previous checkpoint")
     return candidates[0], read_checkpoint(candidates[0], processes)
 
 
@@ -114,7 +114,7 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
             f"no checkpoint {path}: it has no {MANIFEST}; name a run, or a checkpoint such as "
             f"runs/<date>/{FOLDER_NAME}/step-000200"
         )
-    problem = f"{path} is not a checkpoint of fuselayers, or a damaged one: the checksum of {{}} is wrong"
+    problem = f"{path} is not a checkpoint of fuselayers, or is damaged: the checksum of {{}} is wrong"
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         is_whole = manifest.pop("sha256") == _digest(manifest)
@@ -124,7 +124,9 @@ def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
     if not is_whole:
         raise ValueError(problem.format(MANIFEST))
     if form != _FORMAT:
-        raise ValueError(f"{path} is of format {shown(form)}, not {_FORMAT}; use the fuselayers that wrote it")
+        raise ValueError(
+            f"{path} is of format {shown(form)}, not {_FORMAT}; use the version of fuselayers that wrote it"
+        )
     digests = _digests(path, processes)
     if files != digests:
         raise ValueError(problem.format(min(name for name, _ in files.items() ^ digests.items())))
@@ -174,8 +176,8 @@ def save(
         if not isinstance(cause, OSError):
             raise cause from error
         raise OSError(
-            f"cannot write the checkpoint {path}: {cause.strerror or cause}; those before it are whole: make room, and "
-            "continue with train.resume="
+            f"cannot write the checkpoint {path}: {cause.strerror or cause}; earlier checkpoints are intact: free some "
+            "space, and continue with train.resume="
         ) from error
     return path
 

@@ -74,7 +74,9 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
     files = _files(root, endings) if root.is_dir() else [root.read_bytes()]
     text = b"".join(content + _END_OF_FILE for content in files) if root.is_dir() else files[0]
     if not text:
-        raise ValueError(f"no text in {root}; set data.path= to a text file or a folder of some, or data.suffixes=")
+        raise ValueError(
+            f"{root} holds no text; set data.path= to a text file or a folder of text files, or change data.suffixes="
+        )
     end = len(text) - max(1, round(len(text) * held_out))
     return Text(_tensor(text[:end]), _tensor(text[end:]), source=str(root), num_files=len(files))
 

@@ -54,8 +54,8 @@ def finish(run: Run, console: Console) -> None:
     fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
     say(
         console,
-        f"the trained model, {sequences} x {length} bytes, {precision}, dropout {config.model.options['dropout']}: as "
-        f"one writes it in PyTorch, of this library's eager layers ({plain_config(config).feedforward.name}), and "
+        f"the trained model, {sequences} x {length} bytes, {precision}, dropout {config.model.options['dropout']}: in "
+        f"plain PyTorch, in this library's eager layers ({plain_config(config).feedforward.name}), and "
         f"fused ({config.feedforward.name}, {fusion}){', also in int8' if COMPRESSED in models else ''}",
     )
     print_table(console, table(result.rows))

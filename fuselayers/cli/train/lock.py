@@ -31,9 +31,11 @@ def locked(folder: Path) -> Iterator[None]:
         except BlockingIOError as error:
             file.seek(0)
             holder = file.readline(200).strip() or "another process"
-            raise OSError(f"{folder} is in use by {holder}; let it end, or choose another train.output=") from error
+            raise OSError(
+                f"{folder} is in use by {holder}; wait until it ends, or choose another train.output="
+            ) from error
         except OSError as error:  # some network file systems
-            complain(f"the file system of {folder} has no locks ({error.strerror}): let no second process write there")
+            complain(f"the file system of {folder} has no locks ({error.strerror}): let only one process write there")
             yield
             return
         file.truncate(0)

@@ -277,7 +277,7 @@ def check_finite(step: int, numbers: dict[str, float]) -> None:
     if not all(map(math.isfinite, numbers.values())):
         said = " and ".join(f"{name} is {number}" for name, number in numbers.items())
         raise ValueError(
-            f"training diverged at step {step}: {said}; a checkpoint, if there is one, is from before; try a lower "
+            f"training diverged at step {step}: {said}; checkpoints, if any, are from earlier steps; try a lower "
             "train.learning_rate or a longer train.warmup_steps"
         )
 

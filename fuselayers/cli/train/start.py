@@ -39,7 +39,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     # The overrides of the model may fit only the checkpoint's model.
     session = compose(overrides=[text for text in overrides if text.startswith(("train", "hydra"))]).train
     if source and session.resume:
-        raise ValueError(f"a resumed run takes the config of its checkpoint; leave {source} or train.resume out")
+        raise ValueError(f"a resumed run uses the config of its checkpoint; leave {source} or train.resume out")
     checkpoint, folder = None, None
     if session.resume:
         folder = _folder_to_continue(session.resume, session.output)
@@ -76,7 +76,7 @@ def sequence_length(config: Config, text: Text) -> int:
     if model.name != "decoder":
         raise ValueError(
             f"train needs a model that predicts the next token, a decoder; model.name is {model.name!r}; "
-            "take model=gpt_nano, gpt2_small or llama_tiny"
+            "use model=gpt_nano, gpt2_small or llama_tiny"
         )
     vocab_size, context_length = int(model.options["vocab_size"]), int(model.options["context_length"])
     if vocab_size < VOCAB_SIZE:
@@ -88,7 +88,7 @@ def sequence_length(config: Config, text: Text) -> int:
     if length > context_length:
         raise ValueError(
             f"data.sequence_length must be at most model.context_length, {context_length}, got {length}; "
-            "make one smaller or the other larger"
+            "lower the first or raise the second"
         )
     check_length(text, sequence_length=length)
     return length
@@ -102,13 +102,13 @@ def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
     changed = [name for name in COMPONENT_SECTIONS if getattr(config, name) != getattr(saved, name)]
     if changed:
         raise ValueError(
-            f"a resumed run keeps the model of its checkpoint {path}, and {changed[0]} would be another one; leave its "
-            "overrides out, or train anew without train.resume="
+            f"a run resumed from {path} cannot change {changed[0]}; remove its overrides, or start a new run without "
+            "train.resume="
         )
     if content.step > config.train.steps:
         raise ValueError(
             f"the checkpoint {path} is of step {content.step}, beyond train.steps={config.train.steps}; "
-            "there is nothing left to train"
+            "raise train.steps, or resume from an earlier checkpoint"
         )
     return config
 
@@ -181,4 +181,4 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:
-        say(console, "the text is not the checkpoint's: the curve will not be that of an uninterrupted run")
+        say(console, "the text differs from the checkpoint's, so the curve will differ from an uninterrupted run")

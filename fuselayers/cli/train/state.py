@@ -54,7 +54,7 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
         read_tensors(path, model_state | saved, processes)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"the checkpoint {path} is of another architecture: {error}; resume with the model it was trained with"
+            f"the checkpoint {path} has another architecture: {error}; resume with the model it was trained with"
         ) from error
     set_model_state_dict(model, {name.removeprefix(MODEL): tensor for name, tensor in model_state.items()})
     entries = cast(dict[str, Any], optimizer_state["state"])

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_overrides(parser, nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value")
     add_device(parser)
-    parser.add_argument("--batch", type=int, help="with a model: examples at once (default: train.batch_size)")
+    parser.add_argument("--batch", type=int, help="with a model: examples in a step (default: train.batch_size)")
     add_imports(parser)
 
 
@@ -40,9 +40,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     device = choose_device(arguments.device, setting="--device")
     file, overrides = split_source(arguments.overrides)
     if file:
-        raise ValueError(f"tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file {file}")
+        raise ValueError(f"tune takes a model and overrides, such as gpt_nano norm=rms_norm, got the file {file}")
     if arguments.batch is not None and (not overrides or arguments.batch < 1):
-        raise ValueError(f"--batch is a number of examples from 1 on, for a model, got {arguments.batch}")
+        raise ValueError(f"--batch must be at least 1 and needs a model, got {arguments.batch}")
 
     if not overrides:
         tune_prices(device, console=console)

@@ -29,7 +29,7 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
     """
     config = compose("gpt_nano", overrides)
     if config.fusion.scope == "none":
-        raise ValueError("nothing in this model is fused, so there is nothing to choose; take fusion=auto")
+        raise ValueError("nothing in this model is fused, so there is nothing to choose; set fusion=auto")
     fusions = {"fusion=off": replace(config.fusion, scope="none")} | {
         f"fusion.backend={status.name}": replace(config.fusion, backend=status.name)
         for status in backends(device=device)

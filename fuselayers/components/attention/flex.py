@@ -101,7 +101,7 @@ def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
         if not is_compiling():
             say_once(
                 "flex attention runs torch's unfused formula, with all scores in memory: torch.compile is off, or "
-                "reached its limit for these rules; if so, raise torch._dynamo.config.recompile_limit"
+                "reached its recompile limit for these rules; then raise torch._dynamo.config.recompile_limit"
             )
         return flex_attention(q_BHTC, k_BGSC, v_BGSC, **options)
 

@@ -21,12 +21,12 @@ Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 # An argument of `forward` (causal: of `__init__`) -> the ability that it stands for, in words for errors.
 ABILITIES: Final = {
     "causal": "hide the tokens that follow",
-    "rotate": "have its queries and keys turned",
+    "rotate": "rotate its queries and keys",
     "bias": "add a bias to its scores",
     "key_padding_mask": "leave padding out",
     "mask": "take a mask",
     "cache": "keep keys and values for generation",
-    "memory": "look at another sequence",
+    "memory": "attend to another sequence",
 }
 
 

@@ -139,7 +139,9 @@ def check_mask(mask: Tensor | BlockMask, shape: tuple[int, int, int, int], *, ke
     """Raise ValueError unless a mask is bool and broadcastable to [B, H, T, S], or a `BlockMask` for kernel "flex"."""
     if isinstance(mask, BlockMask):
         if kernel != "flex":
-            raise ValueError(f"a BlockMask needs the kernel 'flex', this attention has {kernel!r}; or pass a tensor")
+            raise ValueError(
+                f"a BlockMask needs the kernel 'flex', got {kernel!r}; set kernel='flex', or pass a tensor"
+            )
         if mask.shape[-2:] != shape[-2:]:
             raise ValueError(f"a BlockMask must be for {list(shape[-2:])} tokens, got {list(mask.shape[-2:])}")
         return

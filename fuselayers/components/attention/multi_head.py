@@ -198,7 +198,7 @@ class MultiHeadAttention(PackedHeads):
         """Raise ValueError if the options exclude a memory."""
         super().check_memory()
         if self.window is not None:
-            raise ValueError("attention that is windowed cannot look at a memory; build it without that")
+            raise ValueError("attention with a window takes no memory; build it without window=")
 
     def _places(
         self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
@@ -206,13 +206,13 @@ class MultiHeadAttention(PackedHeads):
         """Return the position of the first query among the keys, and the number of keys."""
         if memory is None:
             if cache is not None and not self.causal:
-                raise ValueError("attention that is not causal keeps no cache: a token before sees the tokens after it")
+                raise ValueError("a cache needs causal attention; build it with causal=True, or leave the cache out")
             first = 0 if cache is None else cache.length
             return first, first + x_BTD.shape[1]
         self.check_look_at(memory, x_BTD, rotate)
         if cache is not None and cache.length not in (0, memory.shape[1]):
             raise ValueError(
-                f"the cache holds a memory of {cache.length} tokens, got one of {memory.shape[1]}; use a new cache"
+                f"the cache holds a memory of {cache.length} tokens, got a memory of {memory.shape[1]}; use a new cache"
             )
         return 0, memory.shape[1]
 
@@ -275,9 +275,9 @@ def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> Non
     if kernel not in KERNELS:
         raise ValueError(no_such("kernel", kernel, KERNELS))
     if kernel in ("sdpa", "flex") and dropout > 0:
-        raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; take 'auto' or 'plain', or dropout=0")
+        raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; use 'auto' or 'plain', or dropout=0")
     if kernel == "sdpa" and soft_cap is not None:
-        raise ValueError("the kernel 'sdpa' cannot cap scores; take 'auto', or leave soft_cap out")
+        raise ValueError("the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out")
 
 
 def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:

@@ -88,9 +88,7 @@ class NystromAttention(CrossHeads):
     def check_memory(self) -> None:
         """Raise ValueError if the options exclude a memory."""
         if self.value_conv is not None:
-            raise ValueError(
-                "attention with a convolution of the values cannot look at a memory; leave conv_kernel_size out"
-            )
+            raise ValueError("attention with a convolution of the values takes no memory; leave conv_kernel_size out")
 
     def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         member_BMT = _segments(q_BHTC, key_padding_mask, self.num_landmarks)

@@ -118,13 +118,13 @@ class PackedHeads(nn.Module):
     def check_memory(self) -> None:
         """Raise ValueError if the options exclude a memory."""
         if getattr(self, "causal", False):
-            raise ValueError("attention that is causal cannot look at a memory; build it without that")
+            raise ValueError("causal attention takes no memory; build it with causal=False")
 
     def check_look_at(self, memory: Tensor, x_BTD: Tensor, rotate: Rotate | None) -> None:
         """Raise ValueError unless x can look at this memory. Used by attentions with a memory."""
         self.check_memory()
         if rotate is not None:
-            raise ValueError("rotate turns queries and keys of the same tokens; leave it out where there is a memory")
+            raise ValueError("rotate is for queries and keys of the same tokens; leave it out with a memory")
         wanted = (x_BTD.shape[0], self.hidden_dim)
         if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
             raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")

@@ -42,8 +42,8 @@ from ..residual import PostResidual, PreResidual
 from .transformer import TransformerBlock
 
 _SHARDED: Final = (
-    "FSDP shards a reversible block or a part of it by itself; blocks run again in backward, where its hooks would "
-    "lose the gradients; shard the whole model only, or take block='transformer'"
+    "FSDP shards a reversible block, or a module in it; its hooks would lose the gradients when backward runs the "
+    "block again; shard the whole model only, or use block='transformer'"
 )
 
 
@@ -82,7 +82,7 @@ class ReversibleBlock(TransformerBlock):
         if type(self.residual) not in (PreResidual, PostResidual):
             raise ValueError(
                 "a reversible block adds its sublayers to two streams, with a norm before or after each; "
-                f"take residual='pre' or 'post', got {title(self.residual)}"
+                f"use residual='pre' or 'post', got {title(self.residual)}"
             )
 
     @property
@@ -139,7 +139,7 @@ def _check_hooks(block: Any) -> None:
         if has_hooks(module):
             raise RuntimeError(
                 "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not "
-                "run; put them on the modules inside it, or take block='transformer'"
+                "run; put them on the modules inside it, or use block='transformer'"
             )
 
 
@@ -301,14 +301,14 @@ class _Reversible(torch.autograd.Function):
     def backward(ctx: Any, da_BTD: Tensor, db_BTD: Tensor, *dlosses: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or take "
+                "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or use "
                 "block='transformer'"
             )
         run: _Run = ctx.run
         if any(step.modes_now() != step.modes for step in run.steps):
             raise RuntimeError(
-                "reversible blocks run again in backward, as they ran in forward; change between train() and eval() "
-                "after backward"
+                "a reversible block runs again in backward, in the mode of its forward; switch train() and eval() "
+                "only after backward"
             )
         a_BTD, b_BTD, *_ = ctx.saved_tensors
         gradients: dict[int, Tensor] = {}

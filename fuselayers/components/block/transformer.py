@@ -181,9 +181,9 @@ class TransformerBlock(nn.Module):
         sublayers: list[Sublayer] = [functools.partial(self.attention, **inputs), feedforward]
         if (memory is None) != (self.cross_attention is None):
             raise ValueError(
-                "this block has no cross_attention to look at a memory with; leave the memory out"
+                "this block has no cross_attention, so it takes no memory; leave it out"
                 if self.cross_attention is None
-                else "this block looks at a memory; pass memory"
+                else "this block has a cross_attention, which needs a memory; pass memory="
             )
         if self.cross_attention is not None:
             look = functools.partial(self.cross_attention, memory=memory)
@@ -206,7 +206,7 @@ def _built_cross_attention(choice: Choice | str, hidden_dim: int, offered: dict[
     if offered["causal"] and getattr(built, "mixes_queries", False):
         raise ValueError(
             f"cross_attention {as_choice(choice).name!r} mixes the queries of all tokens, so a later token would "
-            "change an earlier one; a causal block needs another one, such as 'multi_head'"
+            "change an earlier one; use another cross_attention, such as 'multi_head'"
         )
     return built
 
@@ -226,4 +226,4 @@ def _check_memory(attention: nn.Module, name: str) -> None:
     try:
         check()
     except ValueError as error:
-        raise ValueError(f"cross_attention {name!r} (the choice of attention where none is given): {error}") from None
+        raise ValueError(f"cross_attention {name!r} (by default the choice of attention): {error}") from None

@@ -128,8 +128,8 @@ class MixtureOfExperts(nn.Module):
             raise ValueError(no_such("gating", gating, get_args(Gating)))
         if gating == "expert_choice" and causal:
             raise ValueError(
-                "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
-                "take gating='top_k'"
+                "gating 'expert_choice' lets a later token displace an earlier token, which a causal model must not; "
+                "use gating='top_k'"
             )
         self.hidden_dim = hidden_dim
         self.top_k = top_k
@@ -155,8 +155,8 @@ class MixtureOfExperts(nn.Module):
         self.shared = build(shared_experts)
         if getattr(self.experts[0], "mixes_tokens", False):
             raise ValueError(
-                f"expert {expert.name!r} mixes tokens, and an expert sees its tokens without their "
-                f"neighbours; take one that does not, such as 'mlp'"
+                f"expert {expert.name!r} mixes tokens, but an expert gets its tokens without their neighbours; use an "
+                "expert that treats each token alone, such as 'mlp'"
             )
 
     def forward(self, x: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:

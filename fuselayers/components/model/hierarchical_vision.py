@@ -87,7 +87,7 @@ class HierarchicalVision(Classifier):
         partition: str = "min_cut",
     ) -> None:
         if init == "mup":
-            raise ValueError("init 'mup' is for models of one width; take another scheme")
+            raise ValueError("init 'mup' is for models of one width; use another scheme")
         check_scheme(init, base_width=None)
         _check_stages(widths=widths, depths=depths, patch_sizes=patch_sizes, strides=strides)
         super().__init__()
@@ -167,8 +167,8 @@ def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Cho
     for name, number in heads.items():
         if number * hidden_dim % first_dim:
             raise ValueError(
-                f"a stage of hidden_dim {hidden_dim} cannot have heads as wide as those of the first, of {first_dim} "
-                f"with {name} {number}; make its hidden_dim a multiple of {first_dim // number or 1}"
+                f"heads must be as wide in every stage: the first has {name} {number} at hidden_dim {first_dim}, which "
+                f"does not fit hidden_dim {hidden_dim}; make it a multiple of {first_dim // number or 1}"
             )
     return Choice(chosen.name, {**chosen.options, **{name: n * hidden_dim // first_dim for name, n in heads.items()}})
 

@@ -124,7 +124,7 @@ class Model(nn.Module):
             if any(parameter.requires_grad for parameter in learning.parameters()):
                 raise RuntimeError(
                     f"the auxiliary loss of {name} has no gradient: it was computed without a graph, as "
-                    "checkpoint(use_reentrant=True) does; take use_reentrant=False"
+                    "checkpoint(use_reentrant=True) does; use use_reentrant=False"
                 )
 
 

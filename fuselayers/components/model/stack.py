@@ -87,8 +87,8 @@ class Stack(Model):
             heads = getattr(built.attention, "num_heads", None)
             if "bias" in self.position.needs and heads != num_heads:
                 raise ValueError(
-                    f"{wanted_by} has one bias for the heads of every layer, which must be as "
-                    f"many: layer 0 has {num_heads}, layer {layer} has {heads}"
+                    f"all layers share the bias of {wanted_by}, so they need the same number of heads: layer 0 has "
+                    f"{num_heads}, layer {layer} has {heads}"
                 )
         self.norm: Norm | None = create("norm", norm, hidden_dim) if self.blocks[-1].final_norm else None
 
@@ -153,7 +153,9 @@ class Stack(Model):
             raise ValueError("document_ids cannot be added to a BlockMask; put the documents into the BlockMask")
         for block in self.blocks:
             if getattr(type(block.feedforward), "mixes_tokens", False):
-                raise ValueError(f"{title(block.feedforward)} mixes tokens of different documents; take another one")
+                raise ValueError(
+                    f"{title(block.feedforward)} mixes tokens of different documents; use another feedforward"
+                )
 
     def new_caches(self, capacity: int) -> list[KeyValueCache] | None:
         """Return an empty cache for each block, or None if a block takes no cache or needs earlier tokens."""

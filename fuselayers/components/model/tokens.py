@@ -135,7 +135,7 @@ def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
     if loss not in get_args(Loss):
         raise ValueError(no_such("loss", loss, get_args(Loss)))
     if loss == "fused" and soft_cap is not None:
-        raise ValueError("the loss 'fused' cannot cap logits; take 'auto', or leave logit_soft_cap out")
+        raise ValueError("the loss 'fused' cannot cap logits; use 'auto', or leave logit_soft_cap out")
 
 
 def token_loss(
@@ -169,7 +169,7 @@ def token_loss(
         has_bias = getattr(head, "bias", None) is not None
         raise ValueError(
             "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
-            f"{type(head).__name__}{' with a bias' if has_bias else ''}; take loss='auto'"
+            f"{type(head).__name__}{' with a bias' if has_bias else ''}; use loss='auto'"
         )
     counted = (targets_BT != IGNORED).sum() if layout.divided else None
     if layout.divided:  # its own tokens, as one row

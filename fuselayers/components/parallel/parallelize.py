@@ -71,7 +71,7 @@ def parallelize(model: Model, mesh: "DeviceMesh", *, sequence: bool = False) -> 
         raise TypeError(f"mesh must be a DeviceMesh of the tensor-parallel processes, got {type(mesh).__name__}")
     if mesh.ndim != 1:
         raise ValueError(
-            f"mesh must have one dimension, got {mesh.ndim}; take the tensor-parallel one, as in mesh['tp']"
+            f"mesh must have one dimension, got {mesh.ndim}; pass the tensor-parallel dimension, as in mesh['tp']"
         )
     for path, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):

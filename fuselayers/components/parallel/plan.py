@@ -74,8 +74,8 @@ class Plan:
         """Plan the storage of a linear layer or a convolution."""
         if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or "forward" in layer.__dict__:
             raise ValueError(
-                f"parallelize cuts {path} as a plain linear layer, got {type(layer).__name__}; parallelize the model "
-                "before adapters are put around its layers"
+                f"{path} must be a plain linear layer, which parallelize can split, got {type(layer).__name__}; "
+                "parallelize the model before you put adapters around its layers"
             )
         self.add(layer, weight)
         if layer._parameters.get("bias") is not None:
@@ -86,7 +86,7 @@ class Plan:
         if number % self.size:
             raise ValueError(
                 f"{path} has {number} {name}, which {self.size} processes cannot share; "
-                f"take a group whose size divides {number}, or build the model with another number"
+                f"use a group whose size divides {number}, or build the model with another number"
             )
         return number // self.size
 
@@ -115,16 +115,16 @@ def make_plan(model: nn.Module, size: int) -> Plan:
     for path, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in seen:
             raise ValueError(
-                f"{seen[id(parameter)]} and {path} are one parameter, and would be two after parallelize; tie them by "
-                "the options of the model, such as tie_embeddings"
+                f"{seen[id(parameter)]} and {path} are tied, and parallelize would untie them; tie them by an "
+                "option of the model, such as tie_embeddings"
             )
         seen[id(parameter)] = path
     planned = {id(module._parameters[name]) for module, names in plan.storages.items() for name in names}
     for path, parameter in model.named_parameters():
         if id(parameter) not in planned:
             raise ValueError(
-                f"parallelize does not know the parameter {path}, which is not of the component's own class; take it "
-                "out, or cut the model by torch's parallelize_module"
+                f"parallelize has no plan for the parameter {path}, which the component's class does not define; "
+                "remove it, or split the model with torch's parallelize_module"
             )
     return plan
 
@@ -132,9 +132,9 @@ def make_plan(model: nn.Module, size: int) -> Plan:
 def _no_rule(path: str, module: nn.Module) -> str:
     kinds = [kind for kind in KINDS if type(module) in (get(kind, name) for name in names(kind))]
     divided = [name for kind in kinds for name in names(kind) if get(kind, name) in _RULES]
-    advice = f"take one that it has a plan for: {', '.join(divided)}"
+    advice = f"use one of these, which have a plan: {', '.join(divided)}"
     if not divided:
-        advice = "take a component of this package, and parallelize before other code wraps it"
+        advice = "use a component of this package, and parallelize before other code wraps it"
     return f"parallelize has no plan for {path or 'the model'}, {title(module)}; {advice}"
 
 
@@ -200,8 +200,8 @@ def _feedforward(plan: Plan, path: str, feedforward: Any) -> None:
     plan.layouts.append(feedforward)
     if feedforward.custom_activation is not None:
         raise ValueError(
-            f"{path} has the activation {feedforward.activation!r}, and parallelize cannot tell whether it looks at "
-            "one hidden value at a time; take one of fuselayers.ops.ACTIVATIONS"
+            f"{path} has the activation {feedforward.activation!r}, and parallelize splits only activations "
+            "that are known to be elementwise; use one of fuselayers.ops.ACTIVATIONS"
         )
     plan.linear(f"{path}.down", feedforward.down, COLUMNS, FIRST)
     width = feedforward.down.in_features

@@ -230,8 +230,8 @@ class RelativePosition(Position):
         self._single = self._of_a_side // 2
         if max_distance <= self._single:
             raise ValueError(
-                f"max_distance must be above {self._single}, the distances with a bucket of their own among "
-                f"{num_buckets}, got {max_distance}; raise it, or take fewer buckets"
+                f"max_distance must be above {self._single}, got {max_distance}: with {num_buckets} buckets, each "
+                "smaller distance has a bucket; raise it, or use fewer buckets"
             )
         self.table = nn.Embedding(num_buckets, _check_has_heads("relative", num_heads))
         # As in `LearnedPosition`: torch's own init, with a deviation of 1, would outweigh the scores.

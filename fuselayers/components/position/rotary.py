@@ -117,10 +117,10 @@ class RotaryPosition(Position):
         share = "" if self.fraction == 1 else f" ({self.fraction} of {head_dim})"
         if turned < 2 or turned % 2:
             raise ValueError(
-                f"position 'rotary' needs an even number of channels per head, two at least, got {turned}{share}"
+                f"position 'rotary' needs an even number of channels per head, at least two, got {turned}{share}"
             )
         if self.scaling == "ntk" and turned == 2:
-            raise ValueError(f"scaling 'ntk' needs four channels per head at least, got {turned}{share}")
+            raise ValueError(f"scaling 'ntk' needs at least four channels per head, got {turned}{share}")
 
     def _turned(self, channels: int) -> int:
         # Rounded down, as GPT-NeoX and Phi do.

@@ -86,7 +86,7 @@ def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compres
         if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
         if find_cache((*args, *kwargs.values())):
-            note(self, "it fills a cache of keys and values, which use_cache=False leaves out")
+            note(self, "it fills a cache of keys and values; pass use_cache=False")
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 

@@ -115,7 +115,7 @@ def _check_arguments(model: nn.Module, level: str, backend: str, compress: str |
         raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
     fuse(backend=backend, compress=compress)  # raises for an unknown name
     if any(map(is_swapped, model.modules())):
-        raise ValueError("this model is swapped already; call unswap(model) first")
+        raise ValueError("this model is already swapped; call unswap(model) first")
 
 
 def unswap(model: nn.Module) -> int:

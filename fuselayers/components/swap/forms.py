@@ -73,7 +73,7 @@ def _source(forward: Any) -> tuple[ast.FunctionDef, dict[str, Any]]:
     except (OSError, TypeError, SyntaxError, IndexError):
         raise Unreadable("the source of its forward cannot be read") from None
     if not isinstance(tree, ast.FunctionDef) or getattr(forward, "__closure__", None):
-        raise Unreadable("its forward is no plain function")
+        raise Unreadable("its forward is not a plain function")
     return tree, forward.__globals__
 
 
@@ -123,7 +123,7 @@ def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
                 before = reader.read(ast.Name(target.id, ast.Load()))
                 reader.assign(target, ast.IfExp(reader.read(test), reader.read(value), before))
             case _:
-                raise Unreadable(f"its forward has a statement of another kind ({type(statement).__name__})")
+                raise Unreadable(f"its forward has an unsupported statement ({type(statement).__name__})")
     raise Unreadable("its forward returns nothing")
 
 
@@ -153,7 +153,7 @@ class _Reader(ast.NodeTransformer):
                     assert isinstance(part, ast.Name)
                     self.values[part.id] = ast.Subscript(value, ast.Constant(number), ast.Load())
             case _:
-                raise Unreadable("its forward assigns to something else than variables")
+                raise Unreadable("its forward assigns to something other than a variable")
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         value = self.unread.get(node.id)
@@ -184,7 +184,7 @@ class _Reader(ast.NodeTransformer):
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
         if len(own) != len(arguments) + 1 or name in self.methods:
-            raise Unreadable(f"its forward calls {name} in a way that is not read")
+            raise Unreadable(f"its forward calls {name} recursively, or with arguments that cannot be read")
         values = dict(zip(own, [ast.Name("self", ast.Load()), *arguments], strict=True))
         reader = _Reader(values, names, self.cls)
         self.methods += [name, *reader.methods]
@@ -197,12 +197,12 @@ class _Reader(ast.NodeTransformer):
             for name in rest:
                 value = getattr(value, name)
         except AttributeError:
-            raise Unreadable(f"its forward names {path}, which is not there") from None
+            raise Unreadable(f"its forward names {path}, which does not exist") from None
         full = getattr(value, "__qualname__", None)
         if full is None:
             return ast.Name(repr(value), ast.Load())
         if not hasattr(value, "__module__"):  # such as a method of Tensor
-            raise Unreadable(f"its forward names {path}, whose module is not known")
+            raise Unreadable(f"its forward names {path}, whose module is unknown")
         return ast.Name(f"{value.__module__}.{full}", ast.Load())
 
 

@@ -38,7 +38,7 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
         inputs = take(args, kwargs)
         if inputs is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
-            note(self, "its arguments are not read")
+            note(self, "the rule cannot read its arguments")
             return result
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
@@ -91,16 +91,16 @@ def cannot_swap(module: nn.Module) -> str | None:
     """Return why a subclass cannot replace the module's class, or None if it can."""
     kind: Any = type(module)
     if "forward" in module.__dict__:
-        return "it has a forward of its own"
+        return "its forward is replaced"
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
-        return "its class pickles itself"
+        return "its class defines how it is pickled"
     # Creating a subclass may have a side effect, such as an entry in a registry. `__init_subclass__` of
     # transformers has none.
     if type(kind) not in (type, ABCMeta):
-        return f"its class is a {type(kind).__name__}"
+        return f"its class has the metaclass {type(kind).__name__}"
     owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
     if any(base.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for base in owners):
-        return "its class looks at its subclasses"
+        return "its class has an __init_subclass__"
     return None
 
 

@@ -119,7 +119,7 @@ def why_not(module: nn.Module, name: str) -> str:
     if not isinstance(value, nn.Module):
         return f"{name} is a {_name(value)}"
     if "forward" in value.__dict__:
-        return f"{name} has a forward of its own"
+        return f"the forward of {name} is replaced"
     if has_hooks(value):
         return f"{name} has a hook"
     if hooks_of_all_modules():

@@ -142,9 +142,9 @@ def _holds(module: nn.Module, name: str, test: Test) -> bool:
 def unread(module: nn.Module) -> str:
     """Return why no rule fits a module."""
     if not is_plain(module):
-        return "it has a hook or a forward of its own"
+        return "it has a hook, or its forward is replaced"
     try:
         _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
     except Unreadable as problem:
         return str(problem)
-    return "its forward is none of those that the rules name"
+    return "no rule matches its forward"

@@ -38,6 +38,6 @@ def config_of(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     base, family, reader = translated(READERS, content.get("model_type"), called="model_type (of config.json)")
     if content.get("quantization_config") is not None:
         raise ValueError(
-            "config.json has a quantization_config; quantized weights are not read, take the original ones"
+            "config.json has a quantization_config; quantized weights are not supported, use the original weights"
         )
     return family, {"defaults": [{"model": base}], **reader(Fields(content))}

@@ -55,7 +55,7 @@ class Fields:
         """Raise ValueError if a field differs from `value`, its default and the only value that is supported."""
         content = self.get(name, value)
         if content != value:
-            raise ValueError(f"config.json has {name} = {shown(content)}; this library has only {shown(value)}")
+            raise ValueError(f"config.json has {name} = {shown(content)}; this library supports only {shown(value)}")
 
     def activation(self, name: str, default: str) -> str:
         """Return the activation under our name."""

@@ -70,7 +70,7 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
         if name in wanted and tensor.shape != wanted[name].shape
     ]
     faults += misfits
-    faults += [f"{name} is no weight of it" for name in ours if name not in wanted]
+    faults += [f"{name} does not belong to the model" for name in ours if name not in wanted]
     if faults:
         more = ["..."] if len(faults) > 5 else []
         raise ValueError(f"the state_dict does not fit this {family}: {'; '.join(faults[:5] + more)}")
@@ -103,10 +103,10 @@ def _renamed(
         if repeated is not None and not any(ours in wanted for _, _, ours in placed):
             # If the repeated tensor is missing, another error reports it.
             if not torch.equal(tensor, theirs.get(repeated, tensor)):
-                misfits.append(f"{name} must equal {repeated}, since the two are one weight of it")
+                misfits.append(f"{name} must equal {repeated}, since both are the same weight")
             continue
         if not placed:
-            misfits.append(f"{name} is no weight of it")
+            misfits.append(f"{name} does not belong to the model")
         for order, key, ours in placed:
             attention = modules.get(ours.rpartition(".qkv.")[0])
             parts.setdefault(ours, {})[order] = _arranged(tensor, key, getattr(attention, "num_heads", 1))

@@ -45,6 +45,6 @@ def rotary(fields: Fields, *, base: Any, context_length: Any, fraction: Any = No
         if (name, value) in (("partial_rotary_factor", 1.0), ("truncate", True)):
             continue
         if name not in _OPTIONS:
-            raise ValueError(f"config.json has {name} = {shown(value)} for rotary positions, which this library lacks")
+            raise ValueError(f"config.json has {name} = {shown(value)} for rotary positions, which is not supported")
         options[_OPTIONS[name]] = value
     return options

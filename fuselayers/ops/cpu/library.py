@@ -132,10 +132,10 @@ def _library() -> ctypes.CDLL | None:
                 getattr(library, function).argtypes = (*(_KINDS[kind] for kind in kinds), ctypes.c_int)
                 getattr(library, function).restype = None
             if missing and not path.name.startswith(f"_{name}."):
-                _warn(f"the ops run without {name.upper()} on this CPU, slower: {missing}")
+                _warn(f"the ops run slower on this CPU, without {name.upper()}: {missing}")
             return library
-        missing = f"{path.name} was built from other sources"
-    _warn(f"the ops run in plain torch on this CPU, slower: {missing or 'no library was built'}")
+        missing = f"{path.name} was built from other C++ sources"
+    _warn(f"the ops run slower on this CPU, in plain torch: {missing or 'no library was built'}")
     return None
 
 

@@ -172,7 +172,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     if backend == "eager":
         return False
     if backend not in BACKENDS:
-        raise ValueError(f"{no_such('backend', backend, BACKENDS)}; fuse(op, backend=...) takes the others")
+        raise ValueError(f"{no_such('backend', backend, BACKENDS)}; fuse(op, backend=...) takes the other backends")
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
@@ -181,9 +181,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device) if backend == "triton" else _why_no_cpp(device)
     if unavailable is not None:
-        raise BackendUnavailableError(
-            f"backend {backend!r} cannot run here: {unavailable}; or leave it to backend='auto'"
-        )
+        raise BackendUnavailableError(f"backend {backend!r} cannot run here: {unavailable}; or use backend='auto'")
     reason = (unsupported_reason if backend == "triton" else None) or _unsupported_reason(tensors)
     if reason is not None:
         raise RuntimeError(f"backend {backend!r} cannot take this call: {reason}; use backend='auto' or 'eager'")
@@ -211,7 +209,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
         if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
-            return f"a {type(tensor).__name__} has rules of its own"
+            return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
     if not compiling and jit_is_tracing():

@@ -352,8 +352,8 @@ def empty_gradients(
 def _refuse_create_graph() -> None:
     if not is_compiling() and (torch.is_grad_enabled() or transforms_are_active()):
         raise RuntimeError(
-            "linear_cross_entropy is differentiated once; for a backward under create_graph or in a transform take "
-            "cross_entropy(F.linear(x, weight, bias), target)"
+            "linear_cross_entropy can be differentiated only once; for a backward under create_graph or in a transform "
+            "use cross_entropy(F.linear(x, weight, bias), target)"
         )
 
 

@@ -120,8 +120,8 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dlog_prob: Tensor, dentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled() and not is_compiling():
-            advice = "for a backward under create_graph take F.linear(x, weight, bias).log_softmax(-1)"
-            raise RuntimeError(f"linear_log_prob is differentiated once; {advice}")
+            advice = "for a backward under create_graph use F.linear(x, weight, bias).log_softmax(-1)"
+            raise RuntimeError(f"linear_log_prob can be differentiated only once; {advice}")
         ignore_index, wanted = ctx.rest
         gradients = _backward(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
         return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None, None

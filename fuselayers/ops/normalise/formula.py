@@ -64,7 +64,7 @@ class LayerNormOptions(RmsNormOptions, total=False):
 def check_style(style: str) -> None:
     """Raise unless `style` is one of NormStyle: TypeError for another type, ValueError for an unknown name."""
     if not isinstance(style, str):
-        raise TypeError(f"norm style must be a name, got a {type(style).__name__}")
+        raise TypeError(f"norm style must be a string, got a {type(style).__name__}")
     if style not in get_args(NormStyle):
         raise ValueError(no_such("norm style", style, get_args(NormStyle)))
 

@@ -45,7 +45,7 @@ def saved_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> list
     smallest = cut.saved_at(_HIGHEST_PRICE, flops_first=True)
     if joint.saved_bytes(smallest) > limit:
         raise PartitionError(
-            f"this graph cannot do with {limit:,.0f} bytes saved for backward: the smallest cut "
+            f"this graph needs more than {limit:,.0f} bytes saved for backward: the smallest cut "
             f"found saves {joint.saved_bytes(smallest):,}; give a larger budget, or fuse a smaller part of the model"
         )
     matmuls = frozenset(cut.flops)
@@ -100,8 +100,8 @@ def limit_for_peak(joint: JointGraph, *, cost: CostModel, peak: int) -> int:
             return limit
         lowest = min(lowest, of_parts)
     raise PartitionError(
-        f"forward and backward of this graph cannot do with {peak:,} bytes at once: the lowest peak found is "
-        f"{lowest:,.0f}; give a larger one, or fuse a smaller part of the model"
+        f"forward and backward of this graph need more than {peak:,} bytes at once: the lowest peak found is "
+        f"{lowest:,.0f}; give a larger peak, or fuse a smaller part of the model"
     )
 
 

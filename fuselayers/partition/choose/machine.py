@@ -95,7 +95,7 @@ def _read_tuned(path: Path, _modified: int) -> Mapping[str, Machine]:
         return {key: Machine(**value) for key, value in json.loads(path.read_bytes()).items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         warnings.warn(
-            f"{path} is no file as fuselayers writes it ({error}); it is not used, and `fuselayers tune` replaces it",
+            f"{path} was not written by fuselayers ({error}); it is not used, and `fuselayers tune` replaces it",
             stacklevel=3,
         )
         return {}

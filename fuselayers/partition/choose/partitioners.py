@@ -70,7 +70,7 @@ class SavePolicy:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         if recomputable_ops is not None:
             raise ValueError(
-                "recomputable_ops is functorch's: here prices decide what is recomputed; give them as "
+                "recomputable_ops is not supported: prices decide what is recomputed; give them as "
                 "SavePolicy('min_cut', cost=CostModel(...))"
             )
         joint = JointGraph.of(
@@ -163,17 +163,17 @@ def budget(
     2000000000
     """
     if (limit is None) == (peak is None):
-        raise TypeError(f"a budget has a limit or a peak, got limit={limit!r} and peak={peak!r}")
+        raise TypeError(f"a budget needs either a limit or a peak, got limit={limit!r} and peak={peak!r}")
     if peak is not None:
         peak = bytes_of(peak) if isinstance(peak, str) else peak
         if isinstance(peak, bool) or not isinstance(peak, int):
-            raise TypeError(f"a peak is an int (bytes) or a text, as '2 GB', got {peak!r}")
+            raise TypeError(f"a peak must be an int (bytes) or a string such as '2 GB', got {peak!r}")
         if peak <= 0:
             raise ValueError(f"a peak in bytes must be above 0, got {peak}")
         return SavePolicy("budget", cost=cost, peak=peak)
     limit = bytes_of(limit) if isinstance(limit, str) else limit
     if isinstance(limit, bool) or not isinstance(limit, int | float):
-        raise TypeError(f"a budget is an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
+        raise TypeError(f"a budget must be an int (bytes) or a float (a share of what 'default' saves), got {limit!r}")
     if isinstance(limit, float) and not 0 < limit <= 1:
         raise ValueError(f"a budget given as a float is a share, 0 < share <= 1, got {limit}; give bytes as an int")
     if limit <= 0:
@@ -256,6 +256,6 @@ def _budget_called(name: str) -> SavePolicy:
         return budget(number) if size == text else budget(peak=number)  # type: ignore[arg-type]  # no share: it raises
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"{name!r} is no budget: write budget:0.5 for a share of what 'default' saves, budget:200MB for bytes, or "
-            "budget:peak:2GB for the most that forward and backward hold at once"
+            f"{name!r} is not a budget: write budget:0.5 for a share of what 'default' saves, budget:200MB for bytes, "
+            "or budget:peak:2GB for the most that forward and backward hold at once"
         ) from error

@@ -182,7 +182,7 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise ValueError(
-            f"{name_of(fn)} needs the value of a tensor outside of any graph ({error}{_last_line(error)}), and a fake "
+            f"{name_of(fn)} needs the value of a tensor outside any graph ({error}{_last_line(error)}), and a fake "
             "tensor has none; compute it in the graph, or capture the part before and the part after"
         ) from error
 

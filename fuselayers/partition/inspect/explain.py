@@ -94,12 +94,12 @@ def explain(
     if not captured:
         if any(result.requires_grad for result in results):
             raise ValueError(
-                f"Dynamo leaves {name_of(fn)} to Python (torch.compiler.disable, or a graph break within a loop), so "
-                f"fuse changes nothing and the values that eager saves are saved; explain the part that can be compiled"
+                f"Dynamo does not trace {name_of(fn)} (torch.compiler.disable, or a graph break within a loop), so "
+                "fuse changes nothing, and backward keeps what eager saves; explain the part that can be traced"
             )
         raise ValueError(
-            f"nothing that {name_of(fn)} computes from these arguments requires grad, so nothing is saved; let an "
-            f"input or a parameter require grad, and leave torch.no_grad()"
+            f"the results of {name_of(fn)} do not require grad for these arguments, so nothing is saved; let an input "
+            "or a parameter require grad, and leave torch.no_grad()"
         )
     errors = CompressionErrors((), {})
     tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]

@@ -111,7 +111,7 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
         (["op", "dropuot"], "no op 'dropuot'; did you mean 'dropout'?"),
         (
             ["op", "dropout", "--shape", "8xx2"],
-            "--shape must be sizes above 0 with x between them, as 4x128, got '8xx2'",
+            "--shape must be sizes above 0 with x between them, such as 4x128, got '8xx2'",
         ),
         (["op", "dropout", "--repeats", "0"], "--repeats must be at least 1, got 0"),
         (["op", "dropout", "--dropout", "1.5"], "dropout probability p must satisfy 0 <= p <= 1, got 1.5"),

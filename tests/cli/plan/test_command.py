@@ -36,18 +36,21 @@ def test_prints_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["gpu=h1000"], "no gpu 'h1000'; did you mean 'h100'"),
         (["gpu=cpu"], "no gpu 'cpu'; there are: a100"),
-        (["gpus=none"], "gpus must be a number from 1 on, got 'none'"),
-        (["efficiency=2"], "efficiency must be a share, above 0 and at most 1, as 0.5, got '2'"),
+        (["gpus=none"], "gpus must be a whole number of at least 1, got 'none'"),
+        (["efficiency=2"], "efficiency must be a share, above 0 and at most 1, such as 0.5, got '2'"),
         (
             ["parallel.checkpointing=budget:9000"],
-            "parallel.checkpointing is a number of bytes, 'budget:9000'; a plan takes a share, as budget:0.5",
+            "parallel.checkpointing is a number of bytes, 'budget:9000'; a plan takes a share, such as budget:0.5",
         ),
         (
             ["parallel.checkpointing=budget:peak:2GB"],
-            "parallel.checkpointing is a number of bytes, 'budget:peak:2GB'; a plan takes a share, as budget:0.5",
+            "parallel.checkpointing is a number of bytes, 'budget:peak:2GB'; a plan takes a share, such as budget:0.5",
         ),
         (["parallel.shard=zero"], "parallel.shard"),
-        (["train.batch_size=8"], "train.batch_size is of all data-parallel groups; a plan takes batch=, that of each"),
+        (
+            ["train.batch_size=8"],
+            "train.batch_size counts all data-parallel groups; set batch=, the examples of each group",
+        ),
     ],
 )
 def test_errors_say_what_to_change(words: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,8 +43,11 @@ def test_encoder_and_decoder_are_counted() -> None:
 @pytest.mark.parametrize(
     ("overrides", "error"),
     [
-        (["data.sequence_length=200"], r"data\.sequence_length is 200 tokens, and the model's context 128; lower it"),
-        (["model.block=reversible"], r"reversible blocks keep nothing; set model\.block=transformer"),
+        (
+            ["data.sequence_length=200"],
+            r"data\.sequence_length is 200 tokens, but the model's context is 128; lower it",
+        ),
+        (["model.block=reversible"], r"reversible blocks keep none; set model\.block=transformer"),
     ],
 )
 def test_a_model_that_cannot_be_counted_is_refused(overrides: list[str], error: str) -> None:

@@ -87,7 +87,7 @@ def test_a_run_or_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("size", [100, 900])
 def test_a_write_that_fails_half_way_keeps_the_one_before_and_says_so(tmp_path: Path, size: int) -> None:
     before = save(tmp_path, tensors(5), Content(5))
-    text = rf"^cannot write the checkpoint {tmp_path}/step-000006: .*File too large.*; those before it are whole: make"
+    text = rf"^cannot write the checkpoint {tmp_path}/step-000006: .*File too large.*; earlier checkpoints are intact: "
     with files_of_at_most(size), pytest.raises(OSError, match=text):
         save(tmp_path, tensors(6), Content(6, curve=[[0.5] * 300]))
     assert_is(before, tensors(5), step=5)
@@ -152,7 +152,7 @@ def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:
         except ValueError as error:
             said = str(error)
             num_found += 1
-        assert not said or said.endswith(f"or a damaged one: the checksum of {file.name} is wrong")
+        assert not said or said.endswith(f"or is damaged: the checksum of {file.name} is wrong")
         file.write_bytes(whole[file])
     # The other bits are in the space between the entries of the manifest.
     assert num_found > 180
@@ -175,7 +175,7 @@ def _rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
             "is of format 'other', not fuselayers.checkpoint 5; use the",
         ),
         (lambda manifest: manifest.pop("curve"), None),
-        (lambda manifest: manifest.update(more=1), "or a damaged one: the checksum of manifest.json is wrong"),
+        (lambda manifest: manifest.update(more=1), "or is damaged: the checksum of manifest.json is wrong"),
         (lambda manifest: manifest.update(files={"../x": "1"}), "the checksum of ../x is wrong"),
     ],
 )
@@ -194,7 +194,7 @@ def test_wrong_contents_are_named(tmp_path: Path, change: Callable[[dict[str, An
 def test_a_manifest_that_is_none_is_named(tmp_path: Path, body: bytes) -> None:
     path = save(tmp_path, tensors(), Content(5))
     (path / "manifest.json").write_bytes(body)
-    with pytest.raises(ValueError, match=r"or a damaged one: the checksum of manifest\.json is wrong$"):
+    with pytest.raises(ValueError, match=r"or is damaged: the checksum of manifest\.json is wrong$"):
         read_checkpoint(path)
 
 

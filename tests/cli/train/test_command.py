@@ -110,9 +110,9 @@ def test_a_checkpoint_that_was_copied_elsewhere_begins_a_run_of_its_own(
 @pytest.mark.parametrize(
     ("override", "text"),
     [
-        ("attention.num_heads=4", r"keeps the model of its checkpoint \S+, and attention would be another one; leave"),
-        ("norm=rms_norm", r"and norm would be another one; leave its overrides out"),
-        ("train.steps=4", r"is of step 12, beyond train\.steps=4; there is nothing left to train"),
+        ("attention.num_heads=4", r"^a run resumed from \S+ cannot change attention; remove its overrides, or start"),
+        ("norm=rms_norm", "cannot change norm; remove its overrides"),
+        ("train.steps=4", r"is of step 12, beyond train\.steps=4; raise train.steps, or"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(finished: Path, override: str, text: str) -> None:
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_something_else_is_refused(finished: Path, override: str
 
 
 @pytest.mark.parametrize("held", ["checkpoints/step-000012", "loss.png", "metrics.csv"])
-def test_a_run_or_a_table_of_ones_own_is_not_overwritten(held: str, tiny: list[str], own: Path) -> None:
+def test_an_existing_run_or_table_is_not_overwritten(held: str, tiny: list[str], own: Path) -> None:
     if held != "checkpoints/step-000012":
         shutil.rmtree(own / "checkpoints")
     if held == "metrics.csv":
@@ -176,7 +176,7 @@ def test_a_full_disk_in_training_keeps_the_last_checkpoint(
     shutil.rmtree(own / "checkpoints" / "step-000012")
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", fills_up)
-        text = r"cannot write the checkpoint .*/step-000012: No space left on device; those before it are whole: make"
+        text = r"cannot write the checkpoint .*/step-000012: No space left on device; earlier checkpoints are intact: "
         with pytest.raises(OSError, match=text):
             run_train([f"train.resume={older}"])
     assert list((own / "checkpoints").iterdir()) == [older]
@@ -198,7 +198,7 @@ def test_two_processes_do_not_write_one_run(tiny: list[str], tmp_path: Path) -> 
     while not list(folder.glob("checkpoints/step-??????")) and time.monotonic() < deadline:
         time.sleep(0.1)
     for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}"]):
-        with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; let it end, or choose"):
+        with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; wait until it ends, or"):
             run_train(refused)
     first.interrupt()
     assert first.wait().code == 130
@@ -214,11 +214,11 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     content[len(content) // 2] ^= 4
     (path / file).write_bytes(content)
     (own / "metrics.csv").write_bytes(b"")
-    text = f"{path} is not a checkpoint of fuselayers, or a damaged one: the checksum of {file} is wrong"
+    text = f"{path} is not a checkpoint of fuselayers, or is damaged: the checksum of {file} is wrong"
     with pytest.raises(ValueError, match=f"^{text}$"):
         run_train([f"train.resume={path}"])
     assert "continuing after step 8" in run_train([f"train.resume={own}"])
-    assert capsys.readouterr().err == f"fuselayers: {text}; trying the one before\n"
+    assert capsys.readouterr().err == f"fuselayers: {text}; trying the previous checkpoint\n"
     assert_same_run(own, finished)
 
 
@@ -230,15 +230,13 @@ def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monke
     with monkeypatch.context() as patch:
         if number == "validation loss":
             patch.setattr(Trainer, "validation_loss", lambda trainer: math.inf)
-            text = r"training diverged at step 12: the validation loss is inf; a checkpoint, if there is one, is from"
+            text = r"training diverged at step 12: the validation loss is inf; checkpoints, if any, are from"
         elif number == "loss":
             before_step(patch, 10, spoil)
-            text = r"training diverged at step 10: the loss is nan and the norm of its gradient is nan; a checkpoint"
+            text = r"training diverged at step 10: the loss is nan and the norm of its gradient is nan; checkpoints,"
         else:
             patch.setattr(Trainer, "validation_loss", lambda trainer: spoil(trainer) or 1.0)
-            text = (
-                r"training diverged at step 12: blocks\.0\.attention\.qkv\.weight is nan; a checkpoint, if there is one"
-            )
+            text = r"training diverged at step 12: blocks\.0\.attention\.qkv\.weight is nan; checkpoints, if any, are"
         shutil.rmtree(own / "checkpoints" / "step-000012")
         with pytest.raises(ValueError, match=text):
             run_train([f"train.resume={own}"])
@@ -327,4 +325,4 @@ def test_a_config_file_trains_as_it_builds(tiny: list[str], tmp_path: Path, caps
     assert main(["train", str(path), "train.steps=2", f"train.output={tmp_path / 'run'}"]) == 0
     assert compose(tmp_path / "run" / "config.yaml").model == compose(path).model
     assert main(["train", str(path), f"train.resume={tmp_path / 'run'}"]) == 2
-    assert "a resumed run takes the config of its checkpoint; leave " in capsys.readouterr().err
+    assert "a resumed run uses the config of its checkpoint; leave " in capsys.readouterr().err

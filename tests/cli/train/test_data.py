@@ -72,9 +72,9 @@ def test_errors_name_the_path_and_what_to_do(tmp_path: Path) -> None:
     (empty_folder / "a.txt").write_text("not python")
     with pytest.raises(FileNotFoundError, match=r"there is no .*/missing; set data\.path= to a text file or a folder"):
         read_text(str(tmp_path / "missing"))
-    with pytest.raises(ValueError, match=rf"no text in {empty_file}; set data\.path= to"):
+    with pytest.raises(ValueError, match=rf"{empty_file} holds no text; set data\.path= to"):
         read_text(str(empty_file))
-    with pytest.raises(ValueError, match=rf"no text in {empty_folder}; set data\.path= to"):
+    with pytest.raises(ValueError, match=rf"{empty_folder} holds no text; set data\.path= to"):
         read_text(str(empty_folder), suffixes=(".py", ".rst"))
 
 

@@ -37,6 +37,6 @@ def test_where_there_are_no_locks_it_says_so_and_removes_nothing(
     half.touch()
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with locked(tmp_path):
-        text = f"the file system of {tmp_path} has no locks (No locks available): let no second process write there"
+        text = f"the file system of {tmp_path} has no locks (No locks available): let only one process write there"
         assert capsys.readouterr().err == f"fuselayers: {text}\n"
     assert half.exists()

@@ -53,7 +53,7 @@ def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path
     del model.unused
     model.other = nn.Parameter(torch.zeros(1))
     before = model.embedding.weight.clone()
-    text = rf"^the checkpoint {path} is of another architecture: .*; resume with the model it was trained with$"
+    text = rf"^the checkpoint {path} has another architecture: .*; resume with the model it was trained with$"
     with pytest.raises(ValueError, match=text):
         load_state(model, torch.optim.AdamW(model.parameters()), path, Processes())
     assert torch.equal(model.embedding.weight, before)

@@ -28,15 +28,15 @@ def test_a_model_without_example_inputs_is_refused(
 ) -> None:
     monkeypatch.delattr(Stack, "example_inputs")
     assert main(["tune", *TINY_MODEL]) == 2
-    assert "model 'decoder' does not say what it is called with; give Dec" in capsys.readouterr().err
+    assert "Decoder of model 'decoder' needs a method example_inputs(" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["my.yaml"], "tune takes a model and overrides, as gpt_nano norm=rms_norm, got the file my.yaml"),
-        (["model=gpt_nano", "--batch", "0"], "--batch is a number of examples from 1 on, for a model, got 0"),
-        (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; take fusion=auto"),
+        (["my.yaml"], "tune takes a model and overrides, such as gpt_nano norm=rms_norm, got the file my.yaml"),
+        (["model=gpt_nano", "--batch", "0"], "--batch must be at least 1 and needs a model, got 0"),
+        (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; set fusion=auto"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_broken_file_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "machines.json").write_text("{")
-    with pytest.warns(UserWarning, match=r"machines\.json is no file as fuselayers writes it"):
+    with pytest.warns(UserWarning, match=r"machines\.json was not written by fuselayers"):
         assert main(["tune", "--device", "cpu"]) == 0
     assert machine_of("cpu").name.startswith("measured: ")
 

@@ -100,7 +100,7 @@ def test_errors() -> None:
         cache.append(ones[:1, :, :1], ones[:1, :, :1])
     with pytest.raises(RuntimeError, match=r"^a KeyValueCache keeps no gradients; generate under torch\.no_grad\(\)$"):
         made()(torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), cache=KeyValueCache(2))
-    text = "attention that is not causal keeps no cache: a token before sees the tokens after it"
+    text = "a cache needs causal attention; build it with causal=True, or leave the cache out"
     with pytest.raises(ValueError, match=f"^{text}$"):
         made(causal=False)(torch.ones(1, 2, HIDDEN_DIM, dtype=torch.float64), cache=KeyValueCache(2))
     with pytest.raises(ValueError, match=r"^capacity must be at least 1, got 0$"):

@@ -94,6 +94,6 @@ def test_errors_of_heads(attention: type[nn.Module], options: dict[str, Any], te
 
 
 def test_an_even_convolution() -> None:
-    text = "conv_kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5"
+    text = "conv_kernel_size must be odd where the convolution is not causal, got 4; use 5"
     with pytest.raises(ValueError, match=f"^{text}$"):
         made("nystrom", conv_kernel_size=4)

@@ -89,10 +89,10 @@ def test_values_and_gradients(kind: str, padded: bool, tokens: int) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "inputs", "text"),
     [
-        ("favor", {"causal": True}, {}, "attention that is causal cannot look at a memory; build it without that"),
+        ("favor", {"causal": True}, {}, "causal attention takes no memory; build it with causal=False"),
         (
             *("nystrom", {"conv_kernel_size": 3}, {}),
-            "attention with a convolution of the values cannot look at a memory; leave conv_kernel_size out",
+            "attention with a convolution of the values takes no memory; leave conv_kernel_size out",
         ),
         ("favor", {}, {"memory": torch.zeros(1, 9, 12)}, "memory must be [4, S, 12], got [1, 9, 12]"),
         (
@@ -114,7 +114,7 @@ def test_a_causal_block_takes_no_attention_that_mixes_queries() -> None:
     options["cross_attention"] = Choice("nystrom", {"num_heads": 2})
     text = (
         "cross_attention 'nystrom' mixes the queries of all tokens, so a later token would change an earlier one; "
-        "a causal block needs another one, such as 'multi_head'"
+        "use another cross_attention, such as 'multi_head'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         TransformerBlock(8, causal=True, **options)

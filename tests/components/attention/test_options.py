@@ -98,11 +98,11 @@ def test_dropout_falls_on_the_probabilities_of_the_keys(options: dict[str, Any])
         ({"kernel": "sdp"}, "no kernel 'sdp'; did you mean 'sdpa'? there are: auto, flex, plain, sdpa"),
         (
             {"kernel": "flex", "dropout": 0.1},
-            "the kernel 'flex' cannot drop probabilities; take 'auto' or 'plain', or dropout=0",
+            "the kernel 'flex' cannot drop probabilities; use 'auto' or 'plain', or dropout=0",
         ),
         (
             {"kernel": "sdpa", "soft_cap": 1.0},
-            "the kernel 'sdpa' cannot cap scores; take 'auto', or leave soft_cap out",
+            "the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out",
         ),
     ],
 )
@@ -128,7 +128,7 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
         (
             {},
             {"mask": create_block_mask(lambda b, h, t, s: t >= s, None, None, 3, 3, device="cpu")},
-            "a BlockMask needs the kernel 'flex', this attention has 'auto'; or pass a tensor",
+            "a BlockMask needs the kernel 'flex', got 'auto'; set kernel='flex', or pass a tensor",
         ),
         (
             {"kernel": "flex"},
@@ -138,13 +138,13 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
         (
             {"window": 2},
             {"memory": torch.zeros(2, 4, 12)},
-            "attention that is windowed cannot look at a memory; build it without that",
+            "attention with a window takes no memory; build it without window=",
         ),
         ({}, {"memory": torch.zeros(1, 4, 12)}, "memory must be [2, S, 12], got [1, 4, 12]"),
         (
             {},
             {"memory": torch.zeros(2, 4, 12), "rotate": RotaryPosition().rotate},
-            "rotate turns queries and keys of the same tokens; leave it out where there is a memory",
+            "rotate is for queries and keys of the same tokens; leave it out with a memory",
         ),
         (
             {},

@@ -145,7 +145,7 @@ def test_backward_twice_and_twice_differentiated() -> None:
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(loss, x)
     text = (
-        "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or take "
+        "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or use "
         "block='transformer'"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
@@ -187,7 +187,7 @@ def test_a_stack_refuses_hooks_on_its_reversible_blocks(register: str, view: boo
     tokens = torch.randint(13, (2, 7))
     text = (
         "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not run; put "
-        "them on the modules inside it, or take block='transformer'"
+        "them on the modules inside it, or use block='transformer'"
     )
     handle = getattr(model.blocks[1], register)(lambda *_: None)
     if view:
@@ -204,8 +204,8 @@ def test_a_stack_refuses_hooks_on_its_reversible_blocks(register: str, view: boo
 
 
 SHARDED = (
-    "FSDP shards a reversible block or a part of it by itself; blocks run again in backward, where its hooks would "
-    "lose the gradients; shard the whole model only, or take block='transformer'"
+    "FSDP shards a reversible block, or a module in it; its hooks would lose the gradients when backward runs the "
+    "block again; shard the whole model only, or use block='transformer'"
 )
 
 
@@ -252,7 +252,7 @@ def test_post_norms_each_branch(p: float, options: dict[str, float]) -> None:
 def test_errors() -> None:
     text = (
         "a reversible block adds its sublayers to two streams, with a norm before or after each; "
-        "take residual='pre' or 'post', got residual 'sandwich'"
+        "use residual='pre' or 'post', got residual 'sandwich'"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         blocks_of(1, residual="sandwich")

@@ -81,13 +81,13 @@ def test_a_class_without_the_base_of_its_kind(kind: str) -> None:
             build("gpt_nano", [f"{kind}=mine", "fusion=off"])
 
 
-def test_an_input_that_nobody_can_use() -> None:
+def test_a_block_refuses_inputs_that_its_parts_do_not_take() -> None:
     memory = torch.ones(1, 3, 8)
     block = TransformerBlock(8, attention="looking", causal=False)
     with pytest.raises(ValueError, match=r"^attention 'looking' cannot use rotate; it takes key_padding_mask, memory$"):
         block(memory, rotate=lambda q, k: (q, k))
-    with pytest.raises(ValueError, match=r"^this block has no cross_attention to look at a memory with; leave the me"):
+    with pytest.raises(ValueError, match=r"^this block has no cross_attention, so it takes no memory; leave it out$"):
         block(memory, memory=memory)
     block = TransformerBlock(8, attention="looking", cross_attention="looking", causal=False)
-    with pytest.raises(ValueError, match=r"^this block looks at a memory; pass memory$"):
+    with pytest.raises(ValueError, match=r"^this block has a cross_attention, which needs a memory; pass memory=$"):
         block(memory)

@@ -80,7 +80,7 @@ def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | N
 
 
 def test_an_even_kernel() -> None:
-    text = "kernel_size must be odd for a convolution that sees as far back as forward, got 4; take 5"
+    text = "kernel_size must be odd where the convolution is not causal, got 4; use 5"
     with pytest.raises(ValueError, match=f"^{text}$"):
         ConvMLP(4, kernel_size=4, causal=False)
 

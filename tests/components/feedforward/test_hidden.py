@@ -67,7 +67,7 @@ def by_hand(layer: nn.Module) -> nn.Module:
         (ConvMLP, {"kernel_size": 1}),
     ],
 )
-def test_an_activation_of_ones_own(component: type[nn.Module], options: dict[str, object]) -> None:
+def test_a_custom_activation(component: type[nn.Module], options: dict[str, object]) -> None:
     layer = randomise(component(5, width=7, activation="my_softplus", **options)).double()
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     written = by_hand(layer)

@@ -445,13 +445,13 @@ def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
         ({"num_experts": 2, "top_k": 3}, "top_k must be at most num_experts, 2, got 3"),
         (
             {"gating": "expert_choice", "causal": True},
-            "gating 'expert_choice' lets a later token take an earlier one's place, which a causal model must not; "
-            "take gating='top_k'",
+            "gating 'expert_choice' lets a later token displace an earlier token, which a causal model must not; "
+            "use gating='top_k'",
         ),
         (
             {"expert": "conv_mlp"},
-            "expert 'conv_mlp' mixes tokens, and an expert sees its tokens without their neighbours; take one that "
-            "does not, such as 'mlp'",
+            "expert 'conv_mlp' mixes tokens, but an expert gets its tokens without their neighbours; use an "
+            "expert that treats each token alone, such as 'mlp'",
         ),
         ({"expert": Choice("mixture_of_experts", {"capacity_factor": 1.0})}, "expert 'mixture_of_experts' mixes"),
     ],

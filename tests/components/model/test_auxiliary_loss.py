@@ -103,7 +103,7 @@ def test_a_loss_that_was_computed_without_a_graph_is_refused() -> None:
     plain = checkpointed(model(), use_reentrant=True)
     text = (
         "the auxiliary loss of blocks.0.feedforward has no gradient: it was computed without a graph, as "
-        "checkpoint(use_reentrant=True) does; take use_reentrant=False"
+        "checkpoint(use_reentrant=True) does; use use_reentrant=False"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
         plain(TOKENS, TARGETS)

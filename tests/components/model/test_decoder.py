@@ -222,11 +222,11 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
     [
         (
             {"position": "rotary", "attention": Choice("multi_head", {"num_heads": 2, "head_dim": 5})},
-            "position 'rotary' needs an even number of channels per head, two at least, got 5",
+            "position 'rotary' needs an even number of channels per head, at least two, got 5",
         ),
         (
             {"position": Choice("rotary", {"fraction": 0.75})},
-            "position 'rotary' needs an even number of channels per head, two at least, got 3 (0.75 of 4)",
+            "position 'rotary' needs an even number of channels per head, at least two, got 3 (0.75 of 4)",
         ),
     ],
 )

@@ -156,8 +156,8 @@ def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str)
         ({"start_token": 13}, "start_token must be in 0..12, got 13"),
         (
             {"attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
-            "cross_attention 'multi_head' (the choice of attention where none is given): attention that is windowed "
-            "cannot look at a memory; build it without that",
+            "cross_attention 'multi_head' (by default the choice of attention): attention with a window takes no "
+            "memory; build it without window=",
         ),
     ],
 )

@@ -91,7 +91,7 @@ def test_in_16_bits_the_loss_is_float32(casts: dict[str, Any]) -> None:
 
 
 def test_capped_logits_have_no_fused_loss() -> None:
-    text = "the loss 'fused' cannot cap logits; take 'auto', or leave logit_soft_cap out"
+    text = "the loss 'fused' cannot cap logits; use 'auto', or leave logit_soft_cap out"
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         made(Decoder, loss="fused", logit_soft_cap=30.0)
     plain = made(Decoder, loss="plain", logit_soft_cap=0.5)

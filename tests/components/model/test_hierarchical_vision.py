@@ -96,10 +96,10 @@ def test_the_shipped_config_trains() -> None:
         ),
         (
             {"widths": (4, 6)},
-            "a stage of hidden_dim 6 cannot have heads as wide as those of the first, of 4 with num_heads 1; make its "
-            "hidden_dim a multiple of 4",
+            "heads must be as wide in every stage: the first has num_heads 1 at hidden_dim 4, which does not fit "
+            "hidden_dim 6; make it a multiple of 4",
         ),
-        ({"init": "mup"}, "init 'mup' is for models of one width; take another scheme"),
+        ({"init": "mup"}, "init 'mup' is for models of one width; use another scheme"),
         ({"layers": (LayerChange("3", attention="pooling"),)}, "layers.at '3' names none of the 3 layers, 0 to 2"),
     ],
 )

@@ -64,7 +64,8 @@ def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) 
 
 def test_heads_that_share_no_bias() -> None:
     one_bias = (
-        "position 'alibi' has one bias for the heads of every layer, which must be as many: layer 0 has 2, layer 1 has "
+        "all layers share the bias of position 'alibi', so they need the same number of heads: layer 0 has 2, layer 1 "
+        "has "
     )
     no_heads = (
         "position 'alibi' has a bias for each head, and this attention has no heads; choose an attention with "

@@ -77,7 +77,7 @@ def test_wrong_arguments_are_refused() -> None:
     model = COMPONENTS["gated"]()
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh of the tensor-parallel processes, got int"):
         parallelize(model, 2)  # type: ignore[arg-type]
-    wrong = "mesh must have one dimension, got 2; take the tensor-parallel one, as in mesh['tp']"
+    wrong = "mesh must have one dimension, got 2; pass the tensor-parallel dimension, as in mesh['tp']"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         parallelize(model, init_device_mesh("cpu", (1, 1)))
     fully_shard(model, mesh=mesh)
@@ -116,7 +116,7 @@ _REFUSED = {
     "heads": (
         lambda: fl.build("gpt_nano", ["fusion=off"]),
         3,
-        "blocks.0.attention has 4 heads, which 3 processes cannot share; take a group whose size divides 4, or build "
+        "blocks.0.attention has 4 heads, which 3 processes cannot share; use a group whose size divides 4, or build "
         "the model with another number",
     ),
     "key-value heads": (
@@ -132,42 +132,42 @@ _REFUSED = {
     "mixing": (
         lambda: fl.build("vit_tiny", ["attention=pooling", "fusion=off"]),
         2,
-        "parallelize has no plan for blocks.0.attention, attention 'pooling'; take one that it has a plan for: favor, "
-        "linear, linformer, local, multi_head, nystrom",
+        "parallelize has no plan for blocks.0.attention, attention 'pooling'; use one of these, which have a plan: "
+        "favor, linear, linformer, local, multi_head, nystrom",
     ),
     "reversible": (
         lambda: fl.build("gpt_nano", ["model.block=reversible", "fusion=off"]),
         2,
-        "parallelize has no plan for blocks.0, block 'reversible'; take one that it has a plan for: transformer",
+        "parallelize has no plan for blocks.0, block 'reversible'; use one of these, which have a plan: transformer",
     ),
     "unknown": (
         lambda: _with("separate", _own_norm),
         2,
-        "parallelize has no plan for norm, LayerNorm; take a component of this package, and parallelize before other "
+        "parallelize has no plan for norm, LayerNorm; use a component of this package, and parallelize before other "
         "code wraps it",
     ),
     "adapter": (
         lambda: _with("fused", _adapted),
         2,
-        "parallelize cuts blocks.1.attention.out as a plain linear layer, got Sequential; parallelize the model before "
-        "adapters are put around its layers",
+        "blocks.1.attention.out must be a plain linear layer, which parallelize can split, got Sequential; parallelize "
+        "the model before you put adapters around its layers",
     ),
     "tied": (
         lambda: _with("fused", _tied),
         2,
-        "token.weight and head.weight are one parameter, and would be two after parallelize; tie them by the options "
-        "of the model, such as tie_embeddings",
+        "token.weight and head.weight are tied, and parallelize would untie them; tie them by an option of the "
+        "model, such as tie_embeddings",
     ),
     "own parameter": (
         lambda: _with("fused", _with_own_parameter),
         2,
-        "parallelize does not know the parameter blocks.0.feedforward.temperature",
+        "parallelize has no plan for the parameter blocks.0.feedforward.temperature",
     ),
     "activation": (
         lambda: _with("fused", _own_activation),
         2,
-        "blocks.0.feedforward has the activation 'gelu', and parallelize cannot tell whether it looks at one hidden "
-        "value at a time; take one of fuselayers.ops.ACTIVATIONS",
+        "blocks.0.feedforward has the activation 'gelu', and parallelize splits only activations that are "
+        "known to be elementwise; use one of fuselayers.ops.ACTIVATIONS",
     ),
 }
 

@@ -73,8 +73,8 @@ def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:
         ),
         (
             {"max_distance": 16, "causal": True},
-            "max_distance must be above 16, the distances with a bucket of their own among 32, got 16; raise it, or "
-            "take fewer buckets",
+            "max_distance must be above 16, got 16: with 32 buckets, each smaller distance has a bucket; raise it, or "
+            "use fewer buckets",
         ),
         (
             {"num_heads": None},

@@ -49,8 +49,8 @@ def test_it_multiplies_complex_numbers(tokens: int, channels: int, base: float) 
 def test_errors() -> None:
     q = torch.zeros(1, 1, 2, 3)
     with pytest.raises(
-        ValueError, match=r"^position 'rotary' needs an even number of channels per head, two at least, got 3$"
+        ValueError, match=r"^position 'rotary' needs an even number of channels per head, at least two, got 3$"
     ):
         RotaryPosition().rotate(q, q)
-    with pytest.raises(ValueError, match=r"two at least, got 0 \(0.1 of 8\)$"):
+    with pytest.raises(ValueError, match=r"at least two, got 0 \(0.1 of 8\)$"):
         RotaryPosition(fraction=0.1).check_head_dim(8)

@@ -87,5 +87,5 @@ def test_errors(options: dict[str, object], text: str) -> None:
 def test_ntk_needs_a_pair_that_keeps_its_speed_and_one_that_does_not() -> None:
     position = RotaryPosition(scaling="ntk", factor=2.0)
     position.check_head_dim(4)
-    with pytest.raises(ValueError, match=r"^scaling 'ntk' needs four channels per head at least, got 2$"):
+    with pytest.raises(ValueError, match=r"^scaling 'ntk' needs at least four channels per head, got 2$"):
         position.check_head_dim(2)

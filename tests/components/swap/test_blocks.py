@@ -134,7 +134,7 @@ def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
     plain, model = _decoder().train(), _decoder().train()
     swap(model, level="blocks", backend="eager", verify=False)
     batch = batch_for("llama")
-    with pytest.warns(FallbackWarning, match="it fills a cache of keys and values, which use_cache=False leaves"):
+    with pytest.warns(FallbackWarning, match="it fills a cache of keys and values; pass use_cache=False"):
         got = model(**batch, use_cache=True)
     wanted = plain(**batch, use_cache=True)
     torch.testing.assert_close(got.loss, wanted.loss)
@@ -164,7 +164,7 @@ def test_blocks_pass_the_verification_with_many_rows() -> None:
     report.require("block", at_least=2)
 
 
-def test_stages_of_two_widths_are_no_blocks_what_they_repeat_is() -> None:
+def test_blocks_in_stages_of_two_widths_are_found() -> None:
     class Wide(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()

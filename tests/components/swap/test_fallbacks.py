@@ -42,7 +42,7 @@ def parametrized(module: Any) -> None:
 CHANGES = {
     replaced: r"up is a \S+\.Adapter",
     hooked: "down has a hook",
-    patched: "up has a forward of its own",
+    patched: "the forward of up is replaced",
     of_another_class: r"up\.weight is a \S+\.Quantised",
     parametrized: r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear",
 }

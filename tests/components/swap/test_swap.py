@@ -78,11 +78,11 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
-        (Looping, "its forward has a statement of another kind (For)"),
-        (Twice, "its forward is none of those that the rules name"),
+        (Looping, "its forward has an unsupported statement (For)"),
+        (Twice, "no rule matches its forward"),
         (Decorated, "its forward is decorated by context_decorator"),
         (Fused, "its forward is decorated by FusedFunction"),
-        (OfTensor, "its forward names torch.Tensor.relu, whose module is not known"),
+        (OfTensor, "its forward names torch.Tensor.relu, whose module is unknown"),
     ],
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
@@ -181,7 +181,7 @@ def added(self: Any, *, x: Tensor, first: nn.Module, second: nn.Module) -> Tenso
     return second(first(x)) + x
 
 
-def test_a_rule_of_ones_own() -> None:
+def test_custom_rules_replace_modules() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -254,7 +254,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="no backend 'nosuch'; there are: auto, eager"):
         swap(model, level="blocks", backend="nosuch")
     swap(model, verify=False)
-    with pytest.raises(ValueError, match=r"swapped already; call unswap\(model\) first"):
+    with pytest.raises(ValueError, match=r"already swapped; call unswap\(model\) first"):
         swap(model)
 
 

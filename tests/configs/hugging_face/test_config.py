@@ -234,7 +234,7 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ({"attention_bias": True}, "config.json has attention_bias = True; this library has only False"),
+        ({"attention_bias": True}, "config.json has attention_bias = True; this library supports only False"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2}},
             "no kind of rotary positions (rope_type of config.json) 'd",
@@ -260,16 +260,22 @@ LLAMA_JSON = {"model_type": "llama", **ROTARY, **BIG, "max_position_embeddings":
             {"model_type": "gemma2", "layer_types": ["full_attention"]},
             "layer_types of config.json must be full_attentio",
         ),
-        ({"model_type": "qwen3", "use_sliding_window": True}, "use_sliding_window = True; this library has only False"),
-        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "this library has only 'absolute'"),
-        ({"model_type": "opt", "word_embed_proj_dim": 512}, "word_embed_proj_dim = 512; this library has only 4096"),
+        (
+            {"model_type": "qwen3", "use_sliding_window": True},
+            "use_sliding_window = True; this library supports only False",
+        ),
+        ({"model_type": "bert", "position_embedding_type": "relative_key"}, "this library supports only 'absolute'"),
+        (
+            {"model_type": "opt", "word_embed_proj_dim": 512},
+            "word_embed_proj_dim = 512; this library supports only 4096",
+        ),
         (
             {"model_type": "opt", "ffn_dim": 8, "do_layer_norm_before": 1},
             "do_layer_norm_before of config.json must be true or false, got 1",
         ),
         (
             {"model_type": "bloom", "apply_residual_connection_post_layernorm": True},
-            "apply_residual_connection_post_layernorm = True; this library has only False",
+            "apply_residual_connection_post_layernorm = True; this library supports only False",
         ),
         ({"model_type": "bloom", "hidden_size": None}, "config.json has no hidden_size, which its model_type needs"),
         ({"model_type": "bloom", "num_hidden_layers": None}, "config.json has no n_layer, which its model_type needs"),

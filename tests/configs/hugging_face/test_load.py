@@ -95,7 +95,7 @@ def test_the_callers_weights_stay_as_they_are(gpt2: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2_tiny", "bert_tiny", "t5_tiny", "llama3_2_1b"])
-def test_what_they_repeat_has_to_be_equal(name: str) -> None:
+def test_repeated_weights_must_be_equal(name: str) -> None:
     family, overrides = TWINS[name].family, [*TWINS[name].overrides, "fusion=off"]
     state = small_state(build(name, overrides), family)
     model = build(name, overrides)
@@ -103,7 +103,7 @@ def test_what_they_repeat_has_to_be_equal(name: str) -> None:
     for repeated, other in FAMILIES[family].repeated.items():
         assert torch.equal(state[repeated], state[other])
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-        text = f"{repeated} must equal {other}, since the two are one weight of it"
+        text = f"{repeated} must equal {other}, since both are the same weight"
         with pytest.raises(ValueError, match=f"^the state_dict does not fit this {family}: {re.escape(text)}$"):
             load_hugging_face(model, {**state, repeated: state[other] + 1}, family=family)
         assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
@@ -154,12 +154,12 @@ def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
     [
         (without, "norm.bias is missing"),
         (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
-        (with_a_stranger, "transformer.h.0.attn.rotary is no weight of it"),
+        (with_a_stranger, "transformer.h.0.attn.rotary does not belong to the model"),
         (
             with_a_head_of_its_own,
-            "lm_head.weight must equal transformer.wte.weight, since the two are one weight of it",
+            "lm_head.weight must equal transformer.wte.weight, since both are the same weight",
         ),
-        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias is no weight of it"),
+        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias does not belong to the model"),
     ],
 )
 def test_nothing_is_copied_where_something_does_not_fit(

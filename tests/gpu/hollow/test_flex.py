@@ -54,5 +54,5 @@ def test_it_says_once_that_a_call_was_not_fused(layers: list[torch.nn.Module]) -
     said = [str(warning.message) for warning in caught if warning.category is FallbackWarning]
     assert said == [
         "flex attention runs torch's unfused formula, with all scores in memory: torch.compile is off, or reached "
-        "its limit for these rules; if so, raise torch._dynamo.config.recompile_limit"
+        "its recompile limit for these rules; then raise torch._dynamo.config.recompile_limit"
     ]

@@ -160,11 +160,13 @@ def test_without_a_library_the_formula_serves_and_it_is_said_once(fault: str, tm
     imported, warning = ran(MISSING, folder=tmp_path, PYTHONPATH=str(tmp_path)).splitlines()
     assert imported.startswith(str(tmp_path))
     says = {
-        "not built": "in plain torch on this CPU, slower: no library was built; ",
-        "built from other sources": r"in plain torch on this CPU, slower: _plain\.\S+ was built from other sources; ",
-        "damaged": r"without AVX\d+ on this CPU, slower: .*: file too short; ",
+        "not built": "in plain torch: no library was built; ",
+        "built from other sources": r"in plain torch: _plain\.\S+ was built from other C\+\+ sources; ",
+        "damaged": r"without AVX\d+: .*: file too short; ",
     }
-    assert re.match(rf"FallbackWarning: the ops run {says[fault]}install a C\+\+ compiler ", warning)
+    assert re.match(
+        rf"FallbackWarning: the ops run slower on this CPU, {says[fault]}install a C\+\+ compiler ", warning
+    )
     assert warning.endswith(": pip install --force-reinstall --no-deps --no-cache-dir")
 
 

@@ -207,7 +207,7 @@ def test_errors() -> None:
         cross_entropy(logits, [0, 1, 2])
     with pytest.raises(TypeError, match=r"^target must hold class indices in int64, got torch.int32; convert it with"):
         cross_entropy(logits, target.int())
-    with pytest.raises(TypeError, match=r"in int64, got torch.float32; class probabilities are not taken$"):
+    with pytest.raises(TypeError, match=r"in int64, got torch.float32; class probabilities are not supported$"):
         cross_entropy(logits, logits)
     with pytest.raises(ValueError, match=r"^target must be \[3\] to fit logits \[3, 5\], got \[2\]$"):
         cross_entropy(logits, target[:2])

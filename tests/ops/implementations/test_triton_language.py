@@ -20,6 +20,6 @@ for call in lambda: ops.bias_activation_dropout(x, activation="relu", backend="t
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout == (
         "BackendUnavailableError backend 'triton' cannot run here: Triton is not installed; on Linux: pip install "
-        "triton; or leave it to backend='auto'\n"
+        "triton; or use backend='auto'\n"
         "RuntimeError the meter needs Triton's interpreter, and Triton is not installed; pip install triton\n"
     )

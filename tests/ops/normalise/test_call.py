@@ -77,5 +77,5 @@ def test_errors_of_style_and_probability(op: Callable[..., Any]) -> None:
         ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post, pre, prenorm$"
     ):
         op(x, x, weight=weight, style="prenrom")
-    with pytest.raises(TypeError, match=r"^norm style must be a name, got a list$"):
+    with pytest.raises(TypeError, match=r"^norm style must be a string, got a list$"):
         op(x, x, weight=weight, style=["post"])

@@ -88,7 +88,7 @@ class TestOnAModel:
         _, joint = gpt()
         least = least_of(joint)
         text = (
-            rf"^this graph cannot do with {least - 1:,} bytes saved for backward: the smallest cut found saves "
+            rf"^this graph needs more than {least - 1:,} bytes saved for backward: the smallest cut found saves "
             rf"{least:,}; give a larger budget, or fuse a smaller part of the model$"
         )
         with pytest.raises(PartitionError, match=text):
@@ -109,10 +109,14 @@ class TestOnAModel:
         (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
         (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
         (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
-        (True, TypeError, r"^a budget is an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"),
-        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '1 GiB'$"),
+        (
+            True,
+            TypeError,
+            r"^a budget must be an int \(bytes\) or a float \(a share of what 'default' saves\), got True$",
+        ),
+        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '1 GiB'$"),
         ("0 B", ValueError, r"^a budget in bytes must be above 0, got 0$"),
-        (None, TypeError, r"^a budget has a limit or a peak, got limit=None and peak=None$"),
+        (None, TypeError, r"^a budget needs either a limit or a peak, got limit=None and peak=None$"),
     ],
 )
 def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
@@ -124,15 +128,15 @@ def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> 
     ("peak", "error", "text"),
     [
         (0, ValueError, r"^a peak in bytes must be above 0, got 0$"),
-        (0.5, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got 0\.5$"),
-        (True, TypeError, r"^a peak is an int \(bytes\) or a text, as '2 GB', got True$"),
-        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, as '2 GB', got '2'$"),
+        (0.5, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got 0\.5$"),
+        (True, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got True$"),
+        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '2'$"),
     ],
 )
 def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         budget(peak=peak)
-    with pytest.raises(TypeError, match=r"^a budget has a limit or a peak, got limit=0\.5 and peak="):
+    with pytest.raises(TypeError, match=r"^a budget needs either a limit or a peak, got limit=0\.5 and peak="):
         budget(0.5, peak=peak)
 
 
@@ -175,8 +179,8 @@ class TestPeak:
         with pytest.raises(PartitionError) as error:
             self.cut(joint, budget(peak=1000))
         lowest = re.fullmatch(
-            r"forward and backward of this graph cannot do with 1,000 bytes at once: the lowest peak found is "
-            r"([\d,]+); give a larger one, or fuse a smaller part of the model",
+            r"forward and backward of this graph need more than 1,000 bytes at once: the lowest peak found is "
+            r"([\d,]+); give a larger peak, or fuse a smaller part of the model",
             str(error.value),
         )
         assert lowest

@@ -106,7 +106,7 @@ HOSTILE = {
 def test_a_damaged_file_is_not_used_with_a_warning(content: str | bytes, tmp_path: Path) -> None:
     path = tmp_path / "machines.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.warns(UserWarning, match=r"(?s)machines\.json is no file as fuselayers writes it .+ not used"):
+    with pytest.warns(UserWarning, match=r"(?s)machines\.json was not written by fuselayers .+ not used"):
         assert machine_of("cpu").name.startswith("stated: ")
 
 

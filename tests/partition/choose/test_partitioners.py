@@ -119,7 +119,7 @@ def test_a_budget_by_name() -> None:
     for name in (f"budget:{size}" for size in wrong):
         with pytest.raises(
             ValueError,
-            match=rf"^'{name}' is no budget: write budget:0\.5 for a share of what 'default' saves, budget:200MB for",
+            match=rf"^'{name}' is not a budget: write budget:0\.5 for a share of what 'default' saves, budget:200MB",
         ):
             partitioner(name)
 

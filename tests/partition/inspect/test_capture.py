@@ -204,7 +204,7 @@ def decides_on_a_value(x: Tensor) -> Tensor:
         (
             lambda: capture(decides_on_a_value, torch.ones(2, requires_grad=True)),
             ValueError,
-            r"^decides_on_a_value needs the value of a tensor outside of any graph \(aten._local_scalar_dense.default, "
+            r"^decides_on_a_value needs the value of a tensor outside any graph \(aten._local_scalar_dense.default, "
             r".*test_capture.py:\d+\), and a fake tensor has none; compute it in the graph, or capture the part before",
         ),
     ],

@@ -198,7 +198,7 @@ def test_what_the_report_counts_is_saved() -> None:
     assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
 
 
-def test_a_partitioner_of_ones_own() -> None:
+def test_a_custom_partitioner() -> None:
     layer, x = mlp(), torch.randn(2, 64, 64, requires_grad=True)
     exact = fuse(layer, backend="eager", partition=torch_default_partition)
     fused = fuse(layer, backend="eager", partition=torch_default_partition, compress="int8")

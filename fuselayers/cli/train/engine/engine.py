@@ -83,8 +83,8 @@ def device_of(config: Config, processes: Processes) -> torch.device:
     name = config.train.device
     if processes.launched and ":" in name:
         raise ValueError(
-            f"train.device={name} is one device for {processes.world_size} processes; leave it at auto, and each takes "
-            "the GPU of its LOCAL_RANK, or set train.device=cpu"
+            f"train.device={name} is one device for {processes.world_size} processes; leave it at auto, so that each "
+            "uses the GPU of its LOCAL_RANK, or set train.device=cpu"
         )
     device = choose_device(name, setting="train.device")
     if not processes.launched or device.type != "cuda":

@@ -45,14 +45,16 @@ def grid_of(config: Config, processes: Processes) -> Grid:
         asked = f"parallel.dp={dp} x parallel.tp={parallel.tp} need {dp * parallel.tp} processes"
         if not parallel.dp:
             asked = f"parallel.tp={parallel.tp} needs a multiple of {parallel.tp} processes"
-        there = f"torchrun started {world_size}" if processes.launched else "this run is one, without torchrun"
+        there = (
+            f"torchrun started {world_size}" if processes.launched else "this run is a single process, without torchrun"
+        )
         raise ValueError(
-            f"{asked}, and {there}; start torchrun --nproc-per-node {dp * parallel.tp} -m fuselayers train, or change "
+            f"{asked}, but {there}; start torchrun --nproc-per-node {dp * parallel.tp} -m fuselayers train, or change "
             "parallel.dp= and parallel.tp="
         )
     if dp > 1 and parallel.shard == "none":
         raise ValueError(
-            f"parallel.shard=none trains one copy of the model, and there are {world_size} processes, {dp} of them for "
+            f"parallel.shard=none trains one copy of the model, but there are {world_size} processes, {dp} of them for "
             "data; set parallel.shard=ddp (each keeps all weights) or parallel.shard=fsdp (each keeps a part)"
         )
     if parallel.tp > 1 and parallel.shard == "ddp":
@@ -63,6 +65,6 @@ def grid_of(config: Config, processes: Processes) -> Grid:
     if config.train.batch_size % dp:
         raise ValueError(
             f"train.batch_size={config.train.batch_size} is split over parallel.dp={dp} groups and must be a multiple "
-            f"of {dp}; take {-(-config.train.batch_size // dp) * dp}"
+            f"of {dp}; set {-(-config.train.batch_size // dp) * dp}"
         )
     return Grid(dp=dp, tp=parallel.tp, data_rank=processes.rank // parallel.tp)

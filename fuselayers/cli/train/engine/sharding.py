@@ -51,15 +51,15 @@ def fusion_of(config: Config) -> FusionConfig:
     if parallel.tp > 1 and parallel.checkpointing in ("block", "selective") and fusion.scope != "none":
         # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
         raise ValueError(
-            f"parallel.checkpointing={parallel.checkpointing} is inside of the blocks that fusion.scope={fusion.scope} "
-            "compiles, which torch cannot trace with parallel.tp above 1; set parallel.checkpointing=budget:0.5 or "
-            "fusion=off"
+            f"parallel.checkpointing={parallel.checkpointing} recomputes inside the blocks that fusion.scope="
+            f"{fusion.scope} compiles, which torch cannot trace with parallel.tp above 1; set "
+            "parallel.checkpointing=budget:0.5 or fusion=off"
         )
     if parallel.budget is None:
         return fusion
     if fusion.scope == "none":
         raise ValueError(
-            f"parallel.checkpointing={parallel.budget} lets the fusion core choose what is kept, and fusion.scope is "
+            f"parallel.checkpointing={parallel.budget} lets the fusion core choose what is kept, but fusion.scope is "
             "none; set fusion.scope=block or model, or parallel.checkpointing=block"
         )
     return replace(fusion, partition=parallel.budget)

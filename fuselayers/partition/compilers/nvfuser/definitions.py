@@ -81,7 +81,7 @@ class Region:
             if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
                 raise torch.OutOfMemoryError(str(error)) from error
             self._failed = True
-            say_once(f"nvFuser failed on a part of a graph, which torch runs from now on: {in_one_line(error)}")
+            say_once(f"nvFuser failed on a part of a graph; torch runs this part from now on: {in_one_line(error)}")
             return self(*inputs)
 
     def _in_nvfuser(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

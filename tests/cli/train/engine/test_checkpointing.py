@@ -59,7 +59,7 @@ def test_a_reversible_block_is_refused() -> None:
 def test_a_checkpoint_in_a_fused_block_of_a_divided_model_is_refused(way: str) -> None:
     asked = [f"parallel.checkpointing={way}", "parallel.tp=2"]
     text = (
-        f"^parallel.checkpointing={way} is inside of the blocks that fusion.scope=block compiles, which torch cannot tr"
+        f"^parallel.checkpointing={way} recomputes inside the blocks that fusion.scope=block compiles, which torch ca"
     )
     with pytest.raises(ValueError, match=text):
         fusion_of(compose("gpt_nano", asked))
@@ -73,7 +73,7 @@ def test_a_budget_is_the_partition_of_the_fusion_core() -> None:
     off = copy.deepcopy(asked)
     off["overrides"].append("fusion=off")
     text = (
-        "^parallel.checkpointing=budget:0.3 lets the fusion core choose what is kept, and fusion.scope is none; set "
+        "^parallel.checkpointing=budget:0.3 lets the fusion core choose what is kept, but fusion.scope is none; set "
         "fusion.scope=block or model, or parallel.checkpointing=block$"
     )
     with pytest.raises(ValueError, match=text):

@@ -111,7 +111,7 @@ def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
 
 
 def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "^train.device=cuda:0 is one device for 1 processes; leave it at auto, and each takes the GPU of its LOCAL_"
+    text = "^train.device=cuda:0 is one device for 1 processes; leave it at auto, so that each uses the GPU of its L"
     with pytest.raises(ValueError, match=text):
         device_of(_config("train.device=cuda:0"), Processes(launched=True))
     assert device_of(_config("train.device=cpu"), Processes(launched=True)) == _CPU

@@ -27,12 +27,12 @@ def test_every_row_is_computed_by_one_data_parallel_group() -> None:
         (
             1,
             ["parallel.dp=2"],
-            "parallel.dp=2 x parallel.tp=1 need 2 processes, and torchrun started 1; start torchrun",
+            "parallel.dp=2 x parallel.tp=1 need 2 processes, but torchrun started 1; start torchrun",
         ),
         (
             3,
             ["parallel=fsdp", "parallel.tp=2"],
-            "parallel.tp=2 needs a multiple of 2 processes, and torchrun started 3",
+            "parallel.tp=2 needs a multiple of 2 processes, but torchrun started 3",
         ),
         (4, [], "there are 4 processes, 4 of them for data; set parallel.shard=ddp (each keeps all weights) or paral"),
         (4, ["parallel=ddp", "parallel.tp=2"], "parallel.shard=ddp cannot hold weights that are split by tensor para"),
@@ -47,6 +47,6 @@ def test_a_world_that_does_not_fit(size: int, overrides: list[str], text: str) -
 
 
 def test_one_process_without_torchrun_says_so() -> None:
-    text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, and this run is one, without torchrun; start torchrun "
+    text = r"^parallel\.dp=2 x parallel\.tp=1 need 2 processes, but this run is a single process, without torchrun; st"
     with pytest.raises(ValueError, match=text):
         grid_of(compose(overrides=["parallel=ddp", "parallel.dp=2"]), Processes())

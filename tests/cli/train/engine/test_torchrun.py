@@ -93,7 +93,7 @@ def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(ended: Ende
 
 
 def test_a_number_that_goes_wrong_on_one_rank_stops_all(ended: Ended, root: Path) -> None:
-    text = "training diverged at step 3: the loss is nan and the norm of its gradient is nan; a checkpoint, if there is"
+    text = "training diverged at step 3: the loss is nan and the norm of its gradient is nan; checkpoints, if any, are"
     assert ended["diverged"]["refused"].startswith(text)
     assert [row.step for row in curve(root / "diverged")] == [1, 2]
 

@@ -58,7 +58,7 @@ def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, 
 
 def test_another_backend_serves_or_it_raises() -> None:
     fused = fuse(torch.tan, backend="nvfuser", fallback=("eager",))
-    with pytest.warns(FallbackWarning, match=rf"^backend 'nvfuser' is not used: {ON_A_CPU}; 'eager' serves instead$"):
+    with pytest.warns(FallbackWarning, match=rf"^backend 'nvfuser' is not used: {ON_A_CPU}; 'eager' is used instead$"):
         fused(torch.ones(3))
     assert fused.served_by == ("eager",)
     with pytest.raises(
