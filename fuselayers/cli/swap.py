@@ -4,29 +4,26 @@ import argparse
 import importlib
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from torch import nn
 
 from ..components.swap import swap
-from ..configs import build, compose
 from ..names import shown
-from .example import example_batch
 from .files import write_text
 from .text import say
 
 DESCRIPTION = """\
-Puts fused layers into a model, compares each with its original, and prints what was found. The model is one of the
-configs, or one of transformers: a folder with config.json. Without weights in the folder they are random.
+Puts fused layers into a model of transformers, compares each with its original, and prints what was found. The model
+is a folder with config.json. Without weights in the folder they are random.
 
-  fuselayers swap gpt_nano --level blocks
+  fuselayers swap path/to/folder
   fuselayers swap path/to/folder --where "model.layers.0.*" """.rstrip()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model and the options of `swap`."""
-    parser.add_argument("model", metavar="MODEL | FOLDER", help="a model of the configs, or a folder with config.json")
+    parser.add_argument("folder", metavar="FOLDER", help="a folder with config.json, as save_pretrained writes it")
     parser.add_argument("--where", default="*", help="qualified names of modules: layers.1[0-9].* (default all)")
     parser.add_argument("--level", default="auto", choices=("auto", "layers", "blocks"), help="default auto")
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
@@ -38,10 +35,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         ValueError: the folder holds no model of transformers, or `transformers` is not installed.
     """
-    folder = Path(arguments.model)
-    # For a model of transformers swap makes a batch.
-    model, batch = (_of_transformers(folder), None) if folder.is_dir() else _of_configs(arguments.model)
-    report = swap(model, arguments.where, level=arguments.level, batch=batch)
+    model = _of_transformers(Path(arguments.folder))
+    report = swap(model, arguments.where, level=arguments.level)
     say(console, *str(report).splitlines())
     if arguments.json:
         write_text(Path(arguments.json), json.dumps(report.to_dict(), indent=1) + "\n")
@@ -49,17 +44,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _of_configs(name: str) -> tuple[nn.Module, Any]:
-    config = compose(name, ["fusion=off"])
-    model = build(config)
-    context = config.model.options.get("context_length")
-    return model, example_batch(model, config, (2,) if context is None else (2, min(context, 16)), device="cpu")
-
-
 def _of_transformers(folder: Path) -> nn.Module:
     file = folder / "config.json"
     if not file.is_file():
-        raise ValueError(f"{shown(str(folder))} has no config.json; name a folder that save_pretrained wrote")
+        raise ValueError(
+            f"{shown(str(folder))} has no config.json; name a folder that save_pretrained wrote. For a model of the "
+            "configs, choose layers by overrides: feedforward=fused_mlp"
+        )
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
