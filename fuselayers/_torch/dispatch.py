@@ -46,7 +46,7 @@ def constant_in_dynamo(fn: _Function) -> _Function:
 
 
 def storage_key(tensor: torch.Tensor) -> Hashable:
-    """Return a key that is equal for tensors that share a storage. While the key is alive, its address is not reused.
+    """Return a key that is equal for tensors that share a storage. While it lives, no new storage gets the same.
 
     Raises:
         NotImplementedError, RuntimeError: the tensor has no storage, for example a sparse tensor.

@@ -270,7 +270,7 @@ def _with_static_arguments(fn: Callable[..., Any], static: dict[int, Any], named
 def _name_in_dynamo(fused: FusedFunction, *, has_values: bool) -> str:
     """Return a name under which Dynamo keeps the sizes and numbers of this function apart from others'.
 
-    Each set of static arguments has another name: Dynamo would make a symbol of a static argument's second value.
+    Each set of static arguments has another name. Under one name Dynamo would make a symbol of a second value.
     """
     own_code = getattr(inspect.unwrap(fused.fn), "__code__", None)
     line = f"_at_{own_code.co_firstlineno}_of_{Path(own_code.co_filename).stem}" if own_code else ""

@@ -1,8 +1,9 @@
 """library -- load the C++ of this folder, and pass tensors to it.
 
-`setup.py` compiles the same sources for AVX-512, for AVX2 and for any machine of the platform. `torch.backends.cpu`
-selects one of these libraries, so ATEN_CPU_CAPABILITY applies to them as to torch's own kernels. The libraries have a C
-interface and use neither Python nor torch. They share torch's OpenMP, because they link to a library of that name.
+`setup.py` compiles the same sources for AVX-512, for AVX2 and for any machine of the platform. The capability that
+`torch.backends.cpu` reports selects a library, so ATEN_CPU_CAPABILITY selects it too, as it does torch's own kernels.
+The libraries have a C interface and use neither Python nor torch. They link to OpenMP by the name of the library that
+torch has loaded, so both share it.
 """
 
 import ctypes

@@ -16,7 +16,7 @@ def told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
     def tell() -> None:
         logging.getLogger("fuselayers").warning(
             "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
-            "To avoid it, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
+            "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
             backend,
             num_nodes,
         )

@@ -29,7 +29,8 @@ class CompressionErrors:
     Attributes:
         values: for each graph, the errors of its compressed values by the names of their nodes.
         gradients: for a module, the errors of its parameters' gradients by name; for a function, those of its
-            arguments' gradients. Gradients that are zero but for rounding are left out, such as that of a key's bias.
+            arguments' gradients, not of modules that it closes over. Gradients that are zero but for rounding are left
+            out, such as that of a key's bias.
     """
 
     values: tuple[dict[str, float], ...]

@@ -58,7 +58,7 @@ def explain(
         backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
         compress: as in `fuse`.
-        device: the device that stands for the meta device.
+        device: the device that tensors on the meta device are taken to be on.
         kwargs: its keyword arguments.
 
     Raises:
@@ -95,7 +95,7 @@ def explain(
         if any(result.requires_grad for result in results):
             raise ValueError(
                 f"Dynamo does not trace {name_of(fn)} (torch.compiler.disable, or a graph break within a loop), so "
-                "fuse changes nothing, and backward keeps what eager saves; explain the part that can be traced"
+                "fuse changes nothing, and the values that eager saves are saved; explain the part that can be traced"
             )
         raise ValueError(
             f"the results of {name_of(fn)} do not require grad for these arguments, so nothing is saved; let an input "
@@ -148,7 +148,7 @@ class _Explained:
         self.graph = CutGraph(self.joint, forward, backward)
         outgoing = _saved_nodes(forward, captured.num_forward_outputs)
         node_of = {node.name: node for node in self.joint.nodes}
-        # A user's partitioner may add nodes that the joint graph does not have.
+        # A user's partitioner may add nodes that the joint graph does not have. The report describes these themselves.
         fewer: dict[fx.Node, int] = {}
         saved_nodes: dict[fx.Node, None] = {}
         for part in outgoing:

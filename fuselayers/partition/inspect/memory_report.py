@@ -126,8 +126,8 @@ class MemoryReport:
         forward_ideal_bytes: the least memory traffic of forward: its inputs, outputs and saved values, once each.
         backward_ideal_bytes: the least memory traffic of backward: saved values, incoming and outgoing gradients.
         compress: how saved values are compressed, or None.
-        gradient_errors: with `compress`, the relative error of each parameter's gradient on these inputs, or for a
-            function of each argument's gradient; empty if they were not measured.
+        gradient_errors: with `compress`, the relative error of each parameter's gradient on these inputs (for a
+            function, of each argument's gradient); empty if they were not measured.
         graphs: the graphs; not in the dict and the JSON.
         cost: the prices; not in the dict and the JSON.
     """

@@ -176,6 +176,8 @@ def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"^the results of <lambda> do not require grad for these arguments, so noth"):
         explain(lambda x: x.sin(), torch.ones(2))
+    with pytest.raises(ValueError, match=r"^Dynamo does not trace sin .*, and the values that eager saves are saved; "):
+        explain(torch.compiler.disable(torch.sin), torch.ones(2, requires_grad=True))
     with pytest.raises(TypeError, match=r"^explain takes a function or a module, got int$"):
         explain(3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no partitioner 'mincut'; did you mean 'min_cut'"):

@@ -41,7 +41,7 @@ def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
 
 
 def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
-    """The rule of an op that computes in the dtype of its result, such as add. nvFuser has it for these dtypes only."""
+    """The rule of an op that computes in the dtype of its result: one of `dtypes`, or any if none is given."""
     has_operands = _has(count, *dtypes)
 
     def emit(builder: Builder, node: fx.Node) -> Value:
