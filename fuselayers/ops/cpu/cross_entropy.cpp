@@ -34,7 +34,7 @@ extern "C" void cross_entropy_forward(Rows logits, const int64_t* target, int64_
       losses[row] = largest[row] = log_total[row] = 0.0f;
       return;
     }
-    // The row is read once. Where a piece has a new largest logit, the sums so far are rescaled to it. `below` is the
+    // The row is read once. Where a piece has a new largest logit, the sums so far are adjusted to it. `below` is the
     // sum of the differences to it, so a common offset of the logits costs no precision.
     float m = -INFINITY;
     double total = 0.0, below = 0.0;

@@ -112,7 +112,7 @@ inline void keep_groups(uint16_t* keep, const uint32_t (*keys)[2], uint32_t row,
 class Mask {
  public:
   // row_indices: [rows] in the whole tensor of a shard, or null for 0, 1, 2, ...; first_column: in that tensor.
-  // threshold: 0 to 65536, the lane value below which an element is dropped; scale: the factor of other elements.
+  // threshold: 0 to 65536, the lane value below which an element is dropped; scale: the factor of the other elements.
   Mask(const int64_t* seed, const int64_t* row_indices, int64_t first_column, int64_t threshold, float scale)
       : row_indices_(row_indices), first_column_(first_column), scale_(scale), drops_(seed != nullptr) {
     if (!drops_) return;
