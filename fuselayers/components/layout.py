@@ -46,7 +46,9 @@ class Layout:
         return x_BTD
 
     def around(self, sublayer: Callable[[Tensor], Tensor], shard: Shard | None) -> Callable[[Tensor], Tensor]:
-        """Return a sublayer with the whole result, from one whose result is this process's term of a sum.
+        """Return a sublayer of the stream, from one whose result is this process's term of a sum.
+
+        It adds the terms of all processes. If the stream's tokens are divided, its result has this process's tokens.
 
         Args:
             sublayer: takes all tokens.

@@ -30,7 +30,7 @@ from .packed_heads import CrossHeads
 class FavorAttention(CrossHeads):
     """Softmax attention with unbiased estimates of exp(score). Time and memory grow linearly with the tokens.
 
-    The random directions are a buffer in the state_dict, shared by all heads. Only `redraw` changes them.
+    The random directions are a buffer in the state_dict, shared by all heads. They stay the same until `redraw`.
 
     Features are computed in float32 or wider, relative to the largest feature among the keys that a token attends to. A
     feature below about exp(-87) of the largest becomes 0.

@@ -53,8 +53,8 @@ class ReversibleBlock(TransformerBlock):
 
     It has the parameters, norms, LayerScale and stochastic depth of `TransformerBlock`, but computes another function,
     and a stack of reversible blocks has a norm at its end. If gradients are needed, `fuselayers.fuse` and
-    `torch.compile` break the graph around the blocks, which then run op by op and save no more. `torch.func` does not
-    support them, as it supports no `autograd.Function` without a `setup_context`.
+    `torch.compile` break the graph around the blocks, which then run op by op and save as little as in eager mode.
+    `torch.func` does not support them, as it supports no `autograd.Function` without a `setup_context`.
 
     A stack runs the sublayers of these blocks and never calls a block itself, so a block in a stack cannot have hooks.
     Forward hooks on the modules inside it run twice, in forward and again in backward. FSDP relies on hooks: use it on

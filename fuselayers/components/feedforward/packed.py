@@ -103,7 +103,7 @@ def _join(
         if first is not None and second is not None:
             both = _sharded_like(parameter, torch.cat((first, second)))
         elif parameter.is_meta:
-            # On the meta device one half cannot be loaded alone.
+            # A meta parameter has no values for a missing half, so one half cannot be loaded alone.
             missing = keys if missing else []
         elif first is not None or second is not None:
             both = parameter.detach().clone()

@@ -83,7 +83,7 @@ class Model(nn.Module):
         return super().__call__(*args, **kwargs)
 
     def check_arguments(self, *args: Any, **kwargs: Any) -> None:
-        """Raise the errors of `forward`, whose arguments it takes. A class with its own forward has its own check."""
+        """Raise the errors of `forward`, whose arguments it takes. A class with its own forward inherits no check."""
 
     def num_parameters(self) -> int:
         """Return the number of parameters, including frozen ones; a tied parameter counts once."""

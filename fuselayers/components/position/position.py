@@ -10,9 +10,9 @@ sinusoidal   y = x + table[:T], table[t, 2 i] = sin(t * base^(-2 i / D)), table[
 alibi        bias[h, t, s] = -slope[h] * |first + t - s|; for H heads and P, the largest power of two up to H,
              slope[h] = 2^(-8 (h + 1) / P) if h < P, else 2^(-4 (2 (h - P) + 1) / P), every second slope of 2 P heads
              Press, Smith, Lewis, "Train short, test long", 2021, section 3, and the authors' released code
-relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; short distances have a
-             bucket each; longer ones share buckets, which grow logarithmically up to max_distance; all beyond are in
-             the last; unless causal, keys that follow have half of the buckets
+relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; unless causal, keys that
+             follow have half of the buckets; with n buckets in a direction, distances below n / 2 have one each,
+             longer ones share buckets, which grow logarithmically up to max_distance, and all beyond are in the last
              Raffel et al. 2020, section 2.1; the buckets of mesh_tensorflow's relative_position_bucket
 """
 

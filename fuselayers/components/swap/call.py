@@ -54,9 +54,11 @@ def swap(
         rules: the rules to apply; None for all shipped ones, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" fuses each repeated block of the model (a
             decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
-            "auto" takes blocks, which save less than layers. It takes layers if no block passes verification, if
-            nothing can be verified, if Inductor cannot compile, or if blocks of a class have several widths, as in
-            Swin, since each width would be compiled separately.
+            "auto" takes blocks: compiled by Inductor they saved less than layers in every model that was measured. It
+            takes layers if all blocks fail verification, if verification has no batch or the model is on the meta
+            device, if Inductor cannot compile, or if blocks of a class have several widths, as in Swin, since each
+            width would be compiled separately. It does not measure both levels: with the backend "eager", or if Dynamo
+            cannot trace the blocks, layers may save less.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
@@ -230,9 +232,9 @@ def _inductor_compiles(model: nn.Module) -> bool:
 
 
 def _first_verified(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """Return the first plan of which a block, or whatever the last plan swaps, passes verification, and its report.
+    """Return the first plan in which a block does not fail verification, or else the last plan; and its report.
 
-    The plan is without the modules that failed. If nothing can be verified, return the last plan: layers, not blocks.
+    Modules that failed are removed from the plan. If nothing can be verified, return the last plan: layers, not blocks.
     """
     own = batch is None
     batch = made_batch(model) if own else batch

@@ -53,14 +53,15 @@ class SwapReport:
     Attributes:
         level: "layers" or "blocks".
         sites: the modules that were swapped. One may be inside another.
-        skipped: the modules that a rule matched but that were not swapped. If nothing was swapped, also one module of
+        skipped: the modules that a rule matched but that were not swapped, and the blocks that failed verification.
+            Level "auto" may then have swapped layers inside these blocks. If nothing was swapped, also one module of
             each class that no rule fits.
         saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
             does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
         held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
             free.
-        notes: how the model is called from now on, why nothing was verified, what the other level saves.
+        notes: how the model is called from now on, why nothing was verified or compressed, or that nothing is saved.
     """
 
     level: str

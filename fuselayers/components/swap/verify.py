@@ -105,8 +105,9 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     """Compare results and gradients of the module with those of its new class, `kind`, and run a training step.
 
     The comparison is in evaluation mode, in which nothing is dropped. The reference is a copy in float64, or the
-    original where that cannot run. The module does not change. Returns the site with the measurements, or the reason
-    not to swap it.
+    original where that cannot run. For a causal loss the model is in training mode but its submodules are not, there is
+    no copy in float64, and no further training step. The module does not change. Returns the site with the
+    measurements, or the reason not to swap it.
     """
     is_loss = kind.rule == loss.NAME  # the module is the whole model, too large for a copy in float64
     try:
@@ -148,7 +149,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
     if kind.rule != attention.NAME:  # nothing was dropped, so its op did not run
         site = replace(site, error=error, error_before=error_before)
-    if not is_loss:  # whose comparison was in training mode
+    if not is_loss:  # a loss has already run in training mode
         try:
             _run(original.train(), call)
         except Exception:  # it does not run in training mode
