@@ -13,7 +13,7 @@ MODEL = ("model=gpt_nano", *TINY_MODEL)
 
 
 def explain_a_sine(*_: object, **options: Any) -> MemoryReport:
-    """Explain this in place of a model, which takes seconds to trace."""
+    """Explain a sine in place of a model, which takes seconds to trace."""
     return explain(torch.sin, torch.ones(8, requires_grad=True), **options)
 
 

@@ -157,7 +157,6 @@ def _op_job(op: str, options: dict[str, Any], settings: Settings) -> Job:
 
 def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:
     on_cpu = device.type == "cpu"
-    # On a CPU only fused layers are measured.
     backends = (_FUSED,) if on_cpu else (EAGER, _FUSED)
 
     def job(name: str, dropout: float) -> Job:

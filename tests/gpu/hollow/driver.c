@@ -18,7 +18,8 @@
 long hollow_launches[DEVICES], hollow_waits[DEVICES];
 static __thread int current;
 
-/* A graph is a count of the kernels that were launched while its stream captured. A wait for that stream is an error. */
+/* A graph is a count of the kernels that were launched while its stream captured. Copies run at once, and a replay repeats
+   none. A wait for the capturing stream is an error. */
 static void *capturing;
 static long captured;
 

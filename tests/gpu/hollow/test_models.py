@@ -120,6 +120,14 @@ def test_the_host_starts_a_graphed_step_with_a_few_calls(fusion: str) -> None:
     assert 2 <= counts.launches[0] < 10  # eager layers: 120
 
 
+def test_the_example_of_the_page_captures_a_model_under_autocast() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    example = names["tokens"], names["targets"]
+    assert counted(lambda: names["model"](*example)).launches[0] < 10
+
+
 @pytest.mark.parametrize("partition", ["min_cut", "budget:0.65"])
 def test_explain_counts_what_the_triton_backend_saves(partition: str) -> None:
     block = built("gpt_nano", "fusion=off").bfloat16().blocks[1]
