@@ -114,7 +114,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Check, time and print.
 
     Returns:
-        The exit code: 0, or 1 when a candidate's numbers are wrong.
+        The exit code: 0, or 1 when a candidate's numbers are wrong or it raised an error.
 
     Raises:
         ValueError: a wrong argument; the text lists the possible ones.

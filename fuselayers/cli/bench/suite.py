@@ -93,7 +93,7 @@ def run_suite(
         minutes: no measurement begins later; the report names the measurements that are left out.
 
     Returns:
-        The exit code: 0, or 1 when a candidate of ours computes wrong numbers.
+        The exit code: 0, or 1 when a candidate of ours computes wrong numbers or raises an error.
     """
     # A folder that cannot be written must be an error before the work starts.
     folder.mkdir(parents=True, exist_ok=True)

@@ -242,7 +242,16 @@ class _Run:
             self.autocast = {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": False}
 
     def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
-        """Return the step's branch. Record whether it drew random numbers and which losses it set."""
+        """Return the step's branch. Record whether it drew random numbers and which losses it set.
+
+        Raises:
+            RuntimeError: a CUDA graph is being captured.
+        """
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "reversible blocks set torch's generator back to repeat dropout's masks, which a CUDA graph does not "
+                "repeat; use model.block=transformer, or leave out the graph"
+            )
         # With fake tensors nothing is drawn, and the state of a generator has no values to compare.
         draws = not isinstance(b_BTD, FakeTensor)
         before, losses = _generators(self.device) if draws else (), step.losses_now()

@@ -94,8 +94,7 @@ class Model(nn.Module):
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
-        # Not `getattr`, which searches three more dictionaries of each module: 0.2 of 4.5 ms of a GPT's forward.
-        attributes = [vars(module).get("auxiliary_loss") for module in self.modules()]
+        attributes = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
         losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 

@@ -54,11 +54,10 @@ def swap(
         rules: the rules to apply; None for all shipped ones, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" fuses each repeated block of the model (a
             decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
-            "auto" takes blocks: compiled by Inductor they saved less than layers in every model that was measured. It
-            takes layers if all blocks fail verification, if verification has no batch or the model is on the meta
-            device, if Inductor cannot compile, or if blocks of a class have several widths, as in Swin, since each
-            width would be compiled separately. It does not measure both levels: with the backend "eager", or if Dynamo
-            cannot trace the blocks, layers may save less.
+            "auto" takes blocks, which save less than layers in every model that was measured. If a block fails
+            verification, or blocks save nothing, it measures layers too, and takes the level that saves less. It takes
+            layers if nothing can be verified, if Inductor cannot compile, or if blocks of a class have several widths,
+            as in Swin, since each width would be compiled separately.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
@@ -90,7 +89,7 @@ def swap(
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
-        plan, report = _first_verified(model, plans, batch)
+        plan, report = _best(model, plans, batch)
     else:
         plan = plans[0]
         report = plan.report()
@@ -231,10 +230,11 @@ def _inductor_compiles(model: nn.Module) -> bool:
     return any(status.available for status in backends(device=device) if status.name == "inductor")
 
 
-def _first_verified(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
-    """Return the first plan in which a block does not fail verification, or else the last plan; and its report.
+def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
+    """Return the plan that saves most, without the modules that failed verification, and its report.
 
-    Modules that failed are removed from the plan. If nothing can be verified, return the last plan: layers, not blocks.
+    Blocks come first. Layers are tried only if a module failed, or if blocks save nothing. If nothing can be verified,
+    return the last plan: layers, not blocks.
     """
     own = batch is None
     batch = made_batch(model) if own else batch
@@ -242,7 +242,9 @@ def _first_verified(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tup
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
         return plans[-1], plans[-1].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
-    failed: tuple[Skipped, ...] = ()
+    before = saved_by_model(model, batch)
+    saved_before = None if before is None else before.total
+    results: list[tuple[_Plan, SwapReport]] = []
     for plan in plans:
         try:
             calls = inputs_of_sites(model, plan.kinds, batch)
@@ -251,13 +253,15 @@ def _first_verified(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tup
                 raise
             why = f"the model does not run on a batch made from its config ({problem!s:.100})"
             return plans[-1], plans[-1].report(f"not verified: {why}; give batch=")
-        before = saved_by_model(model, batch)
         left, report = _verified(model, plan, calls, batch)
-        if plan.level == "layers" or any(site.rule == "block" for site in report.sites):
+        results.append((left, report))
+        if left.kinds == plan.kinds and (saved_before is None or (report.saved_after or 0) < saved_before):
             break
-        failed = tuple(module for module in report.skipped if module.name in plan.kinds)
-    report = replace(report, skipped=(*failed, *report.skipped), saved_before=None if before is None else before.total)
-    if report.sites and before is not None and (report.saved_after or 0) >= before.total:
+    left, report = min(results, key=lambda result: (not result[1].sites, result[1].saved_after or 0))
+    others = (module for _, other in results for module in other.skipped if module not in report.skipped)
+    failed = tuple(module for module in others if module.name not in left.kinds)
+    report = replace(report, skipped=(*failed, *report.skipped), saved_before=saved_before)
+    if report.sites and saved_before is not None and (report.saved_after or 0) >= saved_before:
         report = replace(report, notes=("it saves nothing on this batch",))
     return left, report
 

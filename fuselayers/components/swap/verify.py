@@ -105,9 +105,9 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     """Compare results and gradients of the module with those of its new class, `kind`, and run a training step.
 
     The comparison is in evaluation mode, in which nothing is dropped. The reference is a copy in float64, or the
-    original where that cannot run. For a causal loss the model is in training mode but its submodules are not, there is
-    no copy in float64, and no further training step. The module does not change. Returns the site with the
-    measurements, or the reason not to swap it.
+    original where that cannot run. For a causal loss the model is in training mode but its submodules are not, and
+    there is no copy in float64. The module does not change. Returns the site with the measurements, or the reason not
+    to swap it.
     """
     is_loss = kind.rule == loss.NAME  # the module is the whole model, too large for a copy in float64
     try:
@@ -121,18 +121,15 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         call = with_gradients(call)
     swapped.__class__ = kind
     original.training = swapped.training = is_loss  # logits are left out only in training
-    is_block = kind.rule == "block"
-    see = SeeOps("fuselayers")
-    watched = contextlib.nullcontext() if is_block else see  # a compiler would see the mode
     try:
         before = _run(original, call)
     except Exception:  # the original fails on these inputs
         return site
     try:
-        with watched:
-            after = _run(swapped, call)
+        after = _run(swapped, call)
     except Exception as problem:
         return Skipped(site.name, site.kind, f"it raises {in_one_line(problem):.200}")
+    is_block = kind.rule == "block"
     dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), torch.float32)
     roundings = _ROUNDINGS if dtype.itemsize > 2 else _ROUNDINGS_OF_16_BITS
     truth, least = before, roundings * torch.finfo(dtype).eps
@@ -149,16 +146,16 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
     if kind.rule != attention.NAME:  # nothing was dropped, so its op did not run
         site = replace(site, error=error, error_before=error_before)
-    if not is_loss:  # a loss has already run in training mode
-        try:
-            _run(original.train(), call)
-        except Exception:  # it does not run in training mode
-            return site
-        try:
-            with watched:
-                _run(swapped.train(), call)
-        except Exception as problem:
-            return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
+    try:
+        _run(original.train(), call)
+    except Exception:  # it does not run in training mode
+        return site
+    try:
+        see = SeeOps("fuselayers")
+        with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
+            _run(swapped.train(), call)
+    except Exception as problem:
+        return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
     # A function that Dynamo was told not to compile has no backend.
     backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
@@ -229,7 +226,7 @@ def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
     if [value.shape for value in values] != [right.shape for right in truth]:
         return float("inf")
     errors = [
-        (value - right).abs().max().item()  # in the wider dtype of the two
+        (value.double() - right.double()).abs().max().item()
         for value, right in zip(values, truth, strict=True)
         if value.numel()
     ]

@@ -88,6 +88,7 @@ def test_a_wrong_block_is_not_swapped(dtype: torch.dtype, compress: str | None) 
     with pytest.warns(UserWarning, match="its error is "):
         report = swap(model, level="blocks", backend="eager", compress=compress, batch=torch.randn(3, 8, dtype=dtype))
     assert report.sites == ()
+    assert [module.name for module in report.skipped if "its error" in module.reason] == ["0", "1"]
 
 
 # torch has two checkpoints. The modules draw their masks in an MLP and in attention.
@@ -206,3 +207,30 @@ def test_the_default_takes_layers_if_no_block_passes() -> None:
     ]
     assert all(module.reason.startswith("its error is ") for module in report.skipped)
     torch.testing.assert_close(model(x), expected)
+
+
+class OutsideTheGraph(nn.Module):
+    """A block that Dynamo does not trace, so that fusing it saves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feedforward = Feedforward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.added(x)
+
+    @torch._dynamo.disable
+    def added(self, x: Tensor) -> Tensor:
+        return x + self.feedforward(x)
+
+
+class SomeFail(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(Gated(), Gated()), nn.Sequential(*(OtherWhenCompiled() for _ in range(4))))
+
+
+@pytest.mark.parametrize("kind", [lambda: nn.Sequential(OutsideTheGraph(), OutsideTheGraph()), SomeFail])
+def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(kind: Any) -> None:
+    x = torch.randn(64, 8)
+    report, layers = (swap(kind(), backend="eager", level=level, batch=x) for level in ("auto", "layers"))  # type: ignore[arg-type]
+    assert (report.level, report.saved_after) == ("layers", layers.saved_after)

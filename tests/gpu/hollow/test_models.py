@@ -128,6 +128,12 @@ def test_the_example_of_the_page_captures_a_model_under_autocast() -> None:
     assert counted(lambda: names["model"](*example)).launches[0] < 10
 
 
+def test_a_reversible_model_is_not_captured() -> None:
+    model = built("gpt_nano", "fusion=off", "model.block=reversible")
+    with pytest.raises(RuntimeError, match=r"^reversible blocks set torch's generator back .* use model.block=transf"):
+        torch.cuda.make_graphed_callables(model, tuple(model.example_inputs(8, device="cuda")))  # type: ignore[no-untyped-call]
+
+
 @pytest.mark.parametrize("partition", ["min_cut", "budget:0.65"])
 def test_explain_counts_what_the_triton_backend_saves(partition: str) -> None:
     block = built("gpt_nano", "fusion=off").bfloat16().blocks[1]
