@@ -99,7 +99,7 @@ def test_repeated_weights_must_be_equal(name: str) -> None:
     state = small_state(build(name, overrides), family)
     model = build(name, overrides)
     load_hugging_face(model, state, family=family)
-    for repeated, other in FAMILIES[family].repeated.items():
+    for repeated, other in FAMILIES[family].weights.repeated.items():
         assert torch.equal(state[repeated], state[other])
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         text = f"{repeated} must equal {other}, since both are the same weight"
