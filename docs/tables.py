@@ -84,7 +84,7 @@ def _code(text: str) -> str:
 def _keys(name: str, _: Sequence[str]) -> str:
     if name not in FAMILIES:
         raise ValueError(no_such("family", name, FAMILIES))
-    family = FAMILIES[name]
+    family = FAMILIES[name].weights
     lines = ["| theirs | ours |", "| --- | --- |"]
     for key in family.keys:
         notes = ["transposed"] * key.transposed + ["by head"] * key.by_head

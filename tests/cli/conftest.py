@@ -1,8 +1,10 @@
 """A text and a config so small that a run takes a second."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 _LINES = [f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)]
 
@@ -29,6 +31,12 @@ TINY_TRAINING = (
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     # pytest-xdist passes the width of its terminal to its workers. A table would be folded at that width.
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.fixture
+def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile without its code generator, which takes seconds. Used by the tests of `bench`."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
 
 
 def write_text_file(folder: Path) -> Path:

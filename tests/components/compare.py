@@ -1,4 +1,4 @@
-"""Compare two modules that should compute the same. Used by the tests of most layers."""
+"""Compare two modules that should compute the same. Used by the tests of layers, of build and of rebuild."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fuselayers.components import Choice, Decoder, FusedMLP
 from fuselayers.configs import Config, FusionConfig, build, choices, compose
 from fuselayers.partition import FusedModule, explain, saved_bytes
+from tests.components.compare import assert_same_step, run
 
 # Small enough to compile in seconds, with the components of the shipped model.
 TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
 LLAMA = [*TINY, "attention.num_kv_heads=1", "model=llama_tiny"]
+# Tokens and targets.
+BATCH = torch.randint(256, (2, 2, 8), generator=torch.Generator().manual_seed(1)).unbind()
 
 
 def parameters(model: nn.Module) -> int:
@@ -26,26 +29,6 @@ def parameters(model: nn.Module) -> int:
 def on_meta(*arguments: Any) -> Any:
     with torch.device("meta"):
         return build(*arguments)
-
-
-def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one batch, with dropout drawn from a fixed seed, and every gradient."""
-    generator = torch.Generator().manual_seed(1)
-    tokens_BT = torch.randint(256, (2, 9), generator=generator)
-    torch.manual_seed(2)
-    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
-    loss.backward()
-    return loss.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-
-
-def check_same_step(model: nn.Module, reference: nn.Module) -> None:
-    loss, gradients = step(model)
-    expected_loss, expected = step(reference)
-    torch.testing.assert_close(loss, expected_loss, rtol=1e-5, atol=1e-6)
-    assert list(gradients) == [name for name, _ in model.named_parameters()] == list(expected)
-    for name, gradient in expected.items():
-        assert gradient.abs().sum() > 0
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +50,7 @@ def test_gpt_nano_with_each_feedforward_and_each_fusion(feedforward: str, fusion
     assert isinstance(model.blocks[0], FusedModule) == (fusion != "off")
     reference.load_state_dict(model.state_dict())
     assert model.training
-    check_same_step(model, reference)
+    assert_same_step(reference, model, *BATCH)
 
 
 @pytest.mark.parametrize("scope", ["none", "block", "model"])
@@ -102,8 +85,8 @@ def test_rotary_positions_with_every_option(fusion: str) -> None:
     other = build(overrides=[*LLAMA, "fusion=off"])
     for reference in (plain, other):
         reference.load_state_dict(model.state_dict())
-    check_same_step(model, plain)
-    assert not torch.allclose(step(other)[0], step(plain)[0], rtol=0, atol=1e-7)
+    assert_same_step(plain, model, *BATCH)
+    assert not torch.allclose(*(run(model, BATCH)["output 0"] for model in (other, plain)), rtol=0, atol=1e-7)
 
 
 def test_a_source_of_every_kind_builds() -> None:

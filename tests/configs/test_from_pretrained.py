@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fuselayers
 from fuselayers.configs import build, from_pretrained
-from fuselayers.configs.hugging_face import READERS, matched
+from fuselayers.configs.hugging_face import FAMILIES, matched
 from fuselayers.partition import FusedModule
 from tests.configs.hugging_face.twins import LLAMA, TWINS, Twin, inputs, rope, small_state, theirs
 
@@ -106,7 +106,7 @@ def test_what_transformers_wrote_gives_its_outputs(name: str, tmp_path: Path) ->
 
 
 def test_every_model_type_is_compared() -> None:
-    assert {twin.module for twin in WRITTEN.values()} == set(READERS)
+    assert {twin.module for twin in WRITTEN.values()} == set(FAMILIES)
 
 
 def test_shards(tmp_path: Path) -> None:

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fuselayers.components import MLP, Choice, FusedMLP, GatedMLP, compare_weights, register
 from fuselayers.configs import Config, FusionConfig, RebuildError, RebuildWarning, build, compose, rebuild
 from fuselayers.partition import FusedModule, fuse
+from tests.components.compare import assert_same_step
 
 TINY = ["model.hidden_dim=16", "model.num_layers=3", "model.context_length=8", "model.vocab_size=31", "fusion=off"]
 HEADS = ["attention.num_heads=4"]
+# Tokens and targets.
+BATCH = torch.randint(31, (2, 2, 7), generator=torch.Generator().manual_seed(1)).unbind()
 
 
 def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
@@ -31,24 +34,6 @@ def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
         for parameter in built.parameters():
             parameter.normal_(mean=0.1, std=0.3)
     return built
-
-
-def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one batch, with dropout from a fixed seed, and every gradient."""
-    tokens_BT = torch.randint(31, (2, 8), generator=torch.Generator().manual_seed(1))
-    model.zero_grad()
-    torch.manual_seed(2)
-    loss = model(tokens_BT[:, :-1], tokens_BT[:, 1:].contiguous())
-    loss.backward()
-    return loss.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
-
-
-def check_same_step(model: nn.Module, reference: nn.Module) -> None:
-    (loss, gradients), (expected_loss, expected) = step(model), step(reference)
-    torch.testing.assert_close(loss, expected_loss)
-    assert list(gradients) == list(expected) == [name for name, _ in reference.named_parameters()]
-    for name, gradient in expected.items():
-        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)
 
 
 def report_of(model: nn.Module, overrides: list[str]) -> tuple[Any, str]:
@@ -88,7 +73,8 @@ def test_copies_know_it_too(scope: str) -> None:
     loaded = torch.load(file, weights_only=False)
     for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built)), loaded):
         assert other.built_from == built.built_from
-        check_same_step(rebuild(other, ["fusion=off"], strict=True), rebuild(built, ["fusion=off"], strict=True))
+        models = (rebuild(model, ["fusion=off"], strict=True) for model in (built, other))
+        assert_same_step(*models, *BATCH)
 
 
 # Post-norm and pre-norm, without and with grouped heads.
@@ -101,7 +87,7 @@ def test_an_mlps_implementation_keeps_every_weight_and_every_number(model: str, 
     kinds = {"mlp": MLP, "fused_mlp": FusedMLP}
     assert type(rebuilt.blocks[0].feedforward) is kinds[second]
     assert type(built.blocks[0].feedforward) is kinds[first]
-    check_same_step(rebuilt, built)
+    assert_same_step(built, rebuilt, *BATCH)
 
 
 @pytest.mark.parametrize("scope", [pytest.param("block", marks=pytest.mark.slow), "model"])
@@ -110,8 +96,8 @@ def test_fusion_and_back_keeps_every_weight_and_every_number(scope: str) -> None
     fused = rebuild(plain, ["fusion=eager", f"fusion.scope={scope}"], strict=True)
     fused_names = [name for name, module in fused.named_modules() if isinstance(module, FusedModule)]
     assert fused_names == {"block": ["blocks.0"], "model": [""]}[scope]
-    check_same_step(fused, plain)
-    check_same_step(rebuild(fused, ["fusion=off"], strict=True), plain)
+    assert_same_step(plain, fused, *BATCH)
+    assert_same_step(plain, rebuild(fused, ["fusion=off"], strict=True), *BATCH)
 
 
 def test_a_gated_mlp_reports_what_is_new_and_what_was_left_behind() -> None:
@@ -273,7 +259,7 @@ def test_buffers_that_a_constructor_computes_are_computed() -> None:
     rebuilt: Any = rebuild(built, ["feedforward.shift=2", "feedforward.loose=3"], strict=True)
     layer = rebuilt.blocks[0].feedforward
     assert (layer.saved.tolist(), layer.made.tolist(), layer.loose.tolist()) == ([7.0] * 3, [2.0] * 3, [3.0] * 3)
-    check_same_step(rebuilt, built)
+    assert_same_step(built, rebuilt, *BATCH)
     built.bfloat16().blocks[0].feedforward.made = torch.ones(3)
     rebuilt = rebuild(built, ["feedforward.shift=2"], strict=True)
     assert rebuilt.blocks[0].feedforward.made.dtype == torch.float32
@@ -295,7 +281,7 @@ def test_rebuild_takes_the_config_of_a_model_that_has_none() -> None:
     config = built.built_from
     del built.built_from
     rebuilt: Any = rebuild(built, ["feedforward=fused_mlp"], config=config, strict=True)
-    check_same_step(rebuilt, built)
+    assert_same_step(built, rebuilt, *BATCH)
     assert rebuilt.built_from.feedforward.name == "fused_mlp"
 
 

@@ -87,8 +87,8 @@ def test_what_each_attention_can_be_told_is_on_its_page() -> None:
 
 def test_every_family_and_key_is_on_the_page_on_hugging_face() -> None:
     made = filled(_text("hugging_face.md"))
-    for family in FAMILIES.values():
-        for key in family.keys:
+    for architecture in FAMILIES.values():
+        for key in architecture.weights.keys:
             assert made.count(f"| `{key.theirs}` | `{key.ours}`") >= 1, key
     for shown in (
         "| `transformer.h.{}.attn.c_attn.weight` | `blocks.{}.attention.qkv.weight`, transposed |",

@@ -35,8 +35,7 @@ class Case:
             the seed.
         options: keyword arguments of op and reference.
         floor: elements that the kernels load and store, forward and backward, per element of the first tensor, as in
-            the op's docstring, without statistics per row, vectors per program and the seed. None if a test of the op
-            measures them.
+            the op's docstring, without statistics per row, vectors per program and the seed.
     """
 
     op: Callable[..., Any]
@@ -44,7 +43,7 @@ class Case:
     shapes: Callable[[Shape], list[Shape]]
     saved: float
     options: dict[str, Any] = field(default_factory=dict)
-    floor: tuple[float, float] | None = None
+    floor: tuple[float, float] = field(kw_only=True)
 
 
 def _dropout(x: Tensor, *, p: float, seed: Tensor, **options: Any) -> Tensor:
@@ -87,7 +86,7 @@ def _norm_case(
         return [shape, *(shape if name == "residual" else shape[-1:] for name in names)]
 
     # A larger eps than usual, since a row of one value, or of equal values, has no variance.
-    return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor)
+    return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor=floor)
 
 
 DROPPING = {"p": 0.3, "seed": seed_of()}

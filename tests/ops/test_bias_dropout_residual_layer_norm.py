@@ -1,5 +1,3 @@
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,25 +7,17 @@ from fuselayers.partition import saved_bytes
 from tests.ops import truth
 from tests.ops.contract import seed_of, tensors
 
-STYLES = ("post", "pre", "prenorm")
 
-
-def op(x: Tensor, residual: Tensor, weight: Tensor, norm_bias: Tensor, bias: Tensor, **options: Any) -> Any:
-    return bias_dropout_residual_layer_norm(x, residual, weight=weight, norm_bias=norm_bias, bias=bias, **options)
-
-
-def inputs_of(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    return tensors(shape, shape, shape[-1:], shape[-1:], shape[-1:], dtype=dtype)
-
-
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 def test_is_its_formula(style: str) -> None:
-    x, residual, weight, norm_bias, bias = inputs_of((3, 21), torch.float64)
+    x, residual, weight, norm_bias, bias = tensors((3, 21), (3, 21), (21,), (21,), (21,), dtype=torch.float64)
     dropped = (x + bias) * truth.dropout_factor(seed_of(), x.shape, 0.3)
     total = dropped + residual
     normed = truth.layer_norm(dropped if style == "pre" else total, weight, norm_bias, 1e-5)
     expected = {"post": normed, "pre": normed + residual, "prenorm": (normed, total)}[style]
-    got = op(x, residual, weight, norm_bias, bias, p=0.3, style=style, seed=seed_of())
+    got = bias_dropout_residual_layer_norm(
+        x, residual, weight=weight, norm_bias=norm_bias, bias=bias, p=0.3, style=style, seed=seed_of()
+    )
     torch.testing.assert_close(got, expected)
 
 

@@ -13,10 +13,6 @@ from tests.ops import truth
 from tests.ops.contract import seed_of, tensors
 
 
-def op(x: torch.Tensor, *, p: float, seed: torch.Tensor) -> torch.Tensor:
-    return dropout(x, p, seed=seed)
-
-
 def test_no_mask_is_saved() -> None:
     x = torch.randn(512, 512, requires_grad=True)
     assert saved_bytes(lambda value: dropout(value, 0.1), x) == 8
@@ -48,7 +44,7 @@ def test_a_backward_in_forward_mode_keeps_the_tangent() -> None:
 
 def test_is_its_formula() -> None:
     (x,) = tensors((3, 21), dtype=torch.float64)
-    torch.testing.assert_close(op(x, p=0.3, seed=seed_of()), x * truth.dropout_factor(seed_of(), x.shape, 0.3))
+    torch.testing.assert_close(dropout(x, 0.3, seed=seed_of()), x * truth.dropout_factor(seed_of(), x.shape, 0.3))
 
 
 SEED_ERRORS = [

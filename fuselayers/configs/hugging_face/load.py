@@ -2,20 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from ...names import no_such
-from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit
+from .families import FAMILIES
 from .family import Family, Key
-
-_MODULES: Final = (bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit)
-FAMILIES: Final[dict[str, Family]] = {
-    **{module.__name__.rpartition(".")[2]: module.FAMILY for module in _MODULES},
-    **dict.fromkeys(("mistral", "qwen2", "qwen3"), llama.FAMILY),
-}
 
 
 def load_hugging_face(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) -> None:
@@ -59,7 +52,7 @@ def matched(model: nn.Module, state_dict: Mapping[str, Tensor], *, family: str) 
     Raises:
         ValueError: as `load_hugging_face`, for tensors that do not fit.
     """
-    chosen, wanted = FAMILIES[family], model.state_dict()
+    chosen, wanted = FAMILIES[family].weights, model.state_dict()
     state_dict = {_newer(chosen, name): tensor for name, tensor in state_dict.items()}
     renamed, misfits = _renamed(chosen, _unpacked(state_dict), set(wanted), model)
     ours = {name: _as_ours(tensor, wanted[name]) if name in wanted else tensor for name, tensor in renamed.items()}

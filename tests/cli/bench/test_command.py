@@ -1,6 +1,5 @@
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,7 @@ _TINY_MODEL = [
     "feedforward=fused_mlp",
 ]
 
-
-@pytest.fixture(autouse=True)
-def _no_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.compile without its code generator, which takes seconds."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+pytestmark = pytest.mark.usefixtures("without_inductor")
 
 
 def _bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -1,4 +1,4 @@
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -13,11 +13,7 @@ from fuselayers.cli.bench.subjects import ModelCall, model_subject, op_subject
 CPU = torch.device("cpu")
 TINY = ["model.hidden_dim=16", "model.num_layers=1", "model.context_length=16", "attention.num_heads=2"]
 
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run every candidate op by op. The tests of the command measure compiled candidates."""
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+pytestmark = pytest.mark.usefixtures("without_inductor")
 
 
 def op_of(name: str, dropout: float) -> Subject:

@@ -1,6 +1,5 @@
 import io
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,10 +27,8 @@ def fails() -> None:
     raise RuntimeError("out of memory\nmore")
 
 
-def test_a_report_names_what_is_wrong_and_what_had_no_time(
-    report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+@pytest.mark.usefixtures("without_inductor")
+def test_a_report_names_what_is_wrong_and_what_had_no_time(report: Report, tmp_path: Path) -> None:
     console = Console(file=io.StringIO())
     jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
     assert run_suite(jobs, report, folder=tmp_path, minutes=9.0, device=CPU, console=console) == 1

@@ -37,8 +37,3 @@ def test_figures_are_of_this_world() -> None:
     assert 1e8 < machine.flop_rate < 1e15
     assert 1e8 < machine.vector_flop_rate < 1e14
     assert 1e-8 < machine.kernel_seconds < 1e-3
-
-
-def test_an_unknown_device(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tune", "--device", "abacus"]) == 2
-    assert "--device must be auto, cpu or a GPU that torch can use, got 'abacus'" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fuselayers.configs import build, rebuild
-from fuselayers.configs.hugging_face import READERS, config_of
+from fuselayers.configs.hugging_face import FAMILIES, config_of
 from tests.configs.hugging_face.twins import TWINS
 
 # Configs of the hub, with the field names of the `transformers` of their time, without fields about tokens and tasks.
@@ -206,7 +206,7 @@ WITHOUT_EFFECT = {
 }
 
 
-@pytest.mark.parametrize("model_type", READERS)
+@pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_field_of_transformers_is_read_or_without_effect(model_type: str) -> None:
     from transformers import PretrainedConfig
 

@@ -1,7 +1,6 @@
 """The shipped architectures against `transformers`: the same outputs for the same weights."""
 
 import re
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -100,7 +99,7 @@ def test_repeated_weights_must_be_equal(name: str) -> None:
     state = small_state(build(name, overrides), family)
     model = build(name, overrides)
     load_hugging_face(model, state, family=family)
-    for repeated, other in FAMILIES[family].repeated.items():
+    for repeated, other in FAMILIES[family].weights.repeated.items():
         assert torch.equal(state[repeated], state[other])
         before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
         text = f"{repeated} must equal {other}, since both are the same weight"
@@ -129,44 +128,28 @@ def test_nothing_is_loaded_where_there_are_no_values(gpt2: nn.Module, empty: str
         load_hugging_face(gpt2, state, family="gpt2")
 
 
-def without(state: dict[str, Tensor]) -> None:
-    del state["transformer.ln_f.bias"]
-
-
-def with_another_shape(state: dict[str, Tensor]) -> None:
-    state["transformer.wpe.weight"] = torch.zeros(8, 32)
-
-
-def with_a_stranger(state: dict[str, Tensor]) -> None:
-    state["transformer.h.0.attn.rotary"] = torch.zeros(3)
-
-
-def with_a_head_of_its_own(state: dict[str, Tensor]) -> None:
-    state["lm_head.weight"] = torch.ones(256, 32)
-
-
-def with_a_layer_too_many(state: dict[str, Tensor]) -> None:
-    state["transformer.h.7.ln_1.bias"] = torch.zeros(32)
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("changed", "value", "said"),
     [
-        (without, "norm.bias is missing"),
-        (with_another_shape, "position.table.weight must be [64, 32], got [8, 32]"),
-        (with_a_stranger, "transformer.h.0.attn.rotary does not belong to the model"),
+        ("transformer.ln_f.bias", None, "norm.bias is missing"),
+        ("transformer.wpe.weight", torch.zeros(8, 32), "position.table.weight must be [64, 32], got [8, 32]"),
+        ("transformer.h.0.attn.rotary", torch.zeros(3), "transformer.h.0.attn.rotary does not belong to the model"),
         (
-            with_a_head_of_its_own,
+            "lm_head.weight",
+            torch.ones(256, 32),
             "lm_head.weight must equal transformer.wte.weight, since both are the same weight",
         ),
-        (with_a_layer_too_many, "blocks.7.residual.norms.0.bias does not belong to the model"),
+        ("transformer.h.7.ln_1.bias", torch.zeros(32), "blocks.7.residual.norms.0.bias does not belong to the model"),
     ],
 )
 def test_nothing_is_copied_where_something_does_not_fit(
-    gpt2: nn.Module, change: Callable[[dict[str, Tensor]], None], said: str
+    gpt2: nn.Module, changed: str, value: Tensor | None, said: str
 ) -> None:
     state = small_state(build("gpt2_tiny", ["fusion=off", "model.num_layers=1"]))
-    change(state)
+    if value is None:
+        del state[changed]
+    else:
+        state[changed] = value
     before = {name: tensor.clone() for name, tensor in gpt2.state_dict().items()}
     text = f"^the state_dict does not fit this gpt2: {re.escape(said)}$"
     with pytest.raises(ValueError, match=text):

@@ -157,7 +157,7 @@ def inputs(twin: Twin) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
 
 def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:
     """The weights of a model of ours under the names of `transformers`, which is not needed for it."""
-    chosen = FAMILIES[family]
+    chosen = FAMILIES[family].weights
     state = {}
     for name, tensor in model.state_dict().items():
         number = re.search(r"(?<=blocks\.)\d+", name)
