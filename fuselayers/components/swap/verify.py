@@ -226,13 +226,20 @@ def _error_of(values: list[Tensor], truth: list[Tensor]) -> float:
     if [value.shape for value in values] != [right.shape for right in truth]:
         return float("inf")
     errors = [
-        (value.double() - right.double()).abs().max().item()
+        _difference(value, right).abs().max().item()
         for value, right in zip(values, truth, strict=True)
         if value.numel()
     ]
     largest = max((right.abs().max().item() for right in truth if right.numel()), default=1.0)
     error = max(errors, default=0.0) / (largest or 1.0)
     return error if all(map(math.isfinite, errors)) else float("inf")
+
+
+def _difference(value: Tensor, right: Tensor) -> Tensor:
+    # In float32 as they are: copies of all gradients in float64 took 3 of the 12 s of `swap` for a GPT-2 of 12 layers.
+    if value.dtype == right.dtype == torch.float32:
+        return value - right
+    return value.double() - right.double()
 
 
 def _from_leaves(leaves: Any) -> Any:
