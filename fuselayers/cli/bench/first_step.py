@@ -43,6 +43,7 @@ def _first_step(call: ModelCall, name: str, imports: Sequence[str]) -> float:
     for module in imports:
         __import__(module)
     candidate = first_candidate(call, name)
+    torch.compile(torch.nn.Identity())  # imports Dynamo, which `fuse` does at its first call
     started = time.perf_counter()
     torch.autograd.grad(candidate.call(), candidate.leaves)
     if call.device.type == "cuda":
