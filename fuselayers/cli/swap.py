@@ -1,6 +1,7 @@
 """`fuselayers swap`: what `fuselayers.swap` finds in a model, and whether it gives the same numbers."""
 
 import argparse
+import importlib
 import json
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def _of_transformers(folder: Path) -> nn.Module:
             "configs, choose layers by overrides: feedforward=fused_mlp"
         )
     try:
-        import transformers  # optional, and takes a second
+        transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise ValueError("a folder needs the package transformers: pip install transformers") from error
     config = transformers.AutoConfig.from_pretrained(folder)
