@@ -26,10 +26,7 @@ from tests.reliability.tally import Tally
 
 @pytest.mark.parametrize(
     "number",
-    [
-        signal.SIGKILL,
-        *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP)),
-    ],
+    [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],
     ids=lambda number: number.name,
 )
 def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
@@ -52,7 +49,7 @@ def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
             ended = program.wait()
             finished = ended.code == 0 and rows_of(run) == STEPS
             if number != signal.SIGKILL and ended.code != -number and not finished:
-                assert ended.code == (0 if number == signal.SIGTERM else 128 + number), ended.errors
+                assert ended.code == 0, ended.errors
                 assert f"stopped after step {curve(run)[-1][0]}; to continue: fuselayers train" in ended.printed
                 assert rows_of(run) == curve(run)[-1][0], "a step was lost"
             if ended.code == -number and number != signal.SIGKILL:

@@ -48,7 +48,7 @@ step: forward and backward in a new process, with an empty compile cache and wit
   fuselayers bench model llama_tiny --dropout 0 --json result.json"""
 _SUITE = """\
 Measures every op in several shapes, dtypes and options, and whole models, against eager PyTorch and torch.compile.
-Writes a folder with the numbers, a table and pictures.
+Writes a folder with the numbers and a table.
 
   fuselayers bench suite --out results/
   fuselayers bench suite --out results/ --ops layer_norm,rms_norm --minutes 3"""

@@ -112,11 +112,11 @@ def run_suite(
             rows += measure(subject, repeats=report.repeats, device=device)
         except Exception as error:  # such as out of memory; the others are measured
             report.failed[job.title] = in_one_line(error)
-        write_folder(folder, report, pictures=False)
+        write_folder(folder, report)
     lines = [f"not timed: {name}: {reason}" for name, reason in report.failed.items()]
     if report.left_out:
         lines.append(f"left out after {minutes:g} minutes: {len(report.left_out)}; see results.md")
-    say(console, *lines, *map(str, write_folder(folder, report, pictures=True)))
+    say(console, *lines, *map(str, write_folder(folder, report)))
     return int(any(not name.startswith(COMPILE) for name in report.failed))
 
 

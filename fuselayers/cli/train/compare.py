@@ -7,7 +7,7 @@ Legend of the shapes: B sequences, T tokens.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,6 @@ from .loop import autocast
 
 EAGER: Final = "eager layers"
 FUSED: Final = "fused"
-COMPRESSED: Final = "fused, int8"
 
 
 @dataclass(frozen=True)
@@ -53,17 +52,11 @@ def eager_model(config: Config, *, weights: Mapping[str, Tensor], device: torch.
     return model.to(device)
 
 
-def compared_models(
-    config: Config, trained: nn.Module, eager: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
-) -> dict[str, nn.Module]:
-    """PLAIN if the model has a twin, EAGER, FUSED, and COMPRESSED if the run is fused with exact saved values."""
+def compared_models(trained: nn.Module, eager: nn.Module) -> dict[str, nn.Module]:
+    """PLAIN if the model has a twin in plain PyTorch, EAGER, and FUSED."""
     models = {EAGER: eager, FUSED: trained}
     with suppress(ValueError):
         models = {PLAIN: plain_twin(eager), **models}
-    if config.fusion.scope != "none" and config.fusion.compress is None:
-        compressed = build(replace(config, fusion=replace(config.fusion, compress="int8")))
-        compressed.load_state_dict(weights)
-        models[COMPRESSED] = compressed.to(device)
     return models
 
 

@@ -13,7 +13,7 @@ from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
-from .compare import COMPRESSED, compare, compared_models, comparison_notes, eager_model
+from .compare import compare, compared_models, comparison_notes, eager_model
 from .loop import Run
 
 _COMPARED_BATCHES: Final = 8
@@ -46,7 +46,7 @@ def finish(run: Run, console: Console) -> None:
         say(console, f"no comparison of eager with fused: {reason}")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    models = compared_models(config, trainer.model, eager, weights=weights, device=device)
+    models = compared_models(trainer.model, eager)
     precision, seconds = config.train.precision, _compile_seconds(run)
     result = compare(models, batches, precision=precision, device=device, compile_seconds=seconds)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
@@ -56,7 +56,7 @@ def finish(run: Run, console: Console) -> None:
         console,
         f"the trained model, {sequences} x {length} bytes, {precision}, dropout {config.model.options['dropout']}: in "
         f"plain PyTorch, in this library's eager layers ({plain_config(config).feedforward.name}), and "
-        f"fused ({config.feedforward.name}, {fusion}){', also in int8' if COMPRESSED in models else ''}",
+        f"fused ({config.feedforward.name}, {fusion})",
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result))

@@ -3,44 +3,29 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 
 
-@dataclass
-class Interrupt:
-    """The first signal that came, or None."""
-
-    signal_number: int | None = None
-
-
 @contextmanager
-def noted_signals(*, second_stops: bool = True) -> Iterator[Interrupt]:
-    """Note Ctrl-C, SIGTERM and the SIGHUP of a closed terminal, instead of ending the process.
+def noted_signals(*, second_stops: bool = True) -> Iterator[list[int]]:
+    """Note Ctrl-C and SIGTERM, instead of ending the process; yield the list of the signals that came.
 
-    The loop reads the note after each step. A second Ctrl-C or SIGTERM raises KeyboardInterrupt at once. If SIGHUP was
-    ignored, as under nohup, it stays ignored.
+    The loop reads the list after each step. A second signal raises KeyboardInterrupt at once.
 
     Args:
         second_stops: False if every signal comes twice, as under torchrun: from the terminal and from torchrun.
             torchrun kills processes that do not end in time.
     """
-    interrupt, asked = Interrupt(), False
+    noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if number != signal.SIGHUP:  # which a closed terminal sends twice
-            if asked and second_stops:
-                raise KeyboardInterrupt
-            asked = True
-        interrupt.signal_number = interrupt.signal_number or number
+        noted.append(number)
+        if second_stops and len(noted) > 1:
+            raise KeyboardInterrupt
 
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, note) for number in numbers}
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield interrupt
+        yield noted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -50,6 +35,6 @@ def exit_code(number: int) -> int:
     """The exit code of a run that a signal stopped, after its checkpoint.
 
     A scheduler sends SIGTERM to take a machine back. The run then did what it was asked to, and a supervisor need not
-    restart it as failed. Ctrl-C and a closed terminal give 128 + the signal, as in any program.
+    restart it as failed. Ctrl-C gives 128 + the signal, as in any program.
     """
     return 0 if number == signal.SIGTERM else 128 + number

@@ -25,7 +25,7 @@ from .engine import Engine
 from .interrupt import noted_signals
 from .metrics import Metrics, MetricsFile, peak_memory, show_progress
 from .optimizer import build_optimizer, learning_rate
-from .state import not_finite, state_of
+from .state import state_of
 from .tensorboard import event_files
 
 
@@ -227,12 +227,12 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
     logs = config.log and processes.is_main
     with (
         event_files(run.folder / "tensorboard", done=run.done) if logs else nullcontext(lambda row: None) as log,
-        noted_signals(second_stops=not processes.launched) as interrupt,
+        noted_signals(second_stops=not processes.launched) as signals,
     ):
         for step in range(run.done + 1, config.steps + 1):
             unread.append(trainer.step(step))
             # A signal may reach one process only, or each at another time. All must stop after the same step.
-            signal_number = processes.largest(interrupt.signal_number or 0) or None
+            signal_number = processes.largest(signals[0] if signals else 0) or None
             last = step == config.steps or signal_number is not None
             saves = last or step % config.checkpoint_every == 0
             validates = step == config.steps or step % config.evaluate_every == 0
@@ -242,10 +242,9 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
                 update = unread.popleft()
                 rows.append(curve.add(update, validates=validates and update.step == step))
             if saves:
-                _check_weights(trainer, step)
                 _save(run, step)
                 curve.last_end = time.perf_counter()
-            # Printed last: a closed terminal must not stop the writing.
+            # Printed last: a closed output must not stop the writing.
             for row in rows:
                 log(row)
                 rows_of_session = [] if curve.metrics is None else curve.metrics.rows[run.done :]
@@ -264,12 +263,6 @@ def _save(run: Run, step: int) -> None:
     content = Content(step, run.config_yaml, trainer.text.fingerprint, rows)
     tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
     save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
-
-
-def _check_weights(trainer: Trainer, step: int) -> None:
-    """Raise ValueError if a weight is not finite. The step's loss cannot show this: it comes before the update."""
-    names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
-    check_finite(step, dict.fromkeys(names, math.nan))
 
 
 def check_finite(step: int, numbers: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from ...figure import new_figure
-from ...text_table import Row, amount, readable_bytes, table_lines, whole
+from ...text_table import Row, amount, readable_bytes, table_lines
 from ..choose.budget import smallest_saved_bytes
 from ..choose.cost import CostModel, flops_of
 from ..choose.partitioners import budget
@@ -21,6 +21,7 @@ from .draw import check_suffix
 
 _POINTS: Final = 12
 _WORST_GRADIENTS: Final = 5
+_LINE_OF_CODE: Final = 50
 
 
 @dataclass(frozen=True)
@@ -217,7 +218,8 @@ class MemoryReport:
 
         Args:
             rows: the most rows of a table; one more row has the sum of the rest.
-            width: the width of a line. None takes the variable COLUMNS, or else the terminal's width.
+            width: of a line. In a narrower one than a table, reasons go below their rows. None takes the variable
+                COLUMNS, or else the terminal's width.
         """
         width = width or shutil.get_terminal_size().columns
         forward, backward = (amount(flops, "FLOP") for flops in (self.forward_flops, self.backward_flops))
@@ -245,14 +247,14 @@ def _totals_rows(report: MemoryReport) -> list[Row]:
         recomputed = f"{totals.recomputed_flops / report.forward_flops:.1%}" if report.forward_flops else "-"
         peak = "-" if totals.peak_bytes is None else readable_bytes(totals.peak_bytes)
         figures = readable_bytes(totals.saved_bytes), share, peak, str(totals.recomputed_ops), recomputed
-        rows.append((rule, *map(whole, figures)))
+        rows.append((rule, *figures))
     return rows
 
 
 def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
     def cells(values: Sequence[SavedValue], alike: bool) -> tuple[str, ...]:
-        first, size = values[0], whole(readable_bytes(_total_bytes(values)))
-        exact = whole(readable_bytes(sum(value.exact_bytes for value in values)))
+        first, size = values[0], readable_bytes(_total_bytes(values))
+        exact = readable_bytes(sum(value.exact_bytes for value in values))
         errors = [value.error for value in values if value.error is not None]
         compressed = () if report.compress is None else (exact, f"{max(errors):.2%}" if errors else "")
         shape = f"{'x'.join(map(str, first.shape)) or 'scalar'} {first.dtype}"
@@ -263,7 +265,7 @@ def _saved_rows(report: MemoryReport, most: int) -> list[Row]:
     free = len(report.saved) - len(counted)
     headings = () if report.compress is None else ("exact", "error")
     nothing = [""] * len(headings)
-    rows += [(f"{free} for free", "", whole("0 B"), *nothing, "parameters, and views of saved memory")] if free else []
+    rows += [(f"{free} for free", "", "0 B", *nothing, "parameters, and views of saved memory")] if free else []
     return [("value", "shape", "bytes", *headings, "why"), *rows]
 
 
@@ -288,11 +290,10 @@ def _recomputed_rows(recomputed: Sequence[RecomputedValue], most: int) -> list[R
 
     def cells(values: Sequence[RecomputedValue], alike: bool) -> tuple[str, ...]:
         flops, moved = weight(values)
-        sums = readable_bytes(_total_bytes(values)), readable_bytes(moved), amount(flops, "FLOP") if flops else ""
-        return tuple(map(whole, sums))
+        return readable_bytes(_total_bytes(values)), readable_bytes(moved), amount(flops, "FLOP") if flops else ""
 
     rows = _value_rows(recomputed, cells, weight=weight, most=most)
-    return [("value", whole("not saved"), "moved", "FLOPs"), *rows]
+    return [("value", "not saved", "moved", "FLOPs"), *rows]
 
 
 def _value_rows(
@@ -335,7 +336,7 @@ def _total_bytes(values: Iterable[SavedValue | RecomputedValue]) -> int:
 
 
 def _called(values: Sequence[SavedValue | RecomputedValue]) -> str:
-    """Return module, op and name of values that are alike; if no module called the op, its line, without folders."""
+    """Return module, op and name of values that are alike; without a module, the start of the line of code."""
     value, *others = values
     op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
     named = f"{op} ({value.name})"
@@ -344,4 +345,5 @@ def _called(values: Sequence[SavedValue | RecomputedValue]) -> str:
     if value.module:
         return f"{value.module} {named}"
     file, _, rest = value.source.partition(":")
-    return f"{named}, {Path(file).name}:{rest}" if rest else named
+    line = textwrap.shorten(f"{Path(file).name}:{rest}", _LINE_OF_CODE, placeholder=" ...")
+    return f"{named}, {line}" if rest else named

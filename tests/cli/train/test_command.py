@@ -122,18 +122,14 @@ def test_a_checkpoint_of_something_else_is_refused(finished: Path, override: str
     assert files(finished) == before
 
 
-@pytest.mark.parametrize("held", ["checkpoints/step-000012", "loss.png", "metrics.csv"])
-def test_an_existing_run_or_table_is_not_overwritten(held: str, tiny: list[str], own: Path) -> None:
-    if held != "checkpoints/step-000012":
-        shutil.rmtree(own / "checkpoints")
-    if held == "metrics.csv":
-        (own / "loss.png").unlink()
-        (own / held).write_text("my,own,table\n")
-    before = files(own)
-    text = rf"already holds a run \((checkpoints/step-000008|{held})\); continue it with train\.resume={own}, or"
-    with pytest.raises(FileExistsError, match=text):
-        run_train([*tiny, f"train.output={own}"])
-    assert files(own) == before
+def test_an_existing_run_is_not_overwritten(tiny: list[str], own: Path) -> None:
+    for held in ("checkpoints/step-000008", "loss.png"):
+        before = files(own)
+        text = rf"already holds a run \({held}\); continue it with train\.resume={own}, or"
+        with pytest.raises(FileExistsError, match=text):
+            run_train([*tiny, f"train.output={own}"])
+        assert files(own) == before
+        shutil.rmtree(own / "checkpoints", ignore_errors=True)
 
 
 def test_a_start_that_wrote_no_checkpoint_is_replaced(
@@ -148,9 +144,9 @@ def test_a_start_that_wrote_no_checkpoint_is_replaced(
     assert [row[0] for row in curve(tmp_path / "run")] == list(range(1, 13))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
-    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, hangup: None, number: signal.Signals
+    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     with monkeypatch.context() as patch:
         before_step(patch, 10, lambda trainer: signal.raise_signal(number))
@@ -222,7 +218,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     assert_same_run(own, finished)
 
 
-@pytest.mark.parametrize("number", ["loss", "weights", "validation loss"])
+@pytest.mark.parametrize("number", ["loss", "validation loss"])
 def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(trainer: Trainer) -> None:
         next(trainer.model.parameters()).data[:] = math.nan
@@ -231,12 +227,9 @@ def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monke
         if number == "validation loss":
             patch.setattr(Trainer, "validation_loss", lambda trainer: math.inf)
             text = r"training diverged at step 12: the validation loss is inf; checkpoints, if any, are from"
-        elif number == "loss":
+        else:
             before_step(patch, 10, spoil)
             text = r"training diverged at step 10: the loss is nan and the norm of its gradient is nan; checkpoints,"
-        else:
-            patch.setattr(Trainer, "validation_loss", lambda trainer: spoil(trainer) or 1.0)
-            text = r"training diverged at step 12: blocks\.0\.attention\.qkv\.weight is nan; checkpoints, if any, are"
         shutil.rmtree(own / "checkpoints" / "step-000012")
         with pytest.raises(ValueError, match=text):
             run_train([f"train.resume={own}"])
@@ -270,10 +263,10 @@ def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path)
     printed = run_train([*tiny, *fused, f"train.output={tmp_path / 'run'}"])
     result = json.loads((tmp_path / "run" / "comparison.json").read_text())
     kept = {row["candidate"]: row["kept"] for row in result["rows"]}
-    assert list(kept) == ["plain", "eager layers", "fused", "fused, int8"]
+    assert list(kept) == ["plain", "eager layers", "fused"]
     assert result["loss_difference"] < 1e-5
     assert result["plain_difference"] < 1e-5
-    assert kept["fused, int8"] < kept["fused"] <= kept["eager layers"]
+    assert kept["fused"] <= kept["eager layers"]
     assert result["compile_seconds"] > 0
     for text in ("kept MB", "compiling took", f"torch {torch.__version__}"):
         assert text in printed
