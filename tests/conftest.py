@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.reliability.tally import summary
-
 # pytest attaches a handler to each logger that does not propagate. With a handler here, torch logs all that it traces,
 # which takes a sixth of the time of a compilation.
 logging.getLogger("torch.__trace").propagate = True
@@ -88,14 +86,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("kernels"):
                 item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    # This hook is here because xdist's controlling process loads no conftest.py of a folder below this one.
-    reports = [
-        report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)
-    ]
-    lines = summary(report for report in reports if report.when == "teardown")
-    if lines:
-        terminalreporter.section("reliability")
-        terminalreporter.write_line("\n".join(lines))

@@ -33,7 +33,7 @@ class Case:
         width: N.
         dtype: of all floating tensors.
         call: makes the call with `width` and `dtype`, on the Triton backend.
-        daily: whether `make test` compiles it, for sm_90; the slow tests and the command compile every case.
+        daily: whether it is of the small set that launches every kernel; the command compiles every case.
     """
 
     op: str
@@ -108,7 +108,7 @@ def _cases(
     dtypes: Iterable[torch.dtype] = _16,
     daily: Iterable[int] = (),
 ) -> Iterator[Case]:
-    """A case for every width and dtype; `make test` compiles those in bfloat16 of a width in `daily`."""
+    """A case for every width and dtype; those in bfloat16 of a width in `daily` are of the small set."""
     for width in widths:
         for dtype in dtypes:
             yield Case(op, name, width, dtype, call, width in daily and dtype == torch.bfloat16)

@@ -32,6 +32,7 @@ def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.Capt
     assert f"written: {files['json']}, {files['png']}" in out.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_shows_what_compression_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     asked = ["gpt_nano", "model.num_layers=1", "fusion.compress=int8", "--batch", "2x64", "--backend", "eager"]
     assert main(["explain", *asked, "--json", str(tmp_path / "report.json")]) == 0
@@ -44,10 +45,8 @@ def test_shows_what_compression_does(capsys: pytest.CaptureFixture[str], tmp_pat
     assert 0.001 < min(errors) < max(errors) < 0.03
 
 
-@pytest.mark.parametrize(
-    ("text", "limit"), [("budget:0.3", 0.3), pytest.param("budget:20000", 20_000, marks=pytest.mark.slow)]
-)
 @pytest.mark.slow
+@pytest.mark.parametrize(("text", "limit"), [("budget:0.3", 0.3), ("budget:20000", 20_000)])
 def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     assert main(["explain", *MODEL, "--batch", "2x16", "--partition", text, "--json", str(file)]) == 0

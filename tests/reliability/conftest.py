@@ -1,4 +1,4 @@
-"""The tally of a test, and an uninterrupted run."""
+"""The cases of a test, and an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.reliability.cases import cases
 from tests.reliability.runs import overrides, start
-from tests.reliability.tally import tally
 
-__all__ = ["tally", "whole"]
+__all__ = ["cases", "whole"]
 
 
 @pytest.fixture(scope="module")

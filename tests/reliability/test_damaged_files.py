@@ -14,8 +14,8 @@ from fuselayers.configs import compose
 from fuselayers.partition import machine_of
 from fuselayers.partition.choose.machine import write_tuned
 from tests.cli.train.conftest import files, run_train
+from tests.reliability.cases import Cases
 from tests.reliability.runs import STEPS, assert_same_run
-from tests.reliability.tally import Tally
 
 _CHECKPOINT = f"checkpoints/step-{STEPS:06}"
 
@@ -46,7 +46,7 @@ def _damage(path: Path, random: random.Random) -> None:
     ],
 )
 def test_a_run_with_a_damaged_file_is_continued_exactly(
-    name: str, tally: Tally, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, cases: Cases, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
 
@@ -64,10 +64,10 @@ def test_a_run_with_a_damaged_file_is_continued_exactly(
         run_train([f"train.resume={run}"])
         assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=1, all=100)
+    cases.of_seeds(check, few=1, all=100)
 
 
-def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) -> None:
+def test_a_config_with_damaged_bytes(cases: Cases, whole: Path, tmp_path: Path) -> None:
     """It composes to some config, or is refused with a short text; no other error is raised."""
     path = tmp_path / "config.yaml"
 
@@ -81,11 +81,11 @@ def test_a_config_with_damaged_bytes(tally: Tally, whole: Path, tmp_path: Path) 
             said = str(error)
         assert 0 < len(said) < 1000
 
-    tally.seeds(check, few=30, all=500)
+    cases.of_seeds(check, few=30, all=500)
 
 
 def test_a_damaged_file_of_the_machine_stops_no_call(
-    tally: Tally, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cases: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     path = write_tuned("cpu", machine_of("cpu"))
@@ -98,4 +98,4 @@ def test_a_damaged_file_of_the_machine_stops_no_call(
             warnings.filterwarnings("ignore", ".* was not written by fuselayers")
             assert machine_of("cpu").bandwidth > 0
 
-    tally.seeds(check, few=3, all=100)
+    cases.of_seeds(check, few=3, all=100)

@@ -17,8 +17,8 @@ import torch
 from fuselayers.cli.train.checkpoint import checkpoints_of, find_checkpoint, listed, whole_tensors
 from tests.cli.train.conftest import curve
 from tests.cli.train.engine.torchrun import ended, start
+from tests.reliability.cases import Cases
 from tests.reliability.runs import assert_same_run, overrides, rows_of
-from tests.reliability.tally import Tally
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
@@ -40,7 +40,7 @@ written.rename(written.with_suffix(".pid"))
 """
 
 
-def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
+def test_ranks_killed_while_they_train(cases: Cases, tmp_path: Path) -> None:
     (tmp_path / "says_its_number.py").write_text(_SAYS_ITS_NUMBER)
     asked = [text for text in overrides(tmp_path) if not text.startswith(("train.steps=", "train.checkpoint_every="))]
     asked += [f"train.steps={_STEPS}", f"train.checkpoint_every={_EVERY}", "parallel.shard=fsdp"]
@@ -80,7 +80,7 @@ def test_ranks_killed_while_they_train(tally: Tally, tmp_path: Path) -> None:
         _assert_continues(last.stdout, before)
         assert_same_run(run, whole)
 
-    tally.seeds(check, few=1, all=4)
+    cases.of_seeds(check, few=1, all=4)
 
 
 def _start(folder: Path, *asked: str) -> subprocess.Popen[str]:

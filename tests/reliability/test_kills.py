@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.train.conftest import curve
+from tests.reliability.cases import Cases
 from tests.reliability.runs import (
     STEPS,
     assert_same_run,
@@ -21,7 +22,6 @@ from tests.reliability.runs import (
     start,
     wait_for,
 )
-from tests.reliability.tally import Tally
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ from tests.reliability.tally import Tally
     ids=lambda number: number.name,
 )
 def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
-    number: signal.Signals, tally: Tally, whole: Path, tmp_path: Path
+    number: signal.Signals, cases: Cases, whole: Path, tmp_path: Path
 ) -> None:
     def check(random: random.Random) -> None:
         run = tmp_path / "run"
@@ -59,4 +59,4 @@ def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
         assert ended.code == 0, ended.errors
         assert_same_run(run, whole / "run")
 
-    tally.seeds(check, few=1, all=25)
+    cases.of_seeds(check, few=1, all=25)

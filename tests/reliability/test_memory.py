@@ -3,7 +3,7 @@
 import json
 
 from tests import processes
-from tests.reliability.tally import Tally
+from tests.reliability.cases import Cases
 
 # Weights of 1 MB each. `made` is called twice to warm up and `count` times more. Its results must be dead afterwards.
 _PROGRAM = """
@@ -127,7 +127,7 @@ def _limit(kind: str, count: int) -> float:
     return 0.25 if count == 200 else 1
 
 
-def test_what_is_dropped_is_freed(tally: Tally) -> None:
+def test_what_is_dropped_is_freed(cases: Cases) -> None:
     def check(case: str) -> None:
         kind, backend, count = case.split("-")
         ended = processes.run(_PROGRAM, count, kind, backend)
@@ -138,4 +138,4 @@ def test_what_is_dropped_is_freed(tally: Tally) -> None:
         assert alive == 0
         assert megabytes / int(count) < _limit(kind, int(count))
 
-    tally.cases(check, [*_FEW, *_MANY], few=_FEW)
+    cases.of_names(check, [*_FEW, *_MANY], few=_FEW)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fuselayers.partition import fuse
+from tests.reliability.cases import Cases
 from tests.reliability.databases import results
-from tests.reliability.tally import Tally
 
 _SAMPLES = 3  # the first ones of each op
 # Ops without results to compare.
@@ -74,7 +74,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Any]:
     }
 
 
-def test_every_op_agrees(tally: Tally, ops: Mapping[str, Any]) -> None:
+def test_every_op_agrees(cases: Cases, ops: Mapping[str, Any]) -> None:
     breaks = {name for names in BREAKS_THE_GRAPH.values() for name in names}
     left_out = {name for names in LEFT_OUT.values() for name in names}
 
@@ -91,4 +91,4 @@ def test_every_op_agrees(tally: Tally, ops: Mapping[str, Any]) -> None:
             torch.testing.assert_close(results(fused, *arguments), wanted, equal_nan=True)
             assert name in breaks or fused.served_by == ("eager",), "it ran as plain Python"
 
-    tally.cases(check, sorted(ops.keys() - left_out), few=12)
+    cases.of_names(check, sorted(ops.keys() - left_out), few=6)

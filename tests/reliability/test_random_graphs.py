@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from fuselayers.partition import PartitionError, budget, fuse
 from fuselayers.testing import assert_as_good_as
 from tests.generated_functions import SIZES, generated, inputs_of
-from tests.reliability.tally import Tally
+from tests.reliability.cases import Cases
 
 PARTITIONS = ("min_cut", "default", "budget:0.5")
 # The number of seeds for each backend: Inductor compiles for some seconds.
-_FEW = {"eager": 3, "inductor": 1}
 _ALL = {"eager": 120, "inductor": 24}
 
 pytestmark = pytest.mark.parametrize(
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.parametrize(
     [
         pytest.param(partition, backend, marks=pytest.mark.slow if backend == "inductor" else ())
         for partition in PARTITIONS
-        for backend in _FEW
+        for backend in _ALL
     ],
 )
 
@@ -54,14 +53,14 @@ def _check_partition(fn: Callable[..., Any], inputs: Sequence[Tensor], *, backen
     assert fused.served_by == (backend,), "it ran as plain Python"
 
 
-def test_random_functions(backend: str, partition: str, tally: Tally) -> None:
+def test_random_functions(backend: str, partition: str, cases: Cases) -> None:
     def check(random: random.Random) -> None:
         number = random.randrange(2**32)
         torch.manual_seed(number)
         inputs = [tensor.detach() for tensor in inputs_of(*random.choice(SIZES))]
         _check(generated(number), inputs, backend=backend, partition=partition)
 
-    tally.seeds(check, few=_FEW[backend], all=_ALL[backend])
+    cases.of_seeds(check, few=1, all=_ALL[backend])
 
 
 class _Residual(nn.Module):
@@ -127,7 +126,7 @@ def _random_module(random: random.Random, *, depth: int, dim: int, tokens: int) 
     return random.choice(branches if depth else leaves)()
 
 
-def test_random_modules(backend: str, partition: str, tally: Tally) -> None:
+def test_random_modules(backend: str, partition: str, cases: Cases) -> None:
     def check(random: random.Random) -> None:
         torch.manual_seed(random.randrange(2**32))
         dim, tokens = random.choice((4, 8, 12)), random.choice((1, 3, 7))
@@ -146,4 +145,4 @@ def test_random_modules(backend: str, partition: str, tally: Tally) -> None:
         ]
         _check(call, inputs, backend=backend, partition=partition)
 
-    tally.seeds(check, few=_FEW[backend], all=_ALL[backend])
+    cases.of_seeds(check, few=1, all=_ALL[backend])

@@ -16,7 +16,7 @@ from fuselayers import ops
 from fuselayers.partition import fuse
 from fuselayers.testing import results
 from tests.generated_functions import generated
-from tests.reliability.tally import Tally
+from tests.reliability.cases import Cases
 
 _THREADS = 8
 _SIZES = ((3, 5), (7, 5), (9, 4), (1, 8))
@@ -35,7 +35,7 @@ def _gated(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
-def test_calls_at_once(backend: str, tally: Tally) -> None:
+def test_calls_at_once(backend: str, cases: Cases) -> None:
     def check(random: random.Random) -> None:
         torch.compiler.reset()
         plain = [generated(random.randrange(2**32)) for _ in range(1 if backend == "inductor" else 3)]
@@ -63,4 +63,4 @@ def test_calls_at_once(backend: str, tally: Tally) -> None:
             for (alone, _, tensors), values in zip(calls, got, strict=True):
                 torch.testing.assert_close(values, results(alone, tensors), rtol=1e-4, atol=1e-5)
 
-    tally.seeds(check, few={"eager": 3, "inductor": 1}[backend], all={"eager": 40, "inductor": 10}[backend])
+    cases.of_seeds(check, few=1, all={"eager": 40, "inductor": 10}[backend])

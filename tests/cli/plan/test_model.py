@@ -8,6 +8,7 @@ from tests.cli.conftest import TINY_MODEL
 TINY = [*TINY_MODEL, "model.num_layers=3"]
 
 
+@pytest.mark.slow  # it traces the whole model
 def test_the_numbers_are_those_of_the_whole_model() -> None:
     config = compose("gpt_nano", [*TINY_MODEL, "model.num_layers=2"])
     planned = planned_model(config, checkpointing="none", precision="float32")

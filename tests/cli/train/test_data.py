@@ -15,7 +15,7 @@ def _folder(path: Path, number: int) -> Path:
 
 
 def _bytes(text_N: torch.Tensor) -> bytes:
-    return bytes(text_N.tolist())
+    return text_N.numpy().tobytes()
 
 
 def test_the_standard_library_is_text_without_its_tests_and_without_site_packages() -> None:

@@ -77,32 +77,31 @@ def test_torchs_settings_are_as_before_afterwards(before: bool) -> None:
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("validates", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_compiled_run_is_the_eager_one_and_resumes_bit_for_bit(
-    validates: bool, tiny: list[str], text_file: Path, tmp_path: Path
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_fused_run_is_the_plain_one_and_resumes_bit_for_bit(
+    backend: str, tiny: list[str], text_file: Path, tmp_path: Path
 ) -> None:
-    """Train compiled code on two threads: sums of gradients whose order depends on the threads would show."""
-    overrides = _only(tiny, "feedforward=fused_mlp", "model.dropout=0.1", "fusion=inductor")
-    compiled, eager = _trainer(overrides, text_file), _trainer(_only(overrides, "fusion=off"), text_file)
+    """Train on two threads: sums of gradients whose order depends on the threads would show."""
+    overrides = _only(tiny, "feedforward=fused_mlp", "model.dropout=0.1", f"fusion={backend}")
+    fused, plain = _trainer(overrides, text_file), _trainer(_only(overrides, "fusion=off"), text_file)
     torch.set_num_threads(2)
     try:
         with reproducible(torch.device("cpu")):
-            losses = [compiled.step(step).read()[0] for step in (1, 2)]
-            validation_loss = compiled.validation_loss() if validates else 0.0
-            path = save(tmp_path, state_of(compiled.model, compiled.optimizer), Content(2))
-            losses += [compiled.step(step).read()[0] for step in (3, 4)]
-            weights = copy.deepcopy(compiled.model.state_dict())
-            load_state(compiled.model, compiled.optimizer, path, Processes())
-            again = [compiled.step(step).read()[0] for step in (3, 4)]
+            losses = [fused.step(step).read()[0] for step in (1, 2)]
+            validation_loss = fused.validation_loss()
+            path = save(tmp_path, state_of(fused.model, fused.optimizer), Content(2))
+            losses += [fused.step(step).read()[0] for step in (3, 4)]
+            weights = copy.deepcopy(fused.model.state_dict())
+            load_state(fused.model, fused.optimizer, path, Processes())
+            again = [fused.step(step).read()[0] for step in (3, 4)]
     finally:
         torch.set_num_threads(1)
     assert again == losses[2:]
-    for name, tensor in compiled.model.state_dict().items():
+    for name, tensor in fused.model.state_dict().items():
         assert torch.equal(tensor, weights[name]), name
     for step, loss in enumerate(losses[:2], start=1):
-        assert eager.step(step).read()[0] == pytest.approx(loss, abs=1e-5)
-    if validates:
-        assert eager.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
+        assert plain.step(step).read()[0] == pytest.approx(loss, abs=1e-5)
+    assert plain.validation_loss() == pytest.approx(validation_loss, abs=1e-5)
 
 
 def test_a_step_draws_its_own_numbers_whatever_was_drawn_before(tiny: list[str], text_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Run several trainings in the same processes, so that a test starts torchrun once: torchrun ... runs.py FOLDER.
+"""Run several trainings in the same processes, so that a test starts them once: runs.py FOLDER.
 
 FOLDER/runs.json maps a name to overrides and an event. In overrides {rank} stands for the rank of the process. The
 event happens on rank 1 before its third step: "signal" is a SIGTERM, "weight" is a NaN in its part of a weight, null is

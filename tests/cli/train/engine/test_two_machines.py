@@ -1,23 +1,16 @@
 """Two torchruns in two folders, as on two machines. They find each other in the ways of docs/distributed.md."""
 
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 
-from .torchrun import curve, ended, launch, overrides, torchrun, written_text
+from .torchrun import curve, ended, free_port, launch, overrides, torchrun, written_text
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
     pytest.mark.slow,
 ]
-
-
-def _free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
 
 
 def _arguments(port: str) -> list[str]:
@@ -41,7 +34,7 @@ def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
     asked = [*overrides(written_text(tmp_path)), "parallel=fsdp", "train.steps=2"]
     alone = torchrun(2, "-m", "fuselayers", "train", *asked, f"train.output={tmp_path / 'one'}", folder=tmp_path)
     assert alone.returncode == 0, alone.stderr
-    port, programs = _free_port(), []
+    port, programs = free_port(), []
     for machine in range(2):
         folder = tmp_path / f"machine-{machine}"
         folder.mkdir()

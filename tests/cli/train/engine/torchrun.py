@@ -1,7 +1,8 @@
-"""Start torchrun, and read the results of its processes."""
+"""Start the processes of a run, by torchrun or by its variables, and read their results."""
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,9 +11,25 @@ from typing import Any
 
 from fuselayers.cli.train.metrics import Metrics
 from tests.cli.train.conftest import read_metrics
+from tests.processes import Program
 
 _RUNS = Path(__file__).with_name("runs.py")
 _ROOT = Path(__file__).parents[4]
+# Sets the variables of torchrun. Without it, no process imports torch anew.
+_AS_TORCHRUN_DOES = """
+import os, runpy, sys, torch
+torch.set_num_threads(1)
+rank, size, port = sys.argv.pop(1), sys.argv.pop(1), sys.argv.pop(1)
+os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=size, MASTER_ADDR="localhost", MASTER_PORT=port)
+runpy.run_path(sys.argv.pop(1), run_name="__main__")
+"""
+
+
+def free_port() -> str:
+    """A port of this machine that nobody uses."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
 
 
 def overrides(text: Path, *more: str) -> list[str]:
@@ -78,8 +95,11 @@ def run_all(
         for name, overrides in runs.items()
     }
     (folder / "runs.json").write_text(json.dumps(asked))
-    program = torchrun(processes, str(_RUNS), str(folder), folder=folder)
-    assert program.returncode == 0, program.stderr
+    port = free_port()
+    arguments = str(processes), port, str(_RUNS), str(folder)
+    programs = [Program(_AS_TORCHRUN_DOES, str(rank), *arguments, folder=folder) for rank in range(processes)]
+    ends = [program.wait() for program in programs]
+    assert [end.code for end in ends] == [0] * processes, [end.errors for end in ends]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
 
 

@@ -1,4 +1,4 @@
-"""Count the cases of a test that tries many: how many ran, how many passed, and their time.
+"""The cases of a test that tries many: seeds or names.
 
 `make test` tries the first few cases of each kind, `make test-all` the others as well. RELIABILITY_CASES chooses cases:
 
@@ -11,43 +11,32 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pytest
 
-PROPERTY: Final = "tally"
 CHOSEN: Final = os.environ.get("RELIABILITY_CASES", "")
 _SHOWN: Final = 20
 
 
-@dataclass
-class Tally:
-    """The count of a test.
-
-    Attributes:
-        tried: how many cases ran.
-        held: how many of them passed.
-        seconds: the time of all cases.
-    """
+@dataclass(frozen=True)
+class Cases:
+    """The cases of a test, the first few of them or the others."""
 
     test: str
     few: bool
-    tried: int = 0
-    held: int = 0
-    seconds: float = 0.0
 
-    def seeds(self, check: Callable[[random.Random], None], *, few: int, all: int) -> None:
-        """Run `check` with the random generators of the seeds from 0 on; see `cases`."""
+    def of_seeds(self, check: Callable[[random.Random], None], *, few: int, all: int) -> None:
+        """Run `check` with the random generators of the seeds from 0 on; see `of_names`."""
         first, _, end = CHOSEN.partition(":")
         chosen = (
             range(int(first), int(end or int(first) + 1)) if CHOSEN else range(few) if self.few else range(few, all)
         )
         self._run(lambda seed: check(random.Random(seed)), chosen)
 
-    def cases(self, check: Callable[[str], None], names: Sequence[str], *, few: int | Sequence[str]) -> None:
+    def of_names(self, check: Callable[[str], None], names: Sequence[str], *, few: int | Sequence[str]) -> None:
         """Run `check` for names: `few` of them (random ones if it is a number) in the quick part, the others in the
         slow part.
 
@@ -67,16 +56,11 @@ class Tally:
 
     def _run(self, check: Callable[..., None], cases: Sequence[object]) -> None:
         failures: dict[object, Exception] = {}
-        started = time.perf_counter()
         for case in cases:
-            self.tried += 1
             try:
                 check(case)
             except Exception as error:
                 failures[case] = error
-            else:
-                self.held += 1
-            self.seconds = time.perf_counter() - started
         if failures:
             shown = [
                 f"{case}: {type(error).__name__}: {str(error).strip()[:300]}"
@@ -84,7 +68,7 @@ class Tally:
             ]
             again = ",".join(str(case) for case in failures) if isinstance(cases[0], str) else next(iter(failures))
             raise AssertionError(
-                f"{len(failures)} of {self.tried} did not hold; to repeat: RELIABILITY_CASES='{again}' "
+                f"{len(failures)} of {len(cases)} did not hold; to repeat: RELIABILITY_CASES='{again}' "
                 f"python -m pytest '{self.test}'\n" + "\n".join(shown)
             ) from next(iter(failures.values()))
 
@@ -96,19 +80,6 @@ class Tally:
         *([] if CHOSEN else [pytest.param("rest", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]),
     ]
 )
-def tally(request: pytest.FixtureRequest) -> Iterator[Tally]:
-    """The count of a test. The test's last report carries it to the process that prints the summary."""
-    counted = Tally(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")
-    yield counted
-    request.node.user_properties.append((PROPERTY, [counted.tried, counted.held, counted.seconds]))
-
-
-def summary(reports: Iterable[pytest.TestReport]) -> list[str]:
-    """The table of all tallies, a line per test; empty without tallies."""
-    totals: dict[str, list[float]] = {}
-    for report in reports:
-        for counts in [value for name, value in report.user_properties if name == PROPERTY]:
-            kind = report.nodeid.partition("[")[0].removeprefix("tests/reliability/")
-            totals[kind] = [sum(pair) for pair in zip(totals.get(kind, [0, 0, 0]), counts, strict=True)]
-    lines = [f"{kind:<72}{tried:>8}{held:>8}{seconds:>9.0f}" for kind, (tried, held, seconds) in sorted(totals.items())]
-    return [f"{'kind':<72}{'tried':>8}{'held':>8}{'seconds':>9}", *lines] if lines else []
+def cases(request: pytest.FixtureRequest) -> Cases:
+    """The cases of a test."""
+    return Cases(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")
