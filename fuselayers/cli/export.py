@@ -1,7 +1,6 @@
 """`fuselayers export`: the model of a run or of one checkpoint as config.yaml and model.safetensors."""
 
 import argparse
-import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ..configs.from_pretrained import CONFIG
-from .files import flush_folder, temporary_name, write_text
+from .files import write_text
 from .text import say
 from .train.checkpoint import config_of, find_checkpoint, whole_tensors
 from .train.state import MODEL
@@ -40,7 +39,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
-    """Write the model of a checkpoint into a new folder, completely or not at all.
+    """Write the model of a checkpoint into a new folder; after an error the folder is removed.
 
     Returns:
         The checkpoint, and how many numbers the model has.
@@ -56,20 +55,13 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
     path, content = find_checkpoint(checkpoint)
     config_of(path, content)
     tensors = whole_tensors(path, prefix=MODEL)
-    beside = temporary_name(folder)
+    folder.mkdir(parents=True)
     try:
-        beside.mkdir(parents=True)
-        write_text(beside / CONFIG, content.config_yaml)
-        weights = beside / "model.safetensors"
-        save_file(tensors, weights, metadata={"format": "pt", "step": str(content.step)})
+        write_text(folder / CONFIG, content.config_yaml)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "step": str(content.step)})
         # safetensors makes its file readable for the owner only.
-        shutil.copymode(beside / CONFIG, weights)
-        with open(weights, "rb") as file:
-            os.fsync(file.fileno())
-        flush_folder(beside)
-        os.rename(beside, folder)
-        flush_folder(folder.parent)
+        shutil.copymode(folder / CONFIG, folder / "model.safetensors")
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         raise OSError(f"cannot write {folder}: {error}") from error
     return path, sum(tensor.numel() for tensor in tensors.values())

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +9,6 @@ from torch import nn
 
 from ..components.swap import swap
 from ..names import shown
-from .files import write_text
 from .text import say
 
 DESCRIPTION = """\
@@ -26,7 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="a folder with config.json, as save_pretrained writes it")
     parser.add_argument("--where", default="*", help="qualified names of modules: layers.1[0-9].* (default all)")
     parser.add_argument("--level", default="auto", choices=("auto", "layers", "blocks"), help="default auto")
-    parser.add_argument("--json", metavar="FILE", help="write the report to this file")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
@@ -37,10 +34,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     model = _of_transformers(Path(arguments.folder))
     report = swap(model, arguments.where, level=arguments.level)
-    say(console, *str(report).splitlines())
-    if arguments.json:
-        write_text(Path(arguments.json), json.dumps(report.to_dict(), indent=1) + "\n")
-        say(console, f"written: {arguments.json}")
+    say(console, str(report))
     return 0
 
 

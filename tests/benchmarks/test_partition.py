@@ -20,7 +20,8 @@ class Sines(nn.Module):
         return (self.weight * x_BTD).sin().sin()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_unit_is_a_tensor_of_the_layers_size_and_parameters_do_not_count(dtype: torch.dtype) -> None:
     kept = bench.units(LayerCase(Sines, 1.0), dtype=dtype, device=CPU)
     assert kept["eager"] == 3.0

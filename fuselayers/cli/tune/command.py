@@ -20,14 +20,13 @@ the override that pins the fastest in a config. The backend `auto` never measure
 
   fuselayers tune
   fuselayers tune --device cuda
-  fuselayers tune gpt_nano feedforward=fused_mlp --batch 8"""
+  fuselayers tune gpt_nano feedforward=fused_mlp train.batch_size=8"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_overrides(parser, nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value")
     add_device(parser)
-    parser.add_argument("--batch", type=int, help="with a model: examples in a step (default: train.batch_size)")
     add_imports(parser)
 
 
@@ -41,14 +40,11 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     file, overrides = split_source(arguments.overrides)
     if file:
         raise ValueError(f"tune takes a model and overrides, such as gpt_nano norm=rms_norm, got the file {file}")
-    if arguments.batch is not None and (not overrides or arguments.batch < 1):
-        raise ValueError(f"--batch must be at least 1 and needs a model, got {arguments.batch}")
-
     if not overrides:
         tune_prices(device, console=console)
         return 0
     say(console, measured_machine(device))
-    seconds = step_seconds(overrides, batch_size=arguments.batch, device=device)
+    seconds = step_seconds(overrides, device=device)
     rows = [
         {
             "a training step with": override,

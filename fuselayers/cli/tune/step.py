@@ -16,13 +16,11 @@ from ..example import example_batch
 _ROUNDS: Final = 31
 
 
-def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: torch.device) -> dict[str, float]:
+def step_seconds(overrides: Sequence[str], *, device: torch.device) -> dict[str, float]:
     """Return the median seconds of a forward and backward, by the override that chooses a backend or turns fusion off.
 
-    The steps take turns, so that other load affects all of them. All models are in memory at once.
-
-    Args:
-        batch_size: examples at once; None is the config's `train.batch_size`.
+    A step takes `train.batch_size` examples. The steps take turns, so that other load affects all of them. All models
+    are in memory at once.
 
     Raises:
         ValueError: an override is invalid, nothing in the model is fused, or the model has no `example_inputs`.
@@ -36,7 +34,7 @@ def step_seconds(overrides: Sequence[str], *, batch_size: int | None, device: to
         if status.available and status.name != "auto"
     }
     plain = build(replace(config, fusion=fusions["fusion=off"]))
-    inputs = example_batch(plain, config, (batch_size or config.train.batch_size,), device=device)
+    inputs = example_batch(plain, config, (config.train.batch_size,), device=device)
     candidates = []
     for override, fusion in fusions.items():
         model = build(replace(config, fusion=fusion)).to(device).train()

@@ -13,7 +13,7 @@ from tests.cli.conftest import TINY_MODEL
 def test_a_model(names: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     statuses = [status for status in backends() if status.name in names]
     monkeypatch.setattr(step, "backends", lambda device: statuses)
-    assert main(["tune", *TINY_MODEL, "feedforward=mlp", "--batch", "2", "--device", "cpu"]) == 0
+    assert main(["tune", *TINY_MODEL, "feedforward=mlp", "train.batch_size=2", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     rows = re.findall(r"(fusion\S+) .* ([\d.]+) .* [\d.]+ x", printed)
     working = [status.name for status in statuses if status.available]
@@ -35,7 +35,6 @@ def test_a_model_without_example_inputs_is_refused(
     ("arguments", "text"),
     [
         (["my.yaml"], "tune takes a model and overrides, such as gpt_nano norm=rms_norm, got the file my.yaml"),
-        (["model=gpt_nano", "--batch", "0"], "--batch must be at least 1 and needs a model, got 0"),
         (["fusion=off"], "nothing in this model is fused, so there is nothing to choose; set fusion=auto"),
     ],
 )
