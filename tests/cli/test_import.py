@@ -14,7 +14,6 @@ from fuselayers.cli.train import train
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.components import names
 from fuselayers.components.registry import unregister
-from tests.processes import run
 
 MODULE = '''
 from torch import nn
@@ -41,42 +40,11 @@ class Tripled(nn.Module):
         return self.scale(x) * self.times
 '''
 
-PROGRAM = """
-import torch
-import my_layers
-from fuselayers import build
-from fuselayers.configs import choices, compose, to_yaml
-
-small = ["fusion=off", "model.num_layers=2", "model.hidden_dim=8", "attention.num_heads=2", "model.context_length=4"]
-assert "tripled" in choices("feedforward")
-config = compose("gpt_nano", [*small, "feedforward=tripled", "feedforward.times=2"])
-assert config.feedforward.options == {"times": 2.0}
-assert compose({"model": "gpt_nano", "feedforward": {"name": "tripled"}}).feedforward.options == {"times": 3.0}
-model = build(config)
-assert [type(block.feedforward).__name__ for block in model.blocks] == ["Tripled", "Tripled"]
-mixed = build("gpt_nano", [*small, "model.layers=[{at: -1, feedforward: {name: tripled, times: 5}}]"])
-assert [type(block.feedforward).__name__ for block in mixed.blocks] == ["FusedMLP", "Tripled"]
-assert mixed.blocks[1].feedforward.times == 5.0
-loss = mixed(torch.tensor([[1, 2, 3]]), torch.tensor([[2, 3, 4]]))
-loss.backward()
-assert mixed.blocks[1].feedforward.scale.weight.grad.abs().sum() > 0
-try:
-    compose("gpt_nano", ["feedforward=tripled", "feedforward.times=0"])
-except ValueError as error:
-    print(error)
-"""
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "my_layers.py").write_text(MODULE)
     return tmp_path
-
-
-def test_a_registered_class_is_selectable_at_once(folder: Path) -> None:
-    done = run(PROGRAM, folder=folder)
-    assert done.code == 0, done.errors
-    assert done.printed == "feedforward.times must be above 0, got 0.0\n"
 
 
 @pytest.fixture

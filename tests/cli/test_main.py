@@ -1,10 +1,8 @@
 import re
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from fuselayers import __version__
 from fuselayers.cli import backends
 from fuselayers.cli.main import main
 from fuselayers.partition import BackendUnavailableError, FallbackWarning
-from tests.processes import Program, run
+from tests.processes import run
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,25 +129,6 @@ def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(
         assert main(["backends"]) == 0
     assert capsys.readouterr().err == "fuselayers: backend 'inductor' is not used: no compiler\n"
     assert [str(warning.message) for warning in seen] == ["something else"]
-
-
-def test_python_m_trains_and_ctrl_c_saves(tiny: list[str], tmp_path: Path) -> None:
-    """A real process and a real signal."""
-    folder = tmp_path / "run"
-    overrides = [text for text in tiny if not text.startswith("train.steps")]
-    program = """
-import runpy
-runpy.run_module("fuselayers", run_name="__main__", alter_sys=True)
-"""
-    process = Program(program, "train", *overrides, "train.steps=100000", f"train.output={folder}")
-    deadline = time.monotonic() + 120
-    while not (folder / "checkpoints").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.interrupt()
-    done = process.wait()
-    assert (done.code, done.errors) == (130, "")
-    assert done.printed.splitlines()[-1].startswith("stopped after step ")
-    assert done.printed.splitlines()[-1].endswith(f"; to continue: fuselayers train train.resume={folder}")
 
 
 def test_a_reader_that_has_enough_gets_no_traceback() -> None:

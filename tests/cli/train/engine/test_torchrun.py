@@ -8,7 +8,7 @@ import torch
 
 from tests.cli.train.conftest import run_train
 
-from .torchrun import curve, overrides, run_all, torchrun, written_text
+from .torchrun import curve, ended, overrides, run_all, start, written_text
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 
@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def ended(root: Path) -> Ended:
+def results(root: Path) -> Ended:
     """The results of all runs on two processes."""
     text = written_text(root)
     _alone(overrides(text), root / "alone")
@@ -64,15 +64,15 @@ def ended(root: Path) -> Ended:
         ("tp", "Decoder", "(Shard(dim=1),)"),
     ],
 )
-def test_the_losses_of_one_process(ended: Ended, root: Path, name: str, wrapper: str, placement: str) -> None:
-    assert (ended[name]["code"], ended[name]["refused"]) == (0, "")
-    assert ended[name]["wrapper"] == wrapper
-    assert placement in ended[name]["placements"]
+def test_the_losses_of_one_process(results: Ended, root: Path, name: str, wrapper: str, placement: str) -> None:
+    assert (results[name]["code"], results[name]["refused"]) == (0, "")
+    assert results[name]["wrapper"] == wrapper
+    assert placement in results[name]["placements"]
     _assert_same_curve(root / name, root / "alone")
 
 
-def test_rank_0_prints_samples_and_writes_alone(ended: Ended, root: Path) -> None:
-    output = ended["fsdp"]["output"]
+def test_rank_0_prints_samples_and_writes_alone(results: Ended, root: Path) -> None:
+    output = results["fsdp"]["output"]
     assert "2 processes, dp 2 x tp 1, shard fsdp" in output
     assert output.count("validation loss ") == 1
     assert "no comparison of eager with fused: torchrun started this run" in output
@@ -81,26 +81,26 @@ def test_rank_0_prints_samples_and_writes_alone(ended: Ended, root: Path) -> Non
     assert len(list((root / "fsdp" / "checkpoints" / "step-000004").glob("shard-*"))) == 2
 
 
-def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(ended: Ended, root: Path) -> None:
-    assert ended["stopped"]["code"] == 0
+def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(results: Ended, root: Path) -> None:
+    assert results["stopped"]["code"] == 0
     again = f"to continue: torchrun ... -m fuselayers train train.resume={root / 'stopped'}"
-    assert f"stopped after step 3; {again}" in ended["stopped"]["output"]
-    assert "continuing after step 3" in ended["continued"]["output"]
+    assert f"stopped after step 3; {again}" in results["stopped"]["output"]
+    assert "continuing after step 3" in results["continued"]["output"]
     _assert_same_curve(root / "stopped", root / "alone")
     # One process continues from the checkpoint of two, each of which wrote half of every layer.
     run_train([f"train.resume={root / 'tp'}", "train.steps=5", "parallel=default"])
     assert [row.step for row in curve(root / "tp")] == [1, 2, 3, 4, 5]
 
 
-def test_a_number_that_goes_wrong_on_one_rank_stops_all(ended: Ended, root: Path) -> None:
+def test_a_number_that_goes_wrong_on_one_rank_stops_all(results: Ended, root: Path) -> None:
     text = "training diverged at step 3: the loss is nan and the norm of its gradient is nan; checkpoints, if any, are"
-    assert ended["diverged"]["refused"].startswith(text)
+    assert results["diverged"]["refused"].startswith(text)
     assert [row.step for row in curve(root / "diverged")] == [1, 2]
 
 
-def test_processes_that_read_different_texts_are_refused(ended: Ended, root: Path) -> None:
+def test_processes_that_read_different_texts_are_refused(results: Ended, root: Path) -> None:
     text = "the processes read different texts; set data.path= to a file or a folder that all machines see"
-    assert ended["other_text"]["refused"].startswith(text)
+    assert results["other_text"]["refused"].startswith(text)
     assert not (root / "other_text").exists()
 
 
@@ -126,14 +126,14 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     asked["recomputed"] = overrides(text, *drops, "parallel.checkpointing=selective")
     asked["half"] = overrides(text, "parallel=fsdp")
     asked["other_half"] = [f"train.resume={tmp_path / 'half'}", *fsdp]
-    ended = run_all(4, asked, events={"half": "signal"}, folder=tmp_path)
+    results = run_all(4, asked, events={"half": "signal"}, folder=tmp_path)
     for name in (*runs, "half"):
-        assert ended[name]["code"] == 0, ended[name]
+        assert results[name]["code"] == 0, results[name]
         _assert_same_curve(tmp_path / name, tmp_path / "alone")
-    assert ended["fsdp_tp_fused"]["fused"] == ["inductor"]
-    assert ended["fsdp_fused"]["fused"] == ["eager"]
+    assert results["fsdp_tp_fused"]["fused"] == ["inductor"]
+    assert results["fsdp_fused"]["fused"] == ["eager"]
     # One graph of the whole model would need all of its weights at once.
-    assert "fusion scope block" in ended["fsdp_fused"]["output"]
+    assert "fusion scope block" in results["fsdp_fused"]["output"]
     _assert_same_curve(tmp_path / "recomputed", tmp_path / "dropout")
     assert curve(tmp_path / "dropout")[1].loss != pytest.approx(curve(tmp_path / "fsdp")[1].loss, abs=1e-4)
 
@@ -160,7 +160,7 @@ Trainer.loss = loss
 def test_a_process_that_fails_or_is_killed_ends_all_in_a_line(failure: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(_FAILS.format(failure=failure))
     asked = [*overrides(written_text(tmp_path)), "parallel=fsdp", f"train.output={tmp_path / 'run'}"]
-    program = torchrun(2, "-m", "fuselayers", "train", *asked, "--import", "failing", folder=tmp_path)
+    program = ended(start(2, "-m", "fuselayers", "train", *asked, "--import", "failing", folder=tmp_path))
     assert program.returncode == 1, program.stderr  # torchrun's own code
     said = [line for line in program.stderr.splitlines() if line.startswith("fuselayers, rank ")]
     lost = "fuselayers, rank 0: lost another process of this run ("

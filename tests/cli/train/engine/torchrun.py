@@ -25,13 +25,6 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 """
 
 
-def free_port() -> str:
-    """A port of this machine that nobody uses."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
-
-
 def overrides(text: Path, *more: str) -> list[str]:
     """A run of four steps, without dropout and fusion unless `more` says so."""
     model = ("model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2")
@@ -49,15 +42,10 @@ def written_text(folder: Path) -> Path:
 
 def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
     """Start a program with torchrun, in a folder."""
-    return launch("--standalone", "--nproc-per-node", str(processes), *arguments, folder=folder)
-
-
-def launch(*arguments: str, folder: Path, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
-    """Start torchrun with these arguments and variables, in a folder."""
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-    environment.update(variables or {})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [*torchrun, *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -69,11 +57,6 @@ def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]
     finally:
         program.terminate()  # torchrun then ends its processes
     return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
-
-
-def torchrun(processes: int, *arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    """Run a program to its end with torchrun, in a folder."""
-    return ended(start(processes, *arguments, folder=folder))
 
 
 def run_all(
@@ -95,8 +78,10 @@ def run_all(
         for name, overrides in runs.items()
     }
     (folder / "runs.json").write_text(json.dumps(asked))
-    port = free_port()
-    arguments = str(processes), port, str(_RUNS), str(folder)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    arguments = str(processes), str(port), str(_RUNS), str(folder)
     programs = [Program(_AS_TORCHRUN_DOES, str(rank), *arguments, folder=folder) for rank in range(processes)]
     ends = [program.wait() for program in programs]
     assert [end.code for end in ends] == [0] * processes, [end.errors for end in ends]
