@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with console.status("compiling"):
         rows = list(lint([case for case in CASES if case.op in names], archs=archs))
     for title, of_case in groupby(rows, key=lambda row: row.case):
-        print_table(console, [_cells(row) for row in of_case], left=2, title=title)
+        say(console, title, bold=True)
+        print_table(console, [_cells(row) for row in of_case], left=2)
     if arguments.write:
         write_figures(rows, read_figures(), compiler=compiler())
         say(console, f"figures written to {FIGURES}")

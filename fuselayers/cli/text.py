@@ -42,9 +42,7 @@ def is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def print_table(
-    console: Console, rows: Sequence[Mapping[str, object]], *, left: int = 1, title: str | None = None
-) -> None:
+def print_table(console: Console, rows: Sequence[Mapping[str, object]], *, left: int = 1) -> None:
     """Print a table with a column for each key of the first row.
 
     Args:
@@ -54,7 +52,5 @@ def print_table(
     headings = tuple(rows[0])
     cells = [headings, *(tuple(str(row[heading]) for heading in headings) for row in rows)]
     heading, *lines = table_lines(cells, None, left=range(left))
-    if title is not None:
-        say(console, title, bold=True)
     say(console, heading, bold=True)
     say(console, *lines)

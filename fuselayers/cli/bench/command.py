@@ -25,7 +25,7 @@ from .first_step import first_steps
 from .measure import COMPILE, Measured, copy_bandwidth, measure
 from .report import FIRST_STEP_NOTE, NOTES, Report, table
 from .subjects import EAGER, ModelCall, model_subject, op_subject
-from .suite import MINUTES, jobs_of, run_suite
+from .suite import jobs_of, run_suite
 
 DESCRIPTION = """\
 Checks that the numbers agree with eager PyTorch, then times. All candidates run in one process, in turns, after a
@@ -51,7 +51,7 @@ Measures every op in several shapes, dtypes and options, and whole models, again
 Writes a folder with the numbers and a table.
 
   fuselayers bench suite --out results/
-  fuselayers bench suite --out results/ --ops layer_norm,rms_norm --minutes 3"""
+  fuselayers bench suite --out results/ --ops layer_norm,rms_norm"""
 
 _DTYPES: Final = ("float32", "float64", "bfloat16", "float16")
 _REPEATS: Final = 30
@@ -104,9 +104,6 @@ def _add_suite(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--ops", help="comma-separated (default all ops, and the models)")
     parser.add_argument("--dtypes", help="comma-separated (default bfloat16,float16,float32; float32 on a CPU)")
-    parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help=f"start no measurement after this time (default {MINUTES:g})"
-    )
     parser.add_argument("--quick", action="store_true", help="one small shape, no models")
 
 
@@ -129,11 +126,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         bandwidth=copy_bandwidth(device),
     )
     if arguments.subject == "suite":
-        if not arguments.minutes > 0:
-            raise ValueError(f"--minutes must be above 0, got {arguments.minutes:g}")
         jobs = jobs_of(arguments.ops, arguments.dtypes, quick=arguments.quick, device=device)
-        folder = Path(arguments.out)
-        return run_suite(jobs, report, folder=folder, minutes=arguments.minutes, device=device, console=console)
+        return run_suite(jobs, report, folder=Path(arguments.out), device=device, console=console)
     chosen = _backends(arguments.backends, default=_DEFAULT[arguments.subject], device=device)
     shape = None if arguments.shape is None else sizes_of(arguments.shape, option="--shape")
     dtype, call = getattr(torch, arguments.dtype), None

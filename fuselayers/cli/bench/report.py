@@ -34,7 +34,6 @@ class Report:
         machine: the machine and the versions, as text.
         bandwidth: of a copy, in bytes per second, read and written.
         failed: wrong numbers or errors, by candidate.
-        left_out: titles of measurements for which there was no time.
     """
 
     machine: str
@@ -44,7 +43,6 @@ class Report:
     rows: list[Measured] = field(default_factory=list)
     models: list[Measured] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
 
 
 def table(rows: Sequence[Measured], *, bandwidth: float = math.nan) -> list[dict[str, str]]:
@@ -102,8 +100,7 @@ def _markdown(report: Report) -> str:
         for row, line in zip(rows, cells, strict=True):
             subject = f"{row.title}, {row.dtype}, {'x'.join(map(str, row.shape))}"
             lines.append(f"| {subject} | {' | '.join(line.get(column, '') for column in columns)} |")
-    failed = [f"{what}: {why}" for what, why in report.failed.items()]
-    for heading, items in (("Not timed: wrong numbers, or an error", failed), ("Left out, no time", report.left_out)):
-        if items:
-            lines += ["", f"## {heading}", "", *(f"- {item}" for item in items)]
+    if report.failed:
+        lines += ["", "## Not timed: wrong numbers, or an error", ""]
+        lines += [f"- {what}: {why}" for what, why in report.failed.items()]
     return "\n".join(lines) + "\n"

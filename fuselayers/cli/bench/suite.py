@@ -1,6 +1,5 @@
 """`fuselayers bench suite`: measures all ops and whole models on one machine, and writes a folder."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from .measure import COMPILE, Subject, measure
 from .report import Report, write_folder
 from .subjects import EAGER, ModelCall, model_subject, op_subject
 
-MINUTES: Final = 12.0
 _DTYPES: Final = ("bfloat16", "float16", "float32")
 # The first shape is measured in every dtype. Eager dropout on a CPU takes 6 ns an element.
 _SHAPES: Final = ((2, 4096, 4096), (4, 1024, 1024), (1, 2048, 12288))
@@ -84,13 +82,8 @@ class Job:
     is_model: bool = False
 
 
-def run_suite(
-    jobs: Sequence[Job], report: Report, *, folder: Path, minutes: float, device: torch.device, console: Console
-) -> int:
+def run_suite(jobs: Sequence[Job], report: Report, *, folder: Path, device: torch.device, console: Console) -> int:
     """Measure, and write the folder after each measurement, so that a stopped run keeps its results.
-
-    Args:
-        minutes: no measurement begins later; the report names the measurements that are left out.
 
     Returns:
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers or raises an error.
@@ -99,11 +92,7 @@ def run_suite(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").open("ab").close()
     say(console, report.machine)
-    deadline = time.monotonic() + 60 * minutes
     for job in jobs:
-        if time.monotonic() > deadline:
-            report.left_out.append(job.title)
-            continue
         say(console, job.title)
         try:
             subject = job.make()
@@ -114,8 +103,6 @@ def run_suite(
             report.failed[job.title] = in_one_line(error)
         write_folder(folder, report)
     lines = [f"not timed: {name}: {reason}" for name, reason in report.failed.items()]
-    if report.left_out:
-        lines.append(f"left out after {minutes:g} minutes: {len(report.left_out)}; see results.md")
     say(console, *lines, *map(str, write_folder(folder, report)))
     return int(any(not name.startswith(COMPILE) for name in report.failed))
 

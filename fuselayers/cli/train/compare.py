@@ -34,7 +34,6 @@ class Comparison:
         loss_difference: the largest difference between the losses of EAGER and FUSED, nats per byte.
         plain_difference: the same for PLAIN and EAGER, without dropout; None without PLAIN.
         conditions: machine, threads and versions.
-        compile_seconds: the time of compiling, if known.
     """
 
     rows: list[Measured]
@@ -42,7 +41,6 @@ class Comparison:
     plain_difference: float | None
     num_batches: int
     conditions: str
-    compile_seconds: float | None
 
 
 def eager_model(config: Config, *, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
@@ -67,7 +65,6 @@ def compare(
     repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
-    compile_seconds: float | None = None,
 ) -> Comparison:
     """Measure the models in training mode. They stay in that mode; weights and gradients do not change.
 
@@ -76,7 +73,6 @@ def compare(
         batches: tokens and targets, int64 [B, T] on the device, all of the training shape.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
-        compile_seconds: the time of compiling, if known.
     """
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor]:
@@ -104,12 +100,11 @@ def compare(
     loss_difference = difference(EAGER, FUSED)
     subject = Subject("the trained model", tuple(batches[0][0].shape), precision, candidates, {})
     rows = measure(subject, repeats=repeats, device=device)
-    conditions = describe_machine(device)
-    return Comparison(rows, loss_difference, plain_difference, len(batches), conditions, compile_seconds)
+    return Comparison(rows, loss_difference, plain_difference, len(batches), describe_machine(device))
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return notes below the table: the difference of the losses, the cost of compiling, and the conditions."""
+    """Return notes below the table: the difference of the losses, and the conditions."""
     notes = [
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"
@@ -119,11 +114,6 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             f"{PLAIN} PyTorch draws other masks; without dropout its losses differ by at most "
             f"{comparison.plain_difference:.1e}"
         )
-    if comparison.compile_seconds is not None:
-        seconds = {row.candidate: row.median("forward_backward") for row in comparison.rows}
-        gain = next(iter(seconds.values())) - seconds[FUSED]
-        steps = f"after {comparison.compile_seconds / gain:,.0f} steps" if gain > 0 else "never"
-        notes.append(f"compiling took {comparison.compile_seconds:.1f} s, earned back {steps}")
     readings = len(comparison.rows[0].seconds["forward"])
     return [
         *notes,

@@ -1,7 +1,6 @@
 """The end of a run: its validation loss, a sample of text, and a comparison of the fused model with unfused ones."""
 
 import json
-import statistics
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -47,8 +46,8 @@ def finish(run: Run, console: Console) -> None:
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
     models = compared_models(trainer.model, eager)
-    precision, seconds = config.train.precision, _compile_seconds(run)
-    result = compare(models, batches, precision=precision, device=device, compile_seconds=seconds)
+    precision = config.train.precision
+    result = compare(models, batches, precision=precision, device=device)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     sequences, length = batches[0][0].shape
     fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
@@ -60,15 +59,6 @@ def finish(run: Run, console: Console) -> None:
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result))
-
-
-def _compile_seconds(run: Run) -> float | None:
-    """The time of the session's first step minus the median of the others; None without compiling or other steps."""
-    rows = [] if run.metrics is None else run.metrics.rows[run.done :]
-    seconds = [run.trainer.step_tokens / row.tokens_per_second for row in rows]
-    if run.config.fusion.scope == "none" or len(seconds) < 3:
-        return None
-    return seconds[0] - statistics.median(seconds[1:])
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:

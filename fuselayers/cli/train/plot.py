@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...figure import new_figure
-from ..files import write_whole
 from .metrics import Metrics
 
 FILE_NAME = "loss.png"
@@ -26,4 +25,4 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    write_whole(path, lambda file: figure.savefig(file, format="png"))
+    figure.savefig(path)

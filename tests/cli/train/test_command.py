@@ -247,8 +247,7 @@ def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path)
     assert result["loss_difference"] < 1e-5
     assert result["plain_difference"] < 1e-5
     assert kept["fused"] <= kept["eager layers"]
-    assert result["compile_seconds"] > 0
-    for text in ("kept MB", "compiling took", f"torch {torch.__version__}"):
+    for text in ("kept MB", f"torch {torch.__version__}"):
         assert text in printed
 
 

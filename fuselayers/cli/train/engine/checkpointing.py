@@ -1,6 +1,5 @@
 """Activation checkpointing: backward recomputes the values that forward does not keep."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -44,12 +43,7 @@ def checkpoint_blocks(model: nn.Module, way: str) -> None:
 
 
 def _selective() -> Any:
-    """The contexts of one call of a block."""
-    return create_selective_checkpoint_contexts(selective_policy())  # type: ignore[no-untyped-call]
-
-
-def selective_policy() -> Callable[..., CheckpointPolicy]:
-    """The policy for one call of a block: attention and every second matrix product are kept."""
+    """The contexts of one call of a block: attention and every second matrix product are kept."""
     counts = {False: 0, True: 0}  # of products, in forward and in its repetition
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -61,4 +55,4 @@ def selective_policy() -> Callable[..., CheckpointPolicy]:
             kept = counts[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return policy
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
