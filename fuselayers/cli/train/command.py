@@ -92,7 +92,7 @@ def train(
         run = start_run(overrides, console=console, stack=stack, processes=processes)
         stack.enter_context(reproducible(run.trainer.device))
         step, signal_number = train_steps(run, console)
-        if run.metrics is not None:
+        if processes.is_main:
             title = f"{run.config.model.name}, {run.config.feedforward.name}"
             try:
                 plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)

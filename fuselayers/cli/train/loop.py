@@ -161,7 +161,7 @@ class Run:
     Attributes:
         config: of the run, with the overrides of this session.
         trainer: with the weights of the checkpoint, if there is one.
-        metrics: the curve so far; None in the processes that write no files.
+        metrics: the curve so far.
         config_yaml: the text of config.yaml.
         done: the steps of earlier sessions.
     """
@@ -169,7 +169,7 @@ class Run:
     config: Config
     trainer: Trainer
     folder: Path
-    metrics: MetricsFile | None
+    metrics: MetricsFile
     config_yaml: str
     done: int
 
@@ -179,7 +179,7 @@ class _Curve:
 
     def __init__(self, run: Run) -> None:
         self.trainer, self.metrics = run.trainer, run.metrics
-        self.seconds_before = self.metrics.rows[-1].seconds if self.metrics is not None and self.metrics.rows else 0.0
+        self.seconds_before = self.metrics.rows[-1].seconds if self.metrics.rows else 0.0
         self.started = self.last_end = time.perf_counter()
 
     def add(self, update: Update, *, validates: bool) -> Metrics:
@@ -204,8 +204,7 @@ class _Curve:
             seconds=self.seconds_before + time.perf_counter() - self.started,
             peak_memory_bytes=peak_memory(self.trainer.device),
         )
-        if self.metrics is not None:
-            self.metrics.append(row)
+        self.metrics.append(row)
         self.last_end = time.perf_counter()
         return row
 
@@ -247,20 +246,17 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
             # Printed last: a closed output must not stop the writing.
             for row in rows:
                 log(row)
-                rows_of_session = [] if curve.metrics is None else curve.metrics.rows[run.done :]
-                show_progress(console, row, rows_of_session, steps=config.steps, step_tokens=trainer.step_tokens)
+                session = run.metrics.rows[run.done :]
+                show_progress(console, row, session, steps=config.steps, step_tokens=trainer.step_tokens)
             if last:
                 return step, signal_number
     return run.done, None
 
 
 def _save(run: Run, step: int) -> None:
-    rows = []
-    if run.metrics is not None:
-        run.metrics.sync()
-        rows = [list(astuple(row)) for row in run.metrics.rows]  # those of rank 0 count
+    run.metrics.sync()
     trainer = run.trainer
-    content = Content(step, run.config_yaml, trainer.text.fingerprint, rows)
+    content = Content(step, run.config_yaml, trainer.text.fingerprint, [list(astuple(row)) for row in run.metrics.rows])
     tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
     save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
 

@@ -48,10 +48,10 @@ _HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
 
 
 class MetricsFile:
-    """Appends rows to the curve of a run. Floats are written exactly.
+    """Keeps the curve of a run, and appends its rows to a file. Floats are written exactly.
 
     Args:
-        path: the CSV file, which is overwritten.
+        path: the CSV file, which is overwritten; None in the processes that write no files.
         rows: the first rows, from a resumed run's checkpoint. So a resumed run writes the curve of an uninterrupted
             one, and a damaged file is repaired.
 
@@ -59,24 +59,28 @@ class MetricsFile:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: Path, *, rows: Sequence[Metrics] = ()) -> None:
+    def __init__(self, path: Path | None, *, rows: Sequence[Metrics] = ()) -> None:
         self.path = path
         self.rows = list(rows)
-        write_text(path, _HEADER + "".join(map(_line, self.rows)))
+        if path is not None:
+            write_text(path, _HEADER + "".join(map(_line, self.rows)))
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""
+        self.rows.append(row)
+        if self.path is None:
+            return
         try:
             with open(self.path, "a", encoding="utf-8", newline="") as file:
                 file.write(_line(row))
         except OSError as error:
             raise OSError(f"cannot write {self.path}: {error.strerror}; continue with train.resume=") from error
-        self.rows.append(row)
 
     def sync(self) -> None:
         """Flush all rows to the disk, before a checkpoint counts their steps."""
-        with open(self.path, "a", encoding="utf-8") as file:
-            os.fsync(file.fileno())
+        if self.path is not None:
+            with open(self.path, "a", encoding="utf-8") as file:
+                os.fsync(file.fileno())
 
 
 def _line(row: Metrics) -> str:
@@ -87,11 +91,11 @@ def show_progress(console: Console, row: Metrics, rows: Sequence[Metrics], *, st
     """Print a finished step, about twenty times in a run and after every validation.
 
     Args:
-        rows: of this session, since a resumed run may be on another machine; none in the processes that print nothing.
+        rows: of this session, since a resumed run may be on another machine.
         steps: of the whole run.
         step_tokens: the tokens of a step.
     """
-    if not rows or (row.validation_loss is None and row.step % max(1, steps // _LINES)):
+    if row.validation_loss is None and row.step % max(1, steps // _LINES):
         return
     validation = "" if row.validation_loss is None else f"  validation {row.validation_loss:.3f}"
     # The first step compiles; the median of the last ones ignores it.

@@ -56,9 +56,9 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
         done = content.step
     if folder is None:
         folder = processes.from_main(_new_folder(config.train.output, stack) if processes.is_main else Path())
-    metrics, config_yaml = None, to_yaml(replace(config, train=replace(config.train, output="", resume="")))
+    metrics = MetricsFile(folder / FILE_NAME if processes.is_main else None, rows=rows)
+    config_yaml = to_yaml(replace(config, train=replace(config.train, output="", resume="")))
     if processes.is_main:
-        metrics = MetricsFile(folder / FILE_NAME, rows=rows)
         write_text(folder / "config.yaml", config_yaml)
     run = Run(config, trainer, folder, metrics, config_yaml, done)
     _describe(run, console, None if checkpoint is None else checkpoint[1])

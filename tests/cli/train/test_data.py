@@ -51,6 +51,10 @@ def test_a_folder_of_any_text_needs_no_suffixes(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "broken").symlink_to("nowhere")
+    (tmp_path / "empty.py").touch()
+    for name in ("site-packages", "__pycache__", ".git", "test"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("other people's")
     text = read_text(str(tmp_path))
     parts = (_bytes(text.train_N) + _bytes(text.held_out_N)).split(b"\0")
     assert sorted(parts[:-1]) == sorted([b"plain", b"# title", "\u00fc".encode()])
@@ -108,16 +112,3 @@ def test_evaluation_covers_the_held_out_text_from_its_start_to_its_end(size: int
     assert [tokens_BT.shape for tokens_BT, _ in batches] == [(2, 16)] * 3
     assert batches[0][0][0, 0] == held_out_N[0]
     assert batches[-1][1][-1, -1] == held_out_N[-1]
-
-
-def test_folders_and_files_that_are_no_text_of_ours_are_left_out(tmp_path: Path) -> None:
-    folder = _folder(tmp_path, 10)
-    for name in ("site-packages", "__pycache__", ".git", "test"):
-        (folder / name).mkdir()
-        (folder / name / "a.py").write_text("other people's")
-    (folder / "a.bin").write_bytes(b"\0other people's")
-    (folder / "empty.py").touch()
-    (folder / ".#lock.py").symlink_to("user@host.1234")
-    text = read_text(str(folder))
-    assert text.num_files == 10
-    assert b"other people's" not in _bytes(text.train_N) + _bytes(text.held_out_N)

@@ -11,13 +11,8 @@ from torch.distributed.tensor import DTensor
 
 from fuselayers.cli.train.engine import Engine, Grid, Processes, device_of, fusion_of, start_engine
 from fuselayers.configs import Config, build, compose
-from fuselayers.partition import FusedModule
 
 _CPU = torch.device("cpu")
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -52,43 +47,6 @@ def _engine(config: Config) -> Engine:
 def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     return tuple(torch.randint(256, (rows, 16), generator=generator) for _ in range(2))  # type: ignore[return-value]
-
-
-def _one_step(engine: Engine, *, micro_batches: int = 1) -> tuple[float, dict[str, Tensor]]:
-    optimizer = torch.optim.SGD(engine.module.parameters(), lr=0.1)
-    for number in range(micro_batches):
-        with engine.micro_batch(last=number == micro_batches - 1):
-            (engine.model(*(tokens[number::micro_batches] for tokens in _tokens())) / micro_batches).backward()
-    norm = engine.clip(0.5).item()
-    optimizer.step()
-    return norm, {name: _whole(tensor) for name, tensor in engine.module.state_dict().items()}
-
-
-_FUSED = ["parallel.reshard=false", "fusion=eager", "fusion.scope=model", "parallel.checkpointing=budget:0.5"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "micro_batches"),
-    [
-        (["parallel=ddp"], 1),
-        (["parallel=ddp"], 2),
-        (["parallel=fsdp"], 1),
-        (["parallel=fsdp", "train.clip_norm=0"], 2),
-        (["parallel=fsdp", *_FUSED], 2),
-    ],
-)
-def test_a_step_is_that_of_one_process(gloo: None, overrides: list[str], micro_batches: int) -> None:
-    config = _config(*overrides, "model.dropout=0")
-    torch.manual_seed(0)
-    norm, expected = _one_step(Engine(build(config, ["fusion=off"])), micro_batches=micro_batches)
-    engine = _engine(config)
-    got_norm, got = _one_step(engine, micro_batches=micro_batches)
-    assert isinstance(engine.module.blocks[0], FusedModule) == ("fusion=eager" in overrides)  # type: ignore[index]
-    assert norm > 0.5
-    assert got_norm == pytest.approx(norm, rel=1e-5)
-    assert got.keys() == expected.keys()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(got[name], tensor, rtol=1e-5, atol=1e-6)
 
 
 def test_no_limit_leaves_the_gradient(gloo: None) -> None:

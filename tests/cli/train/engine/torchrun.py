@@ -26,11 +26,12 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 
 def overrides(text: Path, *more: str) -> list[str]:
-    """A run of four steps, without dropout and fusion unless `more` says so."""
+    """A run of four steps of two micro-batches, without dropout and fusion unless `more` says so."""
     model = ("model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2")
-    training = ("train.steps=4", "train.warmup_steps=2", "train.batch_size=4", "train.evaluate_every=2")
-    ending = ("train.evaluate_batches=1", "train.checkpoint_every=2", "train.sample_bytes=0", "train.compare=false")
-    return [*model, *training, *ending, "train.device=cpu", f"data.path={text}", "fusion=off", "model.dropout=0", *more]
+    training = ("train.steps=4", "train.warmup_steps=2", "train.batch_size=4", "train.accumulate=2")
+    ending = ("train.evaluate_every=2", "train.evaluate_batches=1", "train.checkpoint_every=2", "train.compare=false")
+    plain = ("train.sample_bytes=0", "train.device=cpu", "fusion=off", "model.dropout=0")
+    return [*model, *training, *ending, *plain, f"data.path={text}", *more]
 
 
 def written_text(folder: Path) -> Path:
