@@ -1,6 +1,6 @@
 """Measures where the time of a training step of `fuselayers train` goes, in three models with the same weights.
 
-python plots/train_step.py plots/cpu/<processor>    # writes train_step.json and train_step.md there
+python plots/train_step.py plots/cpu/<processor>    # writes train_step.json there
 
 All figures are medians; the models take turns. Phases are wall time. Kinds of op are the profiler's times of another
 step, which includes the profiler's overhead.
@@ -99,19 +99,6 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
-def table(found: dict[str, dict[str, dict[str, float]]]) -> str:
-    """The measurements as a table in Markdown."""
-    lines = [f"| ms of a step | {' | '.join(found)} |", "| --- |" + " ---: |" * len(found)]
-    for part in ("phases", "ops"):
-        for name in next(iter(found.values()))[part]:
-            lines.append(f"| {name} | {' | '.join(f'{one[part][name]:.2f}' for one in found.values())} |")
-    return "\n".join(lines) + "\n"
-
-
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    machine = measured_machine(torch.device("cpu"))
-    result = measure()
-    (folder / "train_step.json").write_text(json.dumps({"machine": machine, "steps": STEPS, **result}, indent=2) + "\n")
-    (folder / "train_step.md").write_text(f"{machine}, medians of {STEPS} in turns\n\n{table(result)}")
-    print(table(result))
+    content = {"machine": measured_machine(torch.device("cpu")), "steps": STEPS, **measure()}
+    (Path(sys.argv[1]) / "train_step.json").write_text(json.dumps(content, indent=2) + "\n")
