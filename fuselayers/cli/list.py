@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from ..components import registry
-from ..configs import GROUPS, build, choices, compose, model_costs, to_yaml
+from ..configs import GROUPS, build, choices, compose, to_yaml
 from ..configs.costs import parameter_counts
 from ..configs.group_files import COMPONENT_GROUPS
 from ..configs.schemas import SECTIONS
@@ -24,7 +24,7 @@ Shows every registered component in a line, the options of one or of a kind, or 
   fuselayers list attention                the options of a kind's components
   fuselayers list feedforward.gated_mlp    those of one component
   fuselayers list train                    a section: train, data, parallel or fusion
-  fuselayers list model=gpt2_small         a config, and what its model costs
+  fuselayers list model=gpt2_small         a config, and its model's parameters
 
 Add `hydra.searchpath=[/my/configs]` to any of them to include your own config files."""
 
@@ -125,23 +125,4 @@ def _print_config(overrides: list[str], console: Console) -> None:
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
     say(console, to_yaml(config).rstrip())
-    figures = {
-        "parameters": f"{parameters:,}",
-        "parameters without embeddings": f"{parameters - in_tables:,}",
-    }
-    try:
-        costs = model_costs(config)
-    except ValueError as error:
-        note = str(error)
-    else:
-        training_flops = costs.forward_flops + costs.backward_flops
-        figures |= {
-            "MFLOP per token, forward": f"{costs.forward_flops / costs.tokens / 1e6:,.1f}",
-            "MFLOP per token, forward and backward": f"{training_flops / costs.tokens / 1e6:,.1f}",
-            "kB per token saved for backward in float32": f"{costs.float32_bytes / costs.tokens / 1e3:,.1f}",
-            "kB per token saved for backward in bfloat16": f"{costs.bfloat16_bytes / costs.tokens / 1e3:,.1f}",
-        }
-        note = f"of a full context, {costs.tokens:,} tokens; eager, unfused"
-    size = max(map(len, figures.values()))
-    say(console, *(f"{figure:>{size}} {meaning}" for meaning, figure in figures.items()))
-    say(console, note)
+    say(console, f"{parameters:,} parameters, {parameters - in_tables:,} without embeddings")

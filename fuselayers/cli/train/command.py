@@ -59,13 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Train as the command line says, over the processes of torchrun if it started this one; see `train`."""
     with joined_processes() as group:
-        if group.is_main:
-            return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
-        # The other processes would print the same.
-        logging.getLogger("fuselayers").setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        if not group.is_main:  # it would print the same
+            logging.getLogger("fuselayers").setLevel(logging.ERROR)
             warnings.simplefilter("ignore", FallbackWarning)
-            return train(arguments.overrides, console=Console(quiet=True), imports=arguments.imports, processes=group)
+            console = Console(quiet=True)
+        return train(arguments.overrides, console=console, imports=arguments.imports, processes=group)
 
 
 def train(
