@@ -1,6 +1,7 @@
 """The command line: reads the arguments, calls the command, and turns a user's mistake into one line."""
 
 import importlib
+import io
 import os
 import re
 import sys
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for module in getattr(parsed, "imports", ()):
             _import(module)
         with _fallbacks_in_one_line():
-            code: int = command.run(parsed, Console())
+            code: int = command.run(parsed, _console())
             return code
     except SystemExit as done:
         # argparse exits after --help and --version, rich when the output is closed (`| head`).
@@ -93,6 +94,16 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
             subparser.description = command.DESCRIPTION
             command.add_arguments(subparser)
     return parser
+
+
+def _console() -> Console:
+    """Return a console on stdout. Without a terminal rich takes 80 columns, too few for a table, so take 120."""
+    if sys.stdout is None:  # closed before the start
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A character that the encoding lacks must not end a finished run.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
 
 
 def _import(name: str) -> None:

@@ -3,6 +3,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -144,3 +145,22 @@ sys.exit(code)
 """
     done = run(program)
     assert (done.code, done.errors) == (1, "")
+
+
+def test_output_without_the_letters_of_a_table_does_not_end_a_run(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    program = """
+import io, sys
+from fuselayers.cli.main import main
+sys.stdout = io.TextIOWrapper(sys.stdout.buffer, encoding="ascii")
+sys.exit(main(sys.argv[1:]))
+"""
+    folder = tmp_path / "r\N{LATIN SMALL LETTER U WITH DIAERESIS}n"
+    asked = ["feedforward=fused_mlp", "train.sample_bytes=40", f"train.output='{folder}'"]
+    wanted = [text for text in tiny if not text.startswith(("train.sample_bytes", "train.compare"))]
+    done = run(program, "train", *wanted, *asked)
+    assert (done.code, done.errors) == (0, "")
+    assert f"writing {tmp_path}/r\\xfcn" in done.printed
+    assert re.search(r"^fused  ", done.printed, re.MULTILINE)

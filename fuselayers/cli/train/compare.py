@@ -7,7 +7,7 @@ Legend of the shapes: B sequences, T tokens.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -23,6 +23,7 @@ from .loop import autocast
 
 EAGER: Final = "eager layers"
 FUSED: Final = "fused"
+COMPRESSED: Final = "fused, int8"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Comparison:
         loss_difference: the largest difference between the losses of EAGER and FUSED, nats per byte.
         plain_difference: the same for PLAIN and EAGER, without dropout; None without PLAIN.
         conditions: machine, threads and versions.
+        compile_seconds: the time of compiling, if known.
     """
 
     rows: list[Measured]
@@ -41,6 +43,7 @@ class Comparison:
     plain_difference: float | None
     num_batches: int
     conditions: str
+    compile_seconds: float | None
 
 
 def eager_model(config: Config, *, weights: Mapping[str, Tensor], device: torch.device) -> nn.Module:
@@ -50,11 +53,17 @@ def eager_model(config: Config, *, weights: Mapping[str, Tensor], device: torch.
     return model.to(device)
 
 
-def compared_models(trained: nn.Module, eager: nn.Module) -> dict[str, nn.Module]:
-    """PLAIN if the model has a twin in plain PyTorch, EAGER, and FUSED."""
+def compared_models(
+    config: Config, trained: nn.Module, eager: nn.Module, *, weights: Mapping[str, Tensor], device: torch.device
+) -> dict[str, nn.Module]:
+    """PLAIN if the model has a twin, EAGER, FUSED, and COMPRESSED if the run is fused with exact saved values."""
     models = {EAGER: eager, FUSED: trained}
     with suppress(ValueError):
         models = {PLAIN: plain_twin(eager), **models}
+    if config.fusion.scope != "none" and config.fusion.compress is None:
+        compressed = build(replace(config, fusion=replace(config.fusion, compress="int8")))
+        compressed.load_state_dict(weights)
+        models[COMPRESSED] = compressed.to(device)
     return models
 
 
@@ -65,6 +74,7 @@ def compare(
     repeats: int = 30,
     precision: str = "float32",
     device: torch.device,
+    compile_seconds: float | None = None,
 ) -> Comparison:
     """Measure the models in training mode. They stay in that mode; weights and gradients do not change.
 
@@ -73,6 +83,7 @@ def compare(
         batches: tokens and targets, int64 [B, T] on the device, all of the training shape.
         repeats: how many times each is timed, in turns; the table shows medians.
         precision: of the training: "float32" or "bfloat16".
+        compile_seconds: the time of compiling, if known.
     """
 
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor]:
@@ -100,11 +111,12 @@ def compare(
     loss_difference = difference(EAGER, FUSED)
     subject = Subject("the trained model", tuple(batches[0][0].shape), precision, candidates, {})
     rows = measure(subject, repeats=repeats, device=device)
-    return Comparison(rows, loss_difference, plain_difference, len(batches), describe_machine(device))
+    conditions = describe_machine(device)
+    return Comparison(rows, loss_difference, plain_difference, len(batches), conditions, compile_seconds)
 
 
 def comparison_notes(comparison: Comparison) -> list[str]:
-    """Return notes below the table: the difference of the losses, and the conditions."""
+    """Return notes below the table: the difference of the losses, the cost of compiling, and the conditions."""
     notes = [
         f"losses of {EAGER} and {FUSED}, with the same dropout masks, differ by at most "
         f"{comparison.loss_difference:.1e} nats per byte on {comparison.num_batches} batches"
@@ -114,6 +126,11 @@ def comparison_notes(comparison: Comparison) -> list[str]:
             f"{PLAIN} PyTorch draws other masks; without dropout its losses differ by at most "
             f"{comparison.plain_difference:.1e}"
         )
+    if comparison.compile_seconds is not None:
+        seconds = {row.candidate: row.median("forward_backward") for row in comparison.rows}
+        gain = next(iter(seconds.values())) - seconds[FUSED]
+        steps = f"after {comparison.compile_seconds / gain:,.0f} steps" if gain > 0 else "never"
+        notes.append(f"compiling took {comparison.compile_seconds:.1f} s, earned back {steps}")
     readings = len(comparison.rows[0].seconds["forward"])
     return [
         *notes,

@@ -1,6 +1,7 @@
 """The end of a run: its validation loss, a sample of text, and a comparison of the fused model with unfused ones."""
 
 import json
+import statistics
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from ..bench.report import table
 from ..files import write_text
 from ..plain import plain_config
 from ..text import print_table, say
-from .compare import compare, compared_models, comparison_notes, eager_model
+from .compare import COMPRESSED, compare, compared_models, comparison_notes, eager_model
 from .loop import Run
 
 _COMPARED_BATCHES: Final = 8
@@ -45,9 +46,9 @@ def finish(run: Run, console: Console) -> None:
         say(console, f"no comparison of eager with fused: {reason}")
         return
     batches = [trainer.batch(config.train.steps + 1 + index) for index in range(_COMPARED_BATCHES)]
-    models = compared_models(trainer.model, eager)
-    precision = config.train.precision
-    result = compare(models, batches, precision=precision, device=device)
+    models = compared_models(config, trainer.model, eager, weights=weights, device=device)
+    precision, seconds = config.train.precision, _compile_seconds(run)
+    result = compare(models, batches, precision=precision, device=device, compile_seconds=seconds)
     write_text(folder / "comparison.json", json.dumps(asdict(result), indent=2))
     sequences, length = batches[0][0].shape
     fusion = "without the fusion core" if config.fusion.scope == "none" else f"fusion {config.fusion.backend}"
@@ -55,10 +56,18 @@ def finish(run: Run, console: Console) -> None:
         console,
         f"the trained model, {sequences} x {length} bytes, {precision}, dropout {config.model.options['dropout']}: in "
         f"plain PyTorch, in this library's eager layers ({plain_config(config).feedforward.name}), and "
-        f"fused ({config.feedforward.name}, {fusion})",
+        f"fused ({config.feedforward.name}, {fusion}){', also in int8' if COMPRESSED in models else ''}",
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result))
+
+
+def _compile_seconds(run: Run) -> float | None:
+    """The time of the session's first step minus the median of the others; None without compiling or other steps."""
+    seconds = [run.trainer.step_tokens / row.tokens_per_second for row in run.metrics.rows[run.done :]]
+    if run.config.fusion.scope == "none" or len(seconds) < 3:
+        return None
+    return seconds[0] - statistics.median(seconds[1:])
 
 
 def sample_text(model: Any, num_bytes: int, *, seed: int, device: torch.device) -> str:

@@ -8,9 +8,10 @@ from types import FrameType
 
 @contextmanager
 def noted_signals(*, second_stops: bool = True) -> Iterator[list[int]]:
-    """Note Ctrl-C and SIGTERM, instead of ending the process; yield the list of the signals that came.
+    """Note Ctrl-C, SIGTERM and the SIGHUP of a closed terminal, instead of ending the process; yield what came.
 
-    The loop reads the list after each step. A second signal raises KeyboardInterrupt at once.
+    The loop reads the list after each step. A second Ctrl-C or SIGTERM raises KeyboardInterrupt at once. If SIGHUP was
+    ignored, as under nohup, it stays ignored.
 
     Args:
         second_stops: False if every signal comes twice, as under torchrun: from the terminal and from torchrun.
@@ -19,11 +20,15 @@ def noted_signals(*, second_stops: bool = True) -> Iterator[list[int]]:
     noted: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        noted.append(number)
-        if second_stops and len(noted) > 1:
+        # A closed terminal sends SIGHUP twice.
+        if second_stops and number != signal.SIGHUP and any(other != signal.SIGHUP for other in noted):
             raise KeyboardInterrupt
+        noted.append(number)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield noted
     finally:
@@ -35,6 +40,6 @@ def exit_code(number: int) -> int:
     """The exit code of a run that a signal stopped, after its checkpoint.
 
     A scheduler sends SIGTERM to take a machine back. The run then did what it was asked to, and a supervisor need not
-    restart it as failed. Ctrl-C gives 128 + the signal, as in any program.
+    restart it as failed. Ctrl-C and a closed terminal give 128 + the signal, as in any program.
     """
     return 0 if number == signal.SIGTERM else 128 + number

@@ -243,7 +243,7 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
             if saves:
                 _save(run, step)
                 curve.last_end = time.perf_counter()
-            # Printed last: a closed output must not stop the writing.
+            # Printed last: a closed terminal must not stop the writing.
             for row in rows:
                 log(row)
                 session = run.metrics.rows[run.done :]

@@ -3,7 +3,8 @@
 import csv
 import io
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,3 +110,11 @@ def resumed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished run that a test may change."""
     return Path(shutil.copytree(finished, tmp_path / "own"))
+
+
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """Let a hangup end a process, also if the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -144,9 +144,9 @@ def test_a_start_that_wrote_no_checkpoint_is_replaced(
     assert [row[0] for row in curve(tmp_path / "run")] == list(range(1, 13))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
-    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+    own: Path, finished: Path, monkeypatch: pytest.MonkeyPatch, hangup: None, number: signal.Signals
 ) -> None:
     with monkeypatch.context() as patch:
         before_step(patch, 10, lambda trainer: signal.raise_signal(number))
@@ -243,11 +243,12 @@ def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path)
     printed = run_train([*tiny, *fused, f"train.output={tmp_path / 'run'}"])
     result = json.loads((tmp_path / "run" / "comparison.json").read_text())
     kept = {row["candidate"]: row["kept"] for row in result["rows"]}
-    assert list(kept) == ["plain", "eager layers", "fused"]
+    assert list(kept) == ["plain", "eager layers", "fused", "fused, int8"]
     assert result["loss_difference"] < 1e-5
     assert result["plain_difference"] < 1e-5
-    assert kept["fused"] <= kept["eager layers"]
-    for text in ("kept MB", f"torch {torch.__version__}"):
+    assert kept["fused, int8"] < kept["fused"] <= kept["eager layers"]
+    assert result["compile_seconds"] > 0
+    for text in ("kept MB", "compiling took", f"torch {torch.__version__}"):
         assert text in printed
 
 

@@ -43,10 +43,15 @@ def written_text(folder: Path) -> Path:
 
 def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
     """Start a program with torchrun, in a folder."""
+    return launch("--standalone", "--nproc-per-node", str(processes), *arguments, folder=folder)
+
+
+def launch(*arguments: str, folder: Path, variables: Mapping[str, str] | None = None) -> "subprocess.Popen[str]":
+    """Start torchrun with these arguments and variables, in a folder."""
     path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*torchrun, *arguments]
+    command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    environment.update(variables or {})
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=pipe, stderr=pipe, text=True)
 
