@@ -1,37 +1,35 @@
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 import fuselayers
 from fuselayers.cli.export import export
 from fuselayers.cli.main import main
-from fuselayers.cli.train import train
 from fuselayers.cli.train.checkpoint import read_checkpoint, save, whole_tensors
-from tests.cli.train.conftest import newest
+from tests.cli.conftest import tiny_on, write_text_file
+from tests.cli.train.conftest import newest, run_train
 from tests.cli.train.test_checkpoint import files_of_at_most
 
 safetensors = pytest.importorskip("safetensors.torch")
 
 
-@pytest.fixture
-def trained(tiny: list[str], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The newest checkpoint of a run."""
-    overrides = [*tiny, "train.steps=8", f"train.output={tmp_path / 'run'}"]
-    assert train(overrides, console=Console(file=io.StringIO())) == 0
-    return newest(tmp_path / "run")
+    folder = tmp_path_factory.mktemp("trained")
+    run_train([*tiny_on(write_text_file(folder)), "train.steps=8", f"train.output={folder / 'run'}"])
+    return newest(folder / "run")
 
 
 def test_what_is_exported_comes_back_bit_for_bit(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "folder" / "model"
-    assert main(["export", str(tmp_path / "run"), "--out", str(out)]) == 0
+    assert main(["export", str(trained.parents[1]), "--out", str(out)]) == 0
     weights = whole_tensors(trained, prefix="model.")
     count = sum(tensor.numel() for tensor in weights.values())
     assert capsys.readouterr().out == f"the model of {trained}, {count:,} numbers, is in {out}\n"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuselayers.cli.train.checkpoint import checkpoints_of, listed
-from tests.cli.conftest import write_text_file
+from tests.cli.conftest import tiny_on, with_changes, write_text_file
 from tests.cli.train import conftest
 from tests.processes import Ended, Program
 
@@ -28,24 +28,8 @@ def overrides(folder: Path) -> list[str]:
     Args:
         folder: the text is written here.
     """
-    return [
-        "model.hidden_dim=16",
-        "model.num_layers=1",
-        "model.context_length=16",
-        "model.dropout=0.1",
-        "attention.num_heads=2",
-        "fusion=off",
-        f"train.steps={STEPS}",
-        "train.warmup_steps=2",
-        "train.batch_size=4",
-        "train.evaluate_every=7",
-        "train.evaluate_batches=1",
-        "train.checkpoint_every=5",
-        "train.sample_bytes=0",
-        "train.compare=false",
-        "train.device=cpu",
-        f"data.path={write_text_file(folder)}",
-    ]
+    often = "train.evaluate_every=7", "train.evaluate_batches=1", "train.checkpoint_every=5"
+    return with_changes(tiny_on(write_text_file(folder)), "model.dropout=0.1", f"train.steps={STEPS}", *often)
 
 
 def start(*arguments: str) -> Program:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli.conftest import write_text_file
 from tests.cli.train.conftest import run_train
 
-from .torchrun import curve, ended, overrides, run_all, start, written_text
+from .torchrun import curve, ended, overrides, run_all, start
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 
@@ -38,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def results(root: Path) -> Ended:
     """The results of all runs on two processes."""
-    text = written_text(root)
+    text = write_text_file(root)
     _alone(overrides(text), root / "alone")
     runs = {
         "ddp": ["parallel=ddp"],
@@ -106,7 +107,7 @@ def test_processes_that_read_different_texts_are_refused(results: Ended, root: P
 
 @pytest.mark.slow
 def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
-    text = written_text(tmp_path)
+    text = write_text_file(tmp_path)
     _alone(overrides(text), tmp_path / "alone")
     fsdp = ["parallel=fsdp", "parallel.tp=2"]
     runs = {
@@ -159,7 +160,7 @@ Trainer.loss = loss
 @pytest.mark.parametrize("failure", ['raise OSError("the disk is full")', "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_process_that_fails_or_is_killed_ends_all_in_a_line(failure: str, tmp_path: Path) -> None:
     (tmp_path / "failing.py").write_text(_FAILS.format(failure=failure))
-    asked = [*overrides(written_text(tmp_path)), "parallel=fsdp", f"train.output={tmp_path / 'run'}"]
+    asked = [*overrides(write_text_file(tmp_path)), "parallel=fsdp", f"train.output={tmp_path / 'run'}"]
     program = ended(start(2, "-m", "fuselayers", "train", *asked, "--import", "failing", folder=tmp_path))
     assert program.returncode == 1, program.stderr  # torchrun's own code
     said = [line for line in program.stderr.splitlines() if line.startswith("fuselayers, rank ")]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fuselayers.cli.train.metrics import Metrics
+from tests.cli.conftest import tiny_on, with_changes
 from tests.cli.train.conftest import read_metrics
 from tests.processes import Program
 
@@ -27,18 +28,8 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 
 def overrides(text: Path, *more: str) -> list[str]:
     """A run of four steps of two micro-batches, without dropout and fusion unless `more` says so."""
-    model = ("model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2")
-    training = ("train.steps=4", "train.warmup_steps=2", "train.batch_size=4", "train.accumulate=2")
-    ending = ("train.evaluate_every=2", "train.evaluate_batches=1", "train.checkpoint_every=2", "train.compare=false")
-    plain = ("train.sample_bytes=0", "train.device=cpu", "fusion=off", "model.dropout=0")
-    return [*model, *training, *ending, *plain, f"data.path={text}", *more]
-
-
-def written_text(folder: Path) -> Path:
-    """A text to train on, in a folder."""
-    path = folder / "text.py"
-    path.write_text("".join(f"def name_{index}(value):\n    return value + {index % 7}\n\n\n" for index in range(300)))
-    return path
+    steps = "train.steps=4", "train.evaluate_every=2", "train.evaluate_batches=1", "train.checkpoint_every=2"
+    return with_changes(tiny_on(text), *steps, "model.num_layers=2", "train.accumulate=2", *more)
 
 
 def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
