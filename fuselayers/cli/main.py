@@ -3,6 +3,7 @@
 import importlib
 import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,7 @@ _COMMANDS: Final = {
 # Any other error is a bug, and keeps its traceback.
 _OF_THE_USER: Final = (ValueError, TypeError, OSError, BackendUnavailableError, MissingPackageError)
 _BAD_INPUT: Final = 2
+_LONG: Final = re.compile(r"(\S{300})\S+")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("stopped")
         return 130
     except Exception as error:
-        if show_traceback or not isinstance(error, _OF_THE_USER):
+        if show_traceback or not (isinstance(error, _OF_THE_USER) or _is_for_want_of_memory(error)):
             if is_launched():
                 complain(f"{type(error).__name__}, with the traceback that follows")
             raise
@@ -137,9 +139,17 @@ def _fallbacks_in_one_line() -> Iterator[None]:
         yield
 
 
+def _is_for_want_of_memory(error: Exception) -> bool:
+    # torch raises a RuntimeError: plain for a CPU, OutOfMemoryError for a GPU.
+    of_torch = isinstance(error, RuntimeError) and re.search(r"can't allocate memory|out of memory", str(error))
+    return isinstance(error, MemoryError) or bool(of_torch)
+
+
 def _one_line(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     else:
         text = str(error) or type(error).__name__
-    return " ".join(text.split())
+    if _is_for_want_of_memory(error):
+        text = f"out of memory: {text.partition('DefaultCPUAllocator: ')[2] or text}; choose smaller sizes"
+    return _LONG.sub(r"\g<1>...", " ".join(text.split()))

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import warnings
@@ -5,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from fuselayers import __version__
 from fuselayers.cli import backends
@@ -98,6 +100,21 @@ def test_a_bug_keeps_its_traceback_and_bad_input_gets_one_when_asked_for(monkeyp
         main(["backends"])
     with pytest.raises(ValueError, match="no kind 'nrom'"):
         main(["--traceback", "list", "nrom"])
+
+
+@pytest.mark.parametrize("fail", [lambda: torch.empty(1 << 50), lambda: bytearray(1 << 60)], ids=["torch", "Python"])
+def test_want_of_memory_is_no_bug(
+    fail: Callable[[], object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "run", lambda arguments, console: fail())
+    assert main(["backends"]) == 2
+    assert re.match(r"fuselayers: out of memory: .*; choose smaller sizes\n$", capsys.readouterr().err)
+
+
+def test_a_long_argument_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["x" * 9000], ["backends", "--" + "x" * 9000], ["train", "data.path=/" + "x" * 9000]):
+        assert main(arguments) == 2
+        assert len(capsys.readouterr().err) < 600
 
 
 def test_a_fallback_is_said_in_one_line_and_other_warnings_as_always(

@@ -11,13 +11,15 @@ from torch.distributed.tensor import DTensor
 
 from fuselayers.cli.train.engine import Engine, Grid, Processes, device_of, fusion_of, start_engine
 from fuselayers.configs import Config, build, compose
-from tests.cli.conftest import TINY_MODEL
 
 _CPU = torch.device("cpu")
 
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+_SMALL = ["model.hidden_dim=16", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2", "fusion=off"]
 
 
 @pytest.fixture
@@ -33,7 +35,7 @@ def gloo() -> Iterator[None]:
 
 
 def _config(*overrides: str) -> Config:
-    return compose("gpt_nano", [*TINY_MODEL, "fusion=off", *overrides])
+    return compose("gpt_nano", [*_SMALL, *overrides])
 
 
 def _engine(config: Config) -> Engine:
