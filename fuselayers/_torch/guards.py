@@ -124,13 +124,6 @@ def is_error_of_dynamo(error: Exception) -> bool:
     return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
 
 
-def is_graph_break(error: Exception) -> bool:
-    """True for the error that `fullgraph=True` raises where Dynamo would split a function."""
-    from torch._dynamo.exc import Unsupported
-
-    return isinstance(error, Unsupported)
-
-
 @contextlib.contextmanager
 def forget_compiled_code(backend: Any) -> Iterator[None]:
     """On exit, remove the code that Dynamo compiled with `backend` inside this context.

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import torch
 import torch.fx as fx
 from torch._functorch import config
-from torch._functorch._aot_autograd import descriptors as descriptors
+from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.utils import make_boxed_func as make_boxed_func
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -25,7 +25,7 @@ from torch.utils._triton import has_triton as has_triton
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .cpp_files import cpp_files
-from .dispatch import FakeTensor, FakeTensorMode, pytree
+from .dispatch import FakeTensor, pytree
 
 functorch_config = config
 
@@ -309,28 +309,6 @@ def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, C
     from torch._decomp import get_decompositions
 
     return dict(get_decompositions(ops))
-
-
-def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd. Random ops stay torch's own."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-
-    mode = torch._guards.detect_fake_mode(example_inputs) or FakeTensorMode()
-    inputs = [
-        mode.from_tensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else value
-        for value in example_inputs
-    ]
-    # Inductor replaces random ops in the joint graph. This graph is cut already, so they stay torch's.
-    with inductor_config.patch(fallback_random=True):
-        with mode, torch.no_grad():
-            lowered = make_fx(graph_module, decomposition_table=select_decomp_table())(*inputs)
-        output = lowered.graph.output_node()
-        # The outputs keep their strides: AOTAutograd and the other graph rely on them.
-        returned = enumerate(cast(Sequence[Any], output.args[0]))
-        output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
-        return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
 # All lowerings share this: fake implementations run outside of the compile lock too, and may register a second lowering

@@ -21,7 +21,6 @@ from .functorch import default_partition as default_partition
 from .functorch import memory_efficient_fusion as memory_efficient_fusion
 from .functorch import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .functorch import print_compile as print_compile
-from .functorch import ts_compile as ts_compile
 from .fuse import fuse as fuse
 from .fuse import fuse_in_place as fuse_in_place
 from .fused_function import FusedFunction as FusedFunction
@@ -35,8 +34,6 @@ from .inspect.capture import capture as capture
 from .inspect.draw import draw_graph as draw_graph
 from .inspect.draw import draw_joint_graph as draw_joint_graph
 from .inspect.explain import explain as explain
-from .inspect.export import JointGraphExport as JointGraphExport
-from .inspect.export import joint_graph as joint_graph
 from .inspect.memory_report import MemoryReport as MemoryReport
 from .inspect.memory_report import RecomputedValue as RecomputedValue
 from .inspect.memory_report import SavedValue as SavedValue

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
-import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, of_one_list
-from ..errors import say_once
+from .._torch.tracing import aot_autograd, forget_donated_buffers, of_one_list
 from ..names import name_of
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
-from .compilers import why_inductor_is_unavailable
 from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
@@ -45,7 +42,6 @@ def aot_function(
     partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     *,
-    static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
 ) -> FusedFunction:
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
@@ -62,7 +58,6 @@ def aot_function(
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: a function for each ATen op to decompose, as `torch._decomp.get_decompositions` returns them.
-        static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
         dynamic: False traces each shape separately; None makes a size symbolic when it changes; True from the start.
 
     Raises:
@@ -98,7 +93,6 @@ def aot_function(
         backend="aot_function",
         chain=(),
         partition=partition_fn,
-        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         dynamic=dynamic,
         torch_random=True,
         compilers=compilers,
@@ -172,20 +166,3 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
     """Print the graph's code, and return the graph to run as it is. `aot_function` shows an example."""
     print(fx_g.code)
     return fx_g
-
-
-def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Compile the graph with Inductor, or run it op by op where Inductor cannot compile.
-
-    functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
-    never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
-    lets it optimise the joint graph before it is cut.
-    """
-    devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
-    reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
-    replacement = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
-    say_once(
-        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {replacement}. "
-        "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
-    )
-    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)

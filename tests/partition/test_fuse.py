@@ -1,11 +1,11 @@
 import copy
+import functools
 import gc
 import inspect
 import pickle
 import re
 import warnings
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -85,6 +85,20 @@ class TestGuards:
         for exponent in (2, 3, 2.0, 0.5):
             torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
 
+    @either_backend
+    def test_a_number_of_a_partial_function_is_a_constant(self, backend: str) -> None:
+        """torch has no gradient of a power whose exponent is a symbol."""
+
+        def power(x: Tensor, n: int) -> Tensor:
+            return x**n
+
+        x = torch.rand(8, requires_grad=True)
+        for exponent in (3, 2, 4):
+            fused = fuse(functools.partial(power, n=exponent), backend=backend, fallback=(), fullgraph=True)
+            (gradient,) = torch.autograd.grad(fused(x).sum(), x)
+            torch.testing.assert_close(gradient, exponent * x.detach() ** (exponent - 1))
+            assert str(fused.report()) == f"power(float32[8]) training: {backend}, as asked"
+
     def test_train_and_eval(self) -> None:
         layer = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
         fused = fuse(layer, backend="eager")
@@ -97,11 +111,11 @@ class TestGuards:
             torch.testing.assert_close(fused(x), expected)
 
     def test_more_values_than_dynamo_allows(self) -> None:
-        fused = fuse(with_exponent, backend="eager", static_argnums=1, fullgraph=True)
+        fused = fuse(with_exponent, backend="eager", dynamic=False, fullgraph=True)
         x = torch.rand(8)
         for exponent in range(1, 19):
             torch.testing.assert_close(fused(x, exponent), with_exponent(x, exponent))
-        assert len(fused._compiled) == 18
+        assert len(fused.report().graphs) == 18
 
     @pytest.mark.parametrize(
         ("backend", "requires_grad"),
@@ -151,72 +165,6 @@ class TestGuards:
         fused(torch.nested.as_nested_tensor(parts, layout=torch.jagged), b).values().sum().backward()
         expected = torch.autograd.grad(sum(fn(part, b).sum() for part in parts), b)[0]
         torch.testing.assert_close(b.grad, expected)
-
-
-@dataclass(frozen=True)
-class Setting:
-    value: object
-
-
-class TestStaticArguments:
-    @either_backend
-    def test_a_second_value_is_as_much_a_constant_as_the_first(self, backend: str) -> None:
-        """torch has no gradient of a power whose exponent is a symbol."""
-        x = torch.rand(8, requires_grad=True)
-        fused = fuse(lambda x, n: x**n, backend=backend, fallback=(), static_argnums=1, fullgraph=True)
-        twin = fuse(fused.fn, backend=backend, fallback=(), static_argnums=1, fullgraph=True)
-        for exponent, function in ((3, fused), (2, fused), (4, twin)):
-            (gradient,) = torch.autograd.grad(function(x, exponent).sum(), x)
-            torch.testing.assert_close(gradient, exponent * x.detach() ** (exponent - 1))
-
-    @pytest.mark.parametrize(
-        ("value", "other"),
-        [
-            ((1, 2), (1.0, 2)),
-            (0.0, -0.0),
-            (((1,),), ((True,),)),
-            (complex(0, 0.0), complex(0, -0.0)),
-            (Setting(1), Setting(1.0)),
-            (Setting((0.0,)), Setting((-0.0,))),
-        ],
-        ids=str,
-    )
-    def test_equal_values_within_others_stay_apart(self, value: object, other: object) -> None:
-        assert value == other
-        fused = fuse(lambda x, value: x + len(repr(value)), backend="eager", static_argnums=1)
-        x = torch.zeros(())
-        assert [fused(x, static).item() for static in (value, other, value)] == [
-            len(repr(static)) for static in (value, other, value)
-        ]
-        assert len(fused._compiled) == 2
-
-    @pytest.mark.parametrize(
-        "options", [{"static_argnums": 1}, {"static_argnums": -1}, {"static_argnames": "exponent"}], ids=str
-    )
-    def test_by_position_or_by_name_in_the_declaration_or_the_call(self, options: dict[str, Any]) -> None:
-        def power(x: Tensor, exponent: int) -> Tensor:
-            return x**exponent
-
-        fused = fuse(power, backend="eager", **options)
-        x = torch.rand(8)
-        for exponent in (2, 3):
-            torch.testing.assert_close(fused(x, exponent), x**exponent)
-            torch.testing.assert_close(fused(x, exponent=exponent), x**exponent)
-        assert len(fused._compiled) == 4
-
-    def test_is_no_tensor(self) -> None:
-        fused = fuse(lambda x, y: x * y, backend="eager", static_argnums=1)
-        with pytest.raises(TypeError, match=r"^a static argument becomes a constant of the graph, got a tensor; leave"):
-            fused(torch.ones(2), torch.ones(2))
-
-    def test_must_be_hashable(self) -> None:
-        fused = fuse(with_exponent, backend="eager", static_argnums=1)
-        with pytest.raises(
-            TypeError, match=r"^a static argument must be hashable \(unhashable type: 'list'\); pass a tuple, or"
-        ):
-            fused(torch.ones(2), [1])
-        with pytest.raises(TypeError, match=r"^a static argument must be hashable \(unhashable type: 'list'\); pass"):
-            fused(torch.ones(2), Setting([1]))
 
 
 class Block(nn.Module):
@@ -332,7 +280,7 @@ def test_fullgraph_says_where_it_breaks() -> None:
     assert torch.equal(fuse(breaks, backend="eager")(torch.ones(2)), torch.ones(2).sin())
 
 
-@fuse(backend="eager", partition=budget(0.5), fallback=(), static_argnames="shift")
+@fuse(backend="eager", partition=budget(0.5), fallback=())
 def decorated_with_options(x: Tensor, *, shift: float = 0.0) -> Tensor:
     """What it does."""
     return (x + shift).sin().exp().cos()
@@ -456,14 +404,6 @@ async def waits(x: Tensor) -> Tensor:
         ({"partition": "mincut"}, ValueError, r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: .*defau"),
         ({"partition": 3}, TypeError, r"^partition must be a name or a callable, got int$"),
         ({"fallback": "eager"}, TypeError, r"^fallback must be a sequence of backends, got the string 'eager'; write"),
-        (
-            {"static_argnames": "traning"},
-            ValueError,
-            r"^no argument to be static 'traning'; there are: exponent, shift, x$",
-        ),
-        ({"static_argnames": (1,)}, TypeError, r"^static_argnames must be names of arguments, got 1$"),
-        ({"static_argnums": 7}, ValueError, r"^static_argnums has 7, and the function takes 2 arguments by position$"),
-        ({"static_argnums": True}, TypeError, r"^static_argnums must be positions of arguments, got True$"),
         ({"dynamic": "yes"}, TypeError, r"^dynamic must be None, True or False, got 'yes'$"),
         ({"backend": None}, TypeError, r"^backend must be a string, got None; leave it out for 'auto', or write 'eage"),
         ({"fallback": None}, TypeError, r"^fallback must be a sequence of backends, got None; write \(\) for none$"),
@@ -505,7 +445,7 @@ def test_the_compiled_graphs_are_freed_with_the_function() -> None:
         graphs.extend((weakref.ref(forward), weakref.ref(backward)))
         return forward, backward
 
-    @fuse(backend="eager", partition=cut, static_argnames="scale")
+    @fuse(backend="eager", partition=cut, dynamic=False)
     def scaled(x: Tensor, *, scale: float) -> Tensor:
         return (x * scale).sin()
 

@@ -39,7 +39,8 @@ def draw_graph(
     """
     path = Path(fname)
     path = path if path.suffix else path.with_suffix(".svg")
-    check_suffix(path, ".svg")
+    if path.suffix.lower() != ".svg":
+        raise ValueError(f"a picture's file must end in .svg, got {str(path)!r}")
     lines = [f'<text x="20" y="20">{escape(figname)}</text>']
     for index, (meaning, colour) in enumerate(_KINDS.items()):
         lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
@@ -80,9 +81,3 @@ def draw_joint_graph(
     """
     draw_graph(graph, file_name, figname="joint graph", clear_meta=False)
     return default(graph, joint_inputs, **options)
-
-
-def check_suffix(path: Path, *allowed: str) -> None:
-    """Raise ValueError unless a picture's file has one of these suffixes."""
-    if path.suffix.lower() not in allowed:
-        raise ValueError(f"a picture's file must end in {' or '.join(allowed)}, got {str(path)!r}")
