@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
-from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
@@ -26,7 +25,6 @@ from torch.utils._pytree import tree_map as tree_map
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-pytree = _pytree
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
 
@@ -160,7 +158,7 @@ class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         name = func.name()
         if name.startswith(self.prefix):
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
             device = tensors[0].device.type if tensors else "cpu"
             own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
             self.seen.add((name.removeprefix(self.prefix), device, own))

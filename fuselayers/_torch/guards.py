@@ -102,11 +102,11 @@ def _forget(code: types.CodeType) -> None:
         eval_frame.cached_backends.pop(backend, None)
 
 
-def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[..., Any]:
+def dynamo_optimize(backend: Callable[..., Any]) -> Callable[..., Any]:
     """Compile as `torch.compile` does, without its wrapper, which would hide the graphs that belong to this backend."""
     from torch._dynamo import optimize
 
-    optimized: Callable[..., Any] = optimize(backend, nopython=nopython)
+    optimized: Callable[..., Any] = optimize(backend)
     return optimized
 
 

@@ -32,7 +32,6 @@ from .fusion_report import GraphReport as GraphReport
 from .inspect.capture import CapturedGraph as CapturedGraph
 from .inspect.capture import capture as capture
 from .inspect.draw import draw_graph as draw_graph
-from .inspect.draw import draw_joint_graph as draw_joint_graph
 from .inspect.explain import explain as explain
 from .inspect.memory_report import MemoryReport as MemoryReport
 from .inspect.memory_report import RecomputedValue as RecomputedValue

@@ -60,7 +60,6 @@ def capture(
     /,
     *args: Any,
     backend: str = "inductor",
-    fullgraph: bool = False,
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> tuple[CapturedGraph, ...]:
@@ -74,7 +73,7 @@ def capture(
     in which nothing requires grad has no backward and is left out: without any gradient, or under `torch.no_grad()`,
     the result is ().
 
-    A keyword argument of `fn` named `backend`, `fullgraph` or `device` can be passed with `functools.partial`. Python
+    A keyword argument of `fn` named `backend` or `device` can be passed with `functools.partial`. Python
     objects other than modules, lists, tuples and dicts are not copied: if `fn` changes them, they stay changed.
 
     Args:
@@ -82,7 +81,6 @@ def capture(
         args: its arguments. Tensors may be real, fake, or on the meta device.
         backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, with this
             library's ops on a GPU), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
-        fullgraph: True raises Dynamo's error where it would split the function in several graphs.
         device: the device that stands for the meta device. Other tensors keep theirs. It must be present: autograd
             needs its stream, for fake tensors too.
         kwargs: its keyword arguments.
@@ -114,7 +112,7 @@ def capture(
             return traced_fn(*args, **kwargs)
 
         with forget_compiled_code(compile_graph), explained_without_values(fn):
-            dynamo_optimize(compile_graph, nopython=fullgraph)(entry)(*fake_args, **fake_kwargs)
+            dynamo_optimize(compile_graph)(entry)(*fake_args, **fake_kwargs)
     return tuple(graphs)
 
 

@@ -1,13 +1,11 @@
-"""draw -- a graph as an .svg picture, with a row for each node. The names are functorch's."""
+"""draw -- a graph as an .svg picture, with a row for each node."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from xml.sax.saxutils import escape
 
 import torch
 import torch.fx as fx
-
-from ..choose.partitioners import default
 
 _GREY: Final = "#ced4da"
 _KINDS: Final = {"returned": "#d1495b", "computed": _GREY, "input": "#95d5b2"}
@@ -64,20 +62,3 @@ def draw_graph(
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1120" height="{88 + _ROW * len(at)}">{style}'
     path.write_text("\n".join([head, *lines, "</svg>"]) + "\n", encoding="utf-8")
     return path
-
-
-def draw_joint_graph(
-    graph: fx.GraphModule, joint_inputs: Any, file_name: str | Path = "full_graph.svg", **options: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Draw a joint graph, and cut it as `default_partition` does. This is functorch's partitioner of that name.
-
-    If a function has several graphs, each overwrites the file, and the last graph remains.
-
-    Args:
-        graph: the joint graph, from AOTAutograd.
-        joint_inputs: from AOTAutograd.
-        file_name: an .svg file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
-        options: from AOTAutograd.
-    """
-    draw_graph(graph, file_name, figname="joint graph", clear_meta=False)
-    return default(graph, joint_inputs, **options)

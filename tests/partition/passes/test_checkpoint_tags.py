@@ -1,5 +1,4 @@
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -60,19 +59,6 @@ class TestTags:
         hand.tagged(hooked, inside)
         assert hooked.meta["recompute"] is SAVE
         assert read_on.meta["recompute"] is AGAIN  # the region reads it: recomputing it closes no cycle
-
-    def test_what_an_op_with_an_effect_returns(self) -> None:
-        hand = Hand()
-        token = hand.graph.placeholder("token")
-        effect = hand.call(token, target=torch.ops.higher_order.with_effects, val=(torch.ones(()), (torch.ones(()),)))
-        new_token = hand.call(effect, 0, target=operator.getitem)
-        several = hand.call(effect, 1, target=operator.getitem, val=(torch.ones(()),))
-        element = hand.call(several, 0, target=operator.getitem)
-        later = hand.call(new_token, target=torch.ops.higher_order.with_effects, partitioner_tag="is_backward")
-        in_backward = hand.call(later, 0, target=operator.getitem)
-        hand.tagged(element, in_backward)
-        assert [node.meta.get("recompute") for node in (new_token, several, element)] == [SAVE, None, SAVE]
-        assert "recompute" not in in_backward.meta
 
 
 def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
