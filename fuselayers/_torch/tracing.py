@@ -150,8 +150,8 @@ def size_hint(size: "int | torch.SymInt") -> int:
     from torch.fx.experimental import symbolic_shapes  # imports sympy
 
     # Before torch 2.13 the function is named hint_int.
-    hint: Any = getattr(symbolic_shapes, "optimization_hint", None) or symbolic_shapes.hint_int
-    return int(hint(size, fallback=4096))
+    name = "optimization_hint" if hasattr(symbolic_shapes, "optimization_hint") else "hint_int"
+    return int(getattr(symbolic_shapes, name)(size, fallback=4096))
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -353,7 +353,7 @@ def trace_with_inductor(
         inductor_config.patch(force_disable_caches=True),
     ):
         settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
-        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=cast(Any, run), config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 

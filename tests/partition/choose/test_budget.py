@@ -140,11 +140,6 @@ def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> No
         budget(0.5, peak=peak)
 
 
-def test_sizes_as_text() -> None:
-    assert budget("1.5 MB") == budget(1_500_000)
-    assert budget(peak="2GB") == budget(peak=2_000_000_000)
-
-
 def assert_same_step(plain: nn.Module, fused: nn.Module, x: Tensor) -> None:
     """Assert that values and gradients are equal, from the same seed."""
     results = []

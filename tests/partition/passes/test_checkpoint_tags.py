@@ -122,21 +122,6 @@ class TestPolicies:
         assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
         assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
 
-    def test_selective_through_fuse(self) -> None:
-        contexts = with_policy(CheckpointPolicy.MUST_SAVE, torch.ops.aten.mm.default)
-
-        def layer(x: Tensor, weight: Tensor) -> Tensor:
-            out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
-            return out.sin()
-
-        tensors = inputs()
-        fused = fuse(layer, backend="eager", fallback=())
-        torch.testing.assert_close(
-            results(fused, tensors), results(lambda *args: body(*args).sin(), tensors), rtol=1e-4, atol=1e-5
-        )
-        # x, the weight, and both matmuls
-        assert saved_bytes(fused, *tensors) == 4 * UNIT
-
     def test_an_input_that_the_region_overwrites(self) -> None:
         """Eager recomputes such a region from the new value, so its gradient is wrong; `fuse` keeps the old value."""
 
