@@ -31,7 +31,7 @@ def same_as_eager(fn: Any, use: Callable[[Any], Any], backend: str = "eager", **
 
     Both calls start from the same seed, so `use` may draw its inputs.
     """
-    fused = fully_fused(copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn, backend, **options)
+    fused = fully_fused(fn, backend, **options)
     results = []
     for call in (fn, fused):
         torch.manual_seed(1)

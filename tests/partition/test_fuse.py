@@ -27,7 +27,6 @@ from fuselayers.partition import (
     memory_efficient_fusion,
     saved_bytes,
 )
-from fuselayers.partition import fuse as fuse_function
 
 # Compiling takes seconds, and `fuse` does the same around every backend.
 either_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -409,7 +408,7 @@ def test_a_module_checks_its_arguments_before_it_is_traced() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * 2
 
-    fused = fuse_function(Doubled(), backend="eager")
+    fused = fuse(Doubled(), backend="eager")
     with pytest.raises(ValueError, match=r"^x must be \[N\]$"):
         fused(torch.ones(2, 2))
     assert not fused.report().graphs
