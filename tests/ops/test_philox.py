@@ -11,7 +11,6 @@ from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import keep_on_gpu, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
-from fuselayers.partition import fuse
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
 
@@ -38,20 +37,6 @@ def test_mask_is_its_definition(shape: tuple[int, int], number: int) -> None:
     seed = torch.tensor(number)
     expected = [truth.kept(int(seed), row, shape[1], round(0.3 * 65536)) for row in range(shape[0])]
     assert keep_mask(seed, shape, p=0.3).tolist() == expected
-
-
-@pytest.mark.parametrize(
-    ("backend", "shape"),
-    [
-        *(("eager", shape) for shape in ((3, 7), (33, 100), (2, 3, 40))),
-        *(pytest.param("inductor", shape, marks=pytest.mark.slow) for shape in ((3, 7), (33, 100), (2, 3, 40))),
-    ],
-    ids=str,
-)
-def test_every_backend_has_the_same_mask(backend: str, shape: tuple[int, ...]) -> None:
-    fused = fuse(lambda seed: keep_mask(seed, shape, p=0.5), backend=backend, fallback=(), fullgraph=True)
-    for number in range(1, 5):
-        assert torch.equal(fused(seed_of(number)), keep_mask(seed_of(number), shape, p=0.5))
 
 
 def formula_of_keep(
