@@ -78,13 +78,6 @@ class TestErrors:
             ops.gated_activation(torch.ones(2, 8, dtype=torch.float64, device=DEVICE), backend="triton")
 
     @on_kernels
-    def test_a_transform(self) -> None:
-        x = torch.ones(3, 2, 8, device=DEVICE)
-        form = partial(ops.gated_activation, backend="triton")
-        with pytest.raises(RuntimeError, match=r"cannot take this call: inside a transform of torch.func; use"):
-            torch.vmap(form)(x)
-
-    @on_kernels
     def test_a_subclass(self) -> None:
         x = torch.ones(2, 8, device=DEVICE)
         assert uses_kernels("triton", x, nn.Parameter(x))
