@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..dropout import dropout_formula
 from ..implementations import Op, autocast_dtype, backward_takes_formula, differentiable, gradients_by_formula
+from ..rows import LONGEST_ROW
 from ..shards import Shard, check_shard, row_indices
 from ..sums import sum_of_rows
 from .backward import normalise_backward
@@ -50,12 +51,15 @@ def normalise(
         and weight.dtype == x.dtype == (x if norm_bias is None else norm_bias).dtype
         and autocast_dtype(x.device) is None
     )
+    width = x.shape[-1]
+    reason = f"its kernels take rows of at most {LONGEST_ROW} columns, got {width}" if width > LONGEST_ROW else None
     results: tuple[Tensor, Tensor] = _op(
         backend,
         (x, residual, bias, weight, norm_bias, seed, row_R),
         (p, eps, pre, rms),
         torch_is_faster_below=_SMALL if is_one_kernel_of_torch else 0,
         torch_is_as_fast=not rms,  # torch has one kernel for a layer norm, and none for an RMS norm
+        unsupported_reason=reason,
     )
     return results
 
