@@ -3,7 +3,6 @@
 import functools
 import inspect
 import types
-from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -94,13 +93,6 @@ def cannot_swap(module: nn.Module) -> str | None:
         return "its forward is replaced"
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return "its class defines how it is pickled"
-    # Creating a subclass may have a side effect, such as an entry in a registry. `__init_subclass__` of
-    # transformers has none.
-    if type(kind) not in (type, ABCMeta):
-        return f"its class has the metaclass {type(kind).__name__}"
-    owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
-    if any(base.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for base in owners):
-        return "its class has an __init_subclass__"
     return None
 
 
@@ -144,8 +136,7 @@ def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key
     Its modules are pickled with `make` and its arguments, which create the class again.
     """
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
-    return type(cls.__name__, (cls,), {**members, **face, **ways})
+    return type(cls.__name__, (cls,), {**members, **face, "__reduce_ex__": _reduce, "_made_by": (make, *key)})
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
@@ -156,10 +147,3 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
 def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
     module: nn.Module = object.__new__(make(*key))
     return module
-
-
-def _unswapped(module: nn.Module) -> nn.Module:
-    """Return a module with the original class and the same attributes. `torch.jit.script` compiles it instead."""
-    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
-    twin.__dict__.update(module.__dict__)
-    return twin

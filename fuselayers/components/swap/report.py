@@ -17,9 +17,7 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rule: the rule that fits it; "block" for a whole block.
-        backend: for a block, the backend that served its graphs, or the requested one before any is compiled. For a
-            layer, the code that ran this library's ops in the verification: "triton" and "cpp" for kernels, "eager" for
-            plain torch only, "auto" if it was not verified. Each op chooses by device, size and dtype.
+        backend: of a block: the backend that served its graphs, or the requested one before any is compiled.
         error: the largest error of results, in units of the largest result, or of gradients, in units of the largest
             gradient. The reference is float64, or the original where float64 cannot run. None if it was not verified.
         error_before: the same for the original module.
@@ -30,7 +28,7 @@ class Site:
     name: str
     kind: str
     rule: str
-    backend: str = "auto"
+    backend: str = ""
     error: float | None = None
     error_before: float | None = None
     saved_before: int | None = None
@@ -59,8 +57,6 @@ class SwapReport:
         saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
             does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
-        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
-            free.
         notes: how the model is called from now on, why nothing was verified or compressed, or that nothing is saved.
     """
 
@@ -69,7 +65,6 @@ class SwapReport:
     skipped: tuple[Skipped, ...]
     saved_before: int | None = None
     saved_after: int | None = None
-    held_after: int | None = None
     notes: tuple[str, ...] = ()
 
     def require(self, rule: str, *, at_least: int = 1) -> None:
@@ -115,11 +110,7 @@ class SwapReport:
             return []
         before, after = readable_bytes(self.saved_before), readable_bytes(self.saved_after)
         share = self.saved_after / self.saved_before
-        lines = [f"a training call keeps {after} of {before} for backward: {share:.2f}"]
-        if self.held_after:
-            held = readable_bytes(self.held_after)
-            lines.append(f"{held} of them would stay under gradient checkpointing and offloading")
-        return lines
+        return [f"a training call keeps {after} of {before} for backward: {share:.2f}"]
 
     def __repr__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]
@@ -139,7 +130,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "modules": "",
     "error": "largest error of results and gradients, in units of the largest value; - not verified",
     "kept": "bytes kept for backward, as a share of the original module's",
-    "backend": "what ran; auto: not verified",
+    "backend": "what compiled the blocks; auto: not verified",
 }
 
 

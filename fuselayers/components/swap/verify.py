@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import SeeOps, forked_rng, tree_map
+from ..._torch.dispatch import forked_rng, tree_map
 from ...errors import in_one_line
-from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
+from ...partition.inspect.saved_bytes import saved_by_call, saved_bytes, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
 from .layer import unswap_class
@@ -151,31 +151,18 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     except Exception:  # it does not run in training mode
         return site
     try:
-        see = SeeOps("fuselayers")
-        with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
-            _run(swapped.train(), call)
+        _run(swapped.train(), call)
     except Exception as problem:
         return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
-    # A function that Dynamo was told not to compile has no backend.
-    backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
-    return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
+    if is_block:  # a function that Dynamo was told not to compile has no backend
+        site = replace(site, backend=", ".join(kind.block_function.served_by) or "eager")
+    return replace(site, saved_before=saved_before, saved_after=saved_after)
 
 
 def _sharing_parameters(module: nn.Module) -> nn.Module:
     """Return a copy of a module with the same parameters, which a comparison does not change."""
     return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
-
-
-_PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
-"""Ops that plain formulas call too."""
-
-
-def _backend(seen: set[tuple[str, str, bool]]) -> str:
-    """Return the kind of code that ran the ops that `SeeOps` saw. On a GPU every other op calls kernels."""
-    if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
-        return "triton"
-    return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
 
 
 def _double(value: Any) -> Any:
@@ -247,8 +234,8 @@ def _from_leaves(leaves: Any) -> Any:
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
 
 
-def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
-    """Return what a call of the model saves in training mode; None if it does not run in that mode on this batch.
+def saved_by_model(model: nn.Module, batch: Any) -> int | None:
+    """Return the bytes that a call of the model saves in training mode; None if it does not run in that mode.
 
     The modes, the buffers and torch's random state are restored.
     """
@@ -256,16 +243,13 @@ def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
     with torch.enable_grad(), _as_it_was(model):
         try:
             model.train()
-            return saved_and_held(lambda: model(*args, **kwargs), exempt=(*model.parameters(), *model.buffers()))
+            return saved_bytes(model, *args, **kwargs)
         except Exception:  # the model's own error, such as for missing labels
             return None
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    """Return the bytes that hooks on saved tensors see.
-
-    `saved_by_model` also searches for other live storages. That takes a second, too long for each module.
-    """
+    """Return the bytes that a call of a module saves. It has been called before, so nothing is compiled."""
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), forked_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

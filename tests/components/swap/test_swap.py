@@ -217,31 +217,6 @@ def test_a_rule_that_fails_the_verification_is_skipped(forward: Any, reason: str
     assert report.skipped[0].reason.startswith(reason)
 
 
-def holding(self: Any, x: Tensor) -> Tensor:
-    class Holding(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Tensor) -> Tensor:
-            ctx.closure = lambda: y.sum() + y.numel()
-            return y.clone()
-
-        @staticmethod
-        def backward(ctx: Any, dy: Tensor) -> Tensor:
-            return dy
-
-    hidden = self.act(self.up(x)) * 1.0
-    return self.down(Holding.apply(hidden))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def test_the_report_counts_what_a_closure_holds() -> None:
-    x = torch.randn(5, 8)
-    report = swap(Feedforward(), level="layers", rules=[Rule("r", of=Feedforward, forward=holding)], batch=x)
-    assert report.held_after == 5 * 16 * 4
-    text = " ".join(str(report).split())
-    assert "320 B of them would stay under gradient checkpointing and offloading" in text
-    report = swap(Feedforward(), level="layers", batch=x)
-    assert report.held_after == 0
-
-
 def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
         swap(torch.ones(2))  # type: ignore[arg-type]
@@ -268,14 +243,6 @@ def test_a_sequence_that_changes_runs_as_it_is() -> None:
         swapped = model(x)
     unswap(model)
     assert torch.equal(model(x), swapped)
-
-
-def test_a_method_that_the_instance_replaces_is_called() -> None:
-    model, (x,) = layer("gemma"), inputs("gemma")
-    swap(model, level="layers", verify=False)
-    model._norm = torch.zeros_like  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="one of its methods is replaced"):
-        assert model(x).abs().max() == 0
 
 
 def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
