@@ -98,11 +98,6 @@ def _parsed(text: object) -> Override:
             f"cannot read the override {shown(text)}: write group=choice or group.option=value, without spaces, and "
             "put a value with special characters in two pairs of quotes: data.path='\"a=b\"'"
         ) from error
-    if re.split("[./]", override.key_or_group)[0] == "hydra" and override.key_or_group != _SEARCH_PATH:
-        raise ValueError(
-            f"the override {shown(text)} is refused: Hydra only composes the config; of its own settings only "
-            f"{_SEARCH_PATH}=[/my/configs] can be set"
-        )
     if override.type is not OverrideType.CHANGE or override.package is not None:
         raise ValueError(
             f"the override {shown(text)} is refused: every option already has its place, so write group=choice or "

@@ -190,10 +190,7 @@ class TestSources:
         ),
         (["model.name=bert_base"], "'bert_base' is a file; choose it with model=bert_base"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
-        (
-            ["fusion.backend=null"],
-            "fusion.backend must be a name, got null; leave it out, or write auto",
-        ),
+        (["fusion.backend=null"], "fusion.backend must be text, got None"),
         (["fusion.partition=mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["data=text"], "data.path has no value yet; set data.path="),
         (["data.suffixes=.py"], "data.suffixes must be a list, got '.py'; write [.py]"),
