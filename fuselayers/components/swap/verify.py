@@ -72,9 +72,10 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Restore the model's modes and buffers, and torch's random state, at the end."""
     modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    # Forward may assign other buffers. A scripted module holds them in another type.
-    named = [(own, dict(own)) for module in model.modules() if isinstance(own := module._buffers, dict)]
+    # Forward may write into a buffer, or assign another one.
+    owners = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
+    buffers = [(module, name, module.get_buffer(name)) for module, name in owners]
+    values = [buffer.clone() for _, _, buffer in buffers]
     try:
         with forked_rng():
             yield
@@ -82,11 +83,9 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
-            for buffer, kept in buffers:
-                buffer.copy_(kept)
-        for current, before in named:
-            current.clear()
-            current.update(before)
+            for (module, name, buffer), value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
+                module._buffers[name] = buffer
 
 
 def _copies(values: Any) -> Any:
