@@ -191,7 +191,7 @@ class _Search:
                 if reason is not None:
                     skipped.append(Skipped(name, type(module).__name__, reason))
                 elif isinstance(place, Place):
-                    kinds[name] = layer_class(module, rule, place)
+                    kinds[name] = layer_class(type(module), rule, place)
                     break
         skipped = [module for module in skipped if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)

@@ -12,12 +12,8 @@ from .fallbacks import forget, note
 from .rule import Place, Rule
 
 
-def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
-    """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class(type(module), rule, place)
-
-
-def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+def layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    """Return a subclass of a module's class with the forward of a rule. One class serves all such modules."""
     return _layer_class_of(cls, cls.forward, rule, place)
 
 
@@ -42,7 +38,7 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
 
-    return subclass(cls, {"forward": forward, "rule": rule.name}, _layer_class, cls, rule, place)
+    return subclass(cls, {"forward": forward, "rule": rule.name}, layer_class, cls, rule, place)
 
 
 def _taking(

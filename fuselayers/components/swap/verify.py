@@ -15,7 +15,6 @@ from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import saved_by_call, saved_bytes, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
-from .layer import unswap_class
 from .report import Site, Skipped
 from .rules import attention, loss
 
@@ -72,10 +71,9 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Restore the model's modes and buffers, and torch's random state, at the end."""
     modes = {module: module.training for module in model.modules()}
-    # Forward may write into a buffer, or assign another one.
-    owners = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
-    buffers = [(module, name, module.get_buffer(name)) for module, name in owners]
-    values = [buffer.clone() for _, _, buffer in buffers]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # Forward may assign other buffers. A scripted module holds them in another type.
+    named = [(own, dict(own)) for module in model.modules() if isinstance(own := module._buffers, dict)]
     try:
         with forked_rng():
             yield
@@ -83,9 +81,11 @@ def _as_it_was(model: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         with torch.no_grad():
-            for (module, name, buffer), value in zip(buffers, values, strict=True):
-                buffer.copy_(value)
-                module._buffers[name] = buffer
+            for buffer, kept in buffers:
+                buffer.copy_(kept)
+        for current, before in named:
+            current.clear()
+            current.update(before)
 
 
 def _copies(values: Any) -> Any:
@@ -114,8 +114,6 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         wide = None if is_loss else copy.deepcopy(module).eval()
     except Exception:  # a module may hold an object that cannot be copied
         return site
-    for inner in () if wide is None else wide.modules():
-        unswap_class(inner)
     if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
