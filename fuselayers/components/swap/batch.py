@@ -39,7 +39,8 @@ def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
     except (AttributeError, TypeError, ValueError):  # Musicgen has two text configs
         return None
     takes = inspect.signature(type(model).forward).parameters
-    if "input_ids" in batch and "labels" in takes and _has_token_labels(model):
+    heads = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
+    if "input_ids" in batch and "labels" in takes and type(model).__name__.endswith(heads):  # labels are tokens
         batch["labels"] = batch["input_ids"]
     elif getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in takes:
         batch["decoder_input_ids"] = _tokens(config)
@@ -47,10 +48,6 @@ def made_batch(model: nn.Module) -> dict[str, Tensor] | None:
         name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
         for name, value in batch.items()
     }
-
-
-def _has_token_labels(model: nn.Module) -> bool:
-    return type(model).__name__.endswith(("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration"))
 
 
 def _tokens(config: Any) -> Tensor:
