@@ -14,7 +14,7 @@ import torch
 from hydra import initialize_config_module
 
 from fuselayers.components import RMSNorm, names, register
-from fuselayers.configs import COMPONENT_GROUPS, build, choices, compose, to_yaml
+from fuselayers.configs import COMPONENT_GROUPS, build, choices, compose
 
 Write = Callable[[dict[str, str]], Path]
 
@@ -138,14 +138,6 @@ def test_files_of_every_group_are_choices(write: Write) -> None:
         compose(overrides=[path, "feedforward=wied"])
 
 
-def test_a_saved_config_needs_no_search_path(write: Write, tmp_path: Path) -> None:
-    config = compose("mine", [searchpath(write(FILES)), "feedforward=wide"])
-    saved = tmp_path / "config.yaml"
-    saved.write_text(to_yaml(config))
-    assert "hydra" not in saved.read_text()
-    assert compose(saved) == config
-
-
 def test_the_first_folder_wins_and_the_shipped_one_is_before_all(write: Write, tmp_path: Path) -> None:
     first = write(FILES)
     second = tmp_path / "second"
@@ -260,12 +252,3 @@ def test_a_file_builds_on_files_of_groups_alone(write: Write, tmp_path: Path, mo
         with pytest.raises(ValueError, match=re.escape(text)) as caught:
             compose(overrides=[searchpath(f"'{folder}'"), "train=x"])
         assert "the secret" not in str(caught.value)
-
-
-def test_a_source_may_not_name_folders(write: Write, tmp_path: Path) -> None:
-    folder = write(FILES)
-    source = tmp_path / "theirs.yaml"
-    source.write_text(f"hydra: {{searchpath: ['{folder}']}}\n")
-    for asked in (source, {"hydra": {"searchpath": [str(folder)]}}, {"hydra.searchpath": [str(folder)]}):
-        with pytest.raises(ValueError, match=r"no config group 'hydra"):
-            compose(asked)
