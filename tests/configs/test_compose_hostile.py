@@ -26,7 +26,7 @@ OVERRIDES = [
     ("model=${oc.env:HOME}", f"model='${{oc.env:HOME}}' {RESOLVER}"),
     ("train.output='${train.${oc.env:HOME}}'", RESOLVER),
     ("hydra/launcher=basic", "no config group 'hydra/launcher'"),
-    ("train.steps=glob(*)", "asks for several runs; give one value, or a list such as [a,b]"),
+    ("train.steps=glob(*)", "is refused: every option already has its place and takes one value, so write group"),
     ("train.steps=" + "[" * 1000 + "]" * 1000, f"cannot read the override '{'train.steps='.ljust(79, '[')}...: write"),
     ("train.steps=[[[[[[[[1]]]]]]]]", "is nested deeper than the 8 levels allowed"),
     ("model={1: 2}", "the keys of model must be text, got 1"),

@@ -115,7 +115,9 @@ def _decoder(layers: int = 2) -> Any:
 def test_a_model_in_training_makes_no_cache_unless_it_is_asked_to(level: str) -> None:
     plain, model = _decoder().train(), _decoder().train()
     report = swap(model, level=level, backend="eager", verify=False)  # type: ignore[arg-type]
-    assert "in training the model runs with use_cache=False" in " ".join(str(report).split())
+    text = " ".join(str(report).split())
+    assert "in training the model runs with use_cache=False" in text
+    assert "in training with labels the logits of the output are None" in text
     batch = batch_for("llama")
     got = model(**batch)
     assert got.past_key_values is None
