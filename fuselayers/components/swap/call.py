@@ -66,8 +66,8 @@ def swap(
             twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
             16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in
-            evaluation and in training mode; its modes and buffers are restored. None makes a batch of tokens or images
-            from the config of a model of transformers. Modules that the model does not call are not verified.
+            evaluation and in training mode; its modes and buffers are restored. None makes a batch from the config of a
+            model of transformers. Modules that the model does not call are not verified.
 
     Warns:
         UserWarning: nothing was swapped; the text says why.
@@ -241,7 +241,8 @@ def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, 
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
         return plans[-1], plans[-1].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
-    saved_before = saved_by_model(model, batch)
+    before = saved_by_model(model, batch)
+    saved_before = None if before is None else before.total
     results: list[tuple[_Plan, SwapReport]] = []
     for plan in plans:
         try:
@@ -295,4 +296,7 @@ def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: An
         after = saved_by_model(model, batch)
     finally:
         unswap(model)
-    return left, SwapReport(plan.level, tuple(sites), tuple(skipped), saved_after=after)
+    report = SwapReport(plan.level, tuple(sites), tuple(skipped))
+    if after is None:
+        return left, report
+    return left, replace(report, saved_after=after.total, held_after=after.held)

@@ -34,12 +34,14 @@ class Form:
         result: the same as a syntax tree, with the original names of attributes and parameters.
         attributes: the names of the attributes that the text numbers, in the order of their numbers.
         inputs: the names of the parameters that the text numbers, likewise.
+        methods: the names of the module's methods that are inlined in the text.
     """
 
     text: str
     result: ast.expr
     attributes: tuple[str, ...]
     inputs: tuple[str, ...]
+    methods: tuple[str, ...] = ()
 
 
 _WRAPPERS: Final = frozenset(
@@ -88,7 +90,7 @@ def form_of_sequence(names: tuple[str, ...]) -> Form:
     for name in names:
         child = ast.Attribute(ast.Name("self", ast.Load()), name, ast.Load())
         result = ast.Call(child, [result], [])
-    return _numbered(result)
+    return _numbered(result, ())
 
 
 def _form(tree: ast.FunctionDef, names: dict[str, Any], cls: Any) -> Form:
@@ -99,7 +101,8 @@ def _form(tree: ast.FunctionDef, names: dict[str, Any], cls: Any) -> Form:
     others += arguments.kwonlyargs + ([arguments.kwarg] if arguments.kwarg else [])
     values: dict[str, ast.expr] = {first.arg: ast.Name("self", ast.Load())}
     values |= {argument.arg: ast.Name(f"${argument.arg}", ast.Load()) for argument in others}
-    return _numbered(_result(tree.body, _Reader(values, names, cls)))
+    reader = _Reader(values, names, cls)
+    return _numbered(_result(tree.body, reader), tuple(reader.methods))
 
 
 def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
@@ -128,10 +131,16 @@ class _Reader(ast.NodeTransformer):
     """Replaces local variables and method calls by their values, and globals by their full names."""
 
     def __init__(
-        self, values: dict[str, ast.expr], names: dict[str, Any], cls: Any, methods: tuple[str, ...] = ()
+        self,
+        values: dict[str, ast.expr],
+        names: dict[str, Any],
+        cls: Any,
+        methods: list[str] | None = None,
+        outer: tuple[str, ...] = (),
     ) -> None:
         self.values, self.names, self.cls = values, names, cls
-        self.methods = methods  # that are being read, to find recursion
+        self.methods = [] if methods is None else methods  # all that are inlined, also in one another
+        self.outer = outer  # those that are being read
         self.unread: dict[str, ast.expr] = {}  # assigned calls: one that is not read may have a side effect
 
     def read(self, expression: ast.expr) -> ast.expr:
@@ -182,10 +191,11 @@ class _Reader(ast.NodeTransformer):
         """Return the result of a method of the module for these arguments."""
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
-        if len(own) != len(arguments) + 1 or name in self.methods:
+        if len(own) != len(arguments) + 1 or name in self.outer:
             raise Unreadable(f"its forward calls {name} recursively, or with arguments that cannot be read")
         values = dict(zip(own, [ast.Name("self", ast.Load()), *arguments], strict=True))
-        return _result(tree.body, _Reader(values, names, self.cls, (*self.methods, name)))
+        self.methods.append(name)
+        return _result(tree.body, _Reader(values, names, self.cls, self.methods, (*self.outer, name)))
 
     def _global(self, node: ast.expr, path: str) -> ast.expr:
         first, *rest = path.split(".")
@@ -213,7 +223,7 @@ def _path(node: ast.expr) -> str | None:
     return None if before is None else f"{before}.{node.attr}"
 
 
-def _numbered(result: ast.expr) -> Form:
+def _numbered(result: ast.expr, methods: tuple[str, ...]) -> Form:
     numbered = copy.deepcopy(result)
     attributes: dict[str, str] = {}
     inputs: dict[str, str] = {}
@@ -224,7 +234,7 @@ def _numbered(result: ast.expr) -> Form:
         else:
             node.id = inputs.setdefault(node.id, f"x{len(inputs)}")
     own = tuple(name.removeprefix("$") for name in inputs)
-    return Form(ast.unparse(numbered), result, tuple(attributes), own)
+    return Form(ast.unparse(numbered), result, tuple(attributes), own, methods)
 
 
 def _names(node: ast.AST) -> Iterator[ast.Attribute | ast.Name]:

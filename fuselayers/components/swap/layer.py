@@ -3,6 +3,7 @@
 import functools
 import inspect
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -89,6 +90,13 @@ def cannot_swap(module: nn.Module) -> str | None:
         return "its forward is replaced"
     if kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__:
         return "its class defines how it is pickled"
+    # Creating a subclass may have a side effect, such as an entry in a registry. `__init_subclass__` of
+    # transformers has none.
+    if type(kind) not in (type, ABCMeta):
+        return f"its class has the metaclass {type(kind).__name__}"
+    owners = [base for base in kind.__mro__[:-1] if "__init_subclass__" in vars(base)]
+    if any(base.__module__.partition(".")[0] not in {"torch", "transformers", "typing"} for base in owners):
+        return "its class has an __init_subclass__"
     return None
 
 

@@ -23,6 +23,8 @@ class Site:
         error_before: the same for the original module.
         saved_before: bytes that it kept for backward, on the inputs of the verification; None if it was not verified.
         saved_after: bytes that it keeps now.
+        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
+            free.
     """
 
     name: str
@@ -65,6 +67,7 @@ class SwapReport:
     skipped: tuple[Skipped, ...]
     saved_before: int | None = None
     saved_after: int | None = None
+    held_after: int | None = None
     notes: tuple[str, ...] = ()
 
     def require(self, rule: str, *, at_least: int = 1) -> None:
@@ -110,7 +113,11 @@ class SwapReport:
             return []
         before, after = readable_bytes(self.saved_before), readable_bytes(self.saved_after)
         share = self.saved_after / self.saved_before
-        return [f"a training call keeps {after} of {before} for backward: {share:.2f}"]
+        lines = [f"a training call keeps {after} of {before} for backward: {share:.2f}"]
+        if self.held_after:
+            held = readable_bytes(self.held_after)
+            lines.append(f"{held} of them would stay under gradient checkpointing and offloading")
+        return lines
 
     def __repr__(self) -> str:
         lines = [f"swap, level {self.level}: {len(self.sites)} modules"]

@@ -29,11 +29,13 @@ class Place:
             same arguments as the module's.
         parts: pairs of the rule's name of a part and the module's attribute.
         names: the names of the modules of an `nn.Sequential`.
+        methods: the module's methods whose results the rule's forward computes too.
     """
 
     inputs: tuple[tuple[str, str], ...] | None = None
     parts: tuple[tuple[str, str], ...] = ()
     names: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Rule:
                 tuple(zip(written.inputs, form.inputs, strict=True)),
                 tuple(zip(written.attributes, form.attributes, strict=True)),
                 names,
+                form.methods,
             )
             for written in self._forms
             if written.text == form.text
@@ -114,6 +117,8 @@ class Rule:
         """Return why a call of the module may not use the rule's forward, or None if it may."""
         if place.names and tuple(module._modules) != place.names:
             return "its modules have changed"
+        if any(name in module.__dict__ for name in place.methods):
+            return "one of its methods is replaced"
         for role, name in place.parts:
             test = self.parts.get(role)
             if test is not None and not test(getattr(module, name, None)):

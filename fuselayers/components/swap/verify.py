@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..._torch.dispatch import forked_rng, tree_map
 from ...errors import in_one_line
-from ...partition.inspect.saved_bytes import saved_by_call, saved_bytes, tensors_of
+from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
 from .report import Site, Skipped
@@ -231,8 +231,8 @@ def _from_leaves(leaves: Any) -> Any:
     return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
 
 
-def saved_by_model(model: nn.Module, batch: Any) -> int | None:
-    """Return the bytes that a call of the model saves in training mode; None if it does not run in that mode.
+def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
+    """Return what a call of the model saves in training mode; None if it does not run in that mode on this batch.
 
     The modes, the buffers and torch's random state are restored.
     """
@@ -240,13 +240,16 @@ def saved_by_model(model: nn.Module, batch: Any) -> int | None:
     with torch.enable_grad(), _as_it_was(model):
         try:
             model.train()
-            return saved_bytes(model, *args, **kwargs)
+            return saved_and_held(lambda: model(*args, **kwargs), exempt=(*model.parameters(), *model.buffers()))
         except Exception:  # the model's own error, such as for missing labels
             return None
 
 
 def _saved(module: nn.Module, call: Call) -> int:
-    """Return the bytes that a call of a module saves. It has been called before, so nothing is compiled."""
+    """Return the bytes that hooks on saved tensors see.
+
+    `saved_by_model` also searches for other live storages. That takes a second, too long for each module.
+    """
     args, kwargs = _from_leaves(_copies(call))
     with torch.enable_grad(), forked_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

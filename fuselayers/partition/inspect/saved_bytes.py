@@ -1,12 +1,27 @@
 """saved_bytes -- the memory that a call saves for its backward, by hooks on saved tensors."""
 
+import gc
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import storage_key, tree_leaves
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Bytes that one call keeps for backward.
+
+    Attributes:
+        total: the bytes of all storages that backward reads, except those of parameters and buffers.
+        held: the bytes of the storages that hooks on saved tensors (checkpoints, offloading) cannot free.
+    """
+
+    total: int
+    held: int
 
 
 def saved_bytes(fn: Callable[..., Any], *args: Any, parameters: Iterable[Tensor] = (), **kwargs: Any) -> int:
@@ -36,19 +51,65 @@ def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
 
     Used by `saved_bytes`, `explain` and `swap`, and, with fake tensors, by `configs.model_costs`.
     """
-    sizes: dict[Hashable, int] = {}
+    _, sizes = _saved_storages(call, unpack=lambda tensor: tensor)
+    return _total(sizes, exempt)
 
-    def pack(tensor: Tensor) -> Tensor:
-        sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        call()
-    excluded = set(map(storage_key, exempt))
-    return sum(size for key, size in sizes.items() if key not in excluded)
+def saved_and_held(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> Saved:
+    """Make a call twice, and return the bytes that the second call keeps, also by other references. Used by `swap`.
+
+    Hooks drop the tensors that autograd saves. A storage that is still alive is held by something else, such as a
+    closure in a custom function. No backward can follow.
+    """
+    call()  # compiles, and fills caches
+    gc.collect()
+    before = _alive()
+    result, sizes = _saved_storages(call, unpack=None)
+    results = set(map(storage_key, tensors_of(result)))
+    held = {key: size for key, size in _alive().items() if key not in before and key not in results}
+    return Saved(_total(sizes | held, exempt), sum(held.values()))
 
 
 def tensors_of(values: Any) -> list[Tensor]:
     """Return the tensors in a tree of values."""
     values = dict(values) if isinstance(values, Mapping) else values  # an output of transformers
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _saved_storages(
+    call: Callable[[], Any], *, unpack: Callable[[Tensor], Tensor] | None
+) -> tuple[Any, dict[Hashable, int]]:
+    """Return the result of a call, and the bytes of each storage it saves. Without `unpack` saved tensors are dropped.
+
+    This is the one place where saved bytes are counted.
+    """
+    sizes: dict[Hashable, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor | None:
+        sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
+        return None if unpack is None else tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack or _no_backward):
+        return call(), sizes
+
+
+def _no_backward(_: None) -> Tensor:
+    raise AssertionError("no backward runs here")
+
+
+def _total(sizes: dict[Hashable, int], exempt: Iterable[Tensor]) -> int:
+    excluded = set(map(storage_key, exempt))
+    return sum(size for key, size in sizes.items() if key not in excluded)
+
+
+def _alive() -> dict[Hashable, int]:
+    """The storages of all tensors in Python, and their sizes."""
+    sizes: dict[Hashable, int] = {}
+    for value in gc.get_objects():
+        # Not isinstance: a lazy proxy may import its module for it.
+        if type(value) in (Tensor, nn.Parameter):
+            try:
+                sizes[storage_key(value)] = value.untyped_storage().nbytes()
+            except (NotImplementedError, RuntimeError):  # such as a sparse tensor
+                continue
+    return sizes

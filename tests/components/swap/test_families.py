@@ -1,6 +1,8 @@
 """The model families of transformers. `make test-versions` runs these tests with the oldest and the newest version."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from tests.components.swap.layers import without_dropout
 from tests.components.swap.levels import assert_same, gradients
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 QUICK = ("gpt2", "llama")
 
@@ -71,9 +73,13 @@ def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
     assert share(name, "blocks") <= most
 
 
-# The slow cases trace blocks of several kinds. Every kind of input occurs (tokens, pixels, two texts).
+# The slow cases trace blocks of several kinds. Every kind of input occurs (pixels, sound, two texts).
 @pytest.mark.parametrize(
-    "name", ["gpt2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "deit", "swin", "t5"))]
+    "name",
+    [
+        "gpt2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "deit", "swin", "whisper", "t5", "wav2vec2")),
+    ],
 )
 def test_a_batch_is_made_from_the_config(name: str) -> None:
     model = FAMILIES[name][0]()
@@ -84,6 +90,31 @@ def test_a_batch_is_made_from_the_config(name: str) -> None:
     assert report.saved_after is not None
     batch = batch_for(name)
     assert torch.isfinite(loss_of(without_dropout(model).train(), batch))
+
+
+_SIZES: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+_IMAGES: Final = {**_SIZES, "image_size": 16, "patch_size": 8}
+_CONFIGS: Final[dict[str, Callable[[], Any]]] = {
+    "CLIPModel": lambda: transformers.CLIPConfig(
+        text_config={**_SIZES, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2},
+        vision_config=_IMAGES,
+        projection_dim=8,
+    ),
+    "ASTModel": lambda: transformers.ASTConfig(
+        **_SIZES, max_length=32, num_mel_bins=16, patch_size=8, frequency_stride=8, time_stride=8
+    ),
+    "VisionEncoderDecoderModel": lambda: transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        transformers.ViTConfig(**_IMAGES),
+        transformers.BertConfig(**_SIZES, vocab_size=99, is_decoder=True, add_cross_attention=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _CONFIGS)
+def test_a_batch_is_made_of_two_inputs_and_for_parts_of_a_config(name: str) -> None:
+    report = swap(getattr(transformers, name)(_CONFIGS[name]()), level="layers")
+    assert any(site.error is not None for site in report.sites)
+    assert report.saved_after is not None
 
 
 # The blocks of Swin have several widths. The eager backend's blocks save more than layers.

@@ -54,6 +54,24 @@ class OfTensor(Feedforward):
         return self.down(torch.Tensor.relu(self.up(x)))
 
 
+class Recursive(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.again(self.up(x)))
+
+    def again(self, x: Tensor) -> Tensor:
+        return self.other(x)
+
+    def other(self, x: Tensor) -> Tensor:
+        return self.again(x)
+
+
+class Registered(Feedforward):
+    """A subclass without a name raises."""
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+
 class Fused(Feedforward):
     @fuse(backend="eager")
     def forward(self, x: Tensor) -> Tensor:
@@ -83,6 +101,7 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
         (Decorated, "its forward is decorated by context_decorator"),
         (Fused, "its forward is decorated by FusedFunction"),
         (OfTensor, "its forward names torch.Tensor.relu, whose module is unknown"),
+        (Recursive, "its forward calls again recursively, or with arguments that cannot be read"),
     ],
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
@@ -93,6 +112,12 @@ def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
     assert [skipped.reason for skipped in report.skipped] == [reason]
     assert reason in " ".join(str(said[0].message).split())
     assert type(model) is kind
+
+
+def test_a_class_that_acts_on_its_subclasses_is_left_alone() -> None:
+    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+        report = swap(Registered(), verify=False)
+    assert report.skipped[0].reason == "its class has an __init_subclass__"
 
 
 def test_an_activation_with_parameters_is_no_part_of_a_rule() -> None:
@@ -217,6 +242,31 @@ def test_a_rule_that_fails_the_verification_is_skipped(forward: Any, reason: str
     assert report.skipped[0].reason.startswith(reason)
 
 
+def holding(self: Any, x: Tensor) -> Tensor:
+    class Holding(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Tensor) -> Tensor:
+            ctx.closure = lambda: y.sum() + y.numel()
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> Tensor:
+            return dy
+
+    hidden = self.act(self.up(x)) * 1.0
+    return self.down(Holding.apply(hidden))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_the_report_counts_what_a_closure_holds() -> None:
+    x = torch.randn(5, 8)
+    report = swap(Feedforward(), level="layers", rules=[Rule("r", of=Feedforward, forward=holding)], batch=x)
+    assert report.held_after == 5 * 16 * 4
+    text = " ".join(str(report).split())
+    assert "320 B of them would stay under gradient checkpointing and offloading" in text
+    report = swap(Feedforward(), level="layers", batch=x)
+    assert report.held_after == 0
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
         swap(torch.ones(2))  # type: ignore[arg-type]
@@ -243,6 +293,14 @@ def test_a_sequence_that_changes_runs_as_it_is() -> None:
         swapped = model(x)
     unswap(model)
     assert torch.equal(model(x), swapped)
+
+
+def test_a_method_that_the_instance_replaces_is_called() -> None:
+    model, (x,) = layer("gemma"), inputs("gemma")
+    swap(model, level="layers", verify=False)
+    model._norm = torch.zeros_like  # type: ignore[assignment]
+    with pytest.warns(UserWarning, match="one of its methods is replaced"):
+        assert model(x).abs().max() == 0
 
 
 def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
