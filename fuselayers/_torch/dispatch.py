@@ -153,27 +153,3 @@ def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled_before  # type: ignore[attr-defined]
-
-
-class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside this mode, `seen` collects the ops of a namespace that run.
-
-    An entry is the op's name, the device, and whether the op has an implementation for that device alone. Ops that
-    these ops call are not collected.
-    """
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.prefix = f"{namespace}::"
-        self.seen: set[tuple[str, str, bool]] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name()
-        if name.startswith(self.prefix):
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            device = tensors[0].device.type if tensors else "cpu"
-            own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
-            self.seen.add((name.removeprefix(self.prefix), device, own))
-        return func(*args, **kwargs or {})
