@@ -21,6 +21,7 @@ from .functorch import default_partition as default_partition
 from .functorch import memory_efficient_fusion as memory_efficient_fusion
 from .functorch import min_cut_rematerialization_partition as min_cut_rematerialization_partition
 from .functorch import print_compile as print_compile
+from .functorch import ts_compile as ts_compile
 from .fuse import fuse as fuse
 from .fuse import fuse_in_place as fuse_in_place
 from .fused_function import FusedFunction as FusedFunction

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 import torch.fx as fx
 from torch import nn
 
-from .._torch.tracing import aot_autograd, forget_donated_buffers, of_one_list
+from .._torch.tracing import aot_autograd, boxed, forget_donated_buffers, of_one_list
+from ..errors import say_once
 from ..names import name_of
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
 from .fuse import function_of, fuse
@@ -20,9 +21,6 @@ from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
 
 _Module = TypeVar("_Module", bound=nn.Module)
-
-memory_efficient_fusion = fuse
-"""functorch's name for `fuse`. Unlike functorch's, it has guards: a new shape, mode or value gets a new graph."""
 
 default_partition: Final = default
 """functorch's name for `default`."""
@@ -35,6 +33,29 @@ GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
 
 
+def memory_efficient_fusion(
+    fn: Any = None, /, *, static_argnums: int | Sequence[int] | None = None, **options: Any
+) -> Any:
+    """Call `fuse`, under functorch's name. Unlike functorch's, it has guards: a new shape or mode gets a new graph.
+
+    Args:
+        fn: as in `fuse`.
+        static_argnums: functorch's positions of Python values. If there are any, `dynamic=False` is the default: each
+            value gets its own graph, at whatever position, and each shape too.
+        options: as in `fuse`.
+
+    >>> import torch
+    >>> def summed(x, dim):
+    ...     return x.sum(dim)
+    >>> fused = memory_efficient_fusion(summed, static_argnums=(1,), backend="eager")
+    >>> fused(torch.ones(2, 3), 0), fused(torch.ones(2, 3), 1)
+    (tensor([2., 2., 2.]), tensor([3., 3.]))
+    """
+    if static_argnums is not None:
+        options.setdefault("dynamic", False)
+    return fuse(fn, **options)
+
+
 def aot_function(
     fn: Callable[..., Any],
     fw_compiler: GraphCompiler,
@@ -42,6 +63,7 @@ def aot_function(
     partition_fn: Partitioner = default_partition,
     decompositions: Mapping[Any, Callable[..., Any]] | None = None,
     *,
+    static_argnums: int | Sequence[int] | None = None,
     dynamic: bool | None = False,
 ) -> FusedFunction:
     """Return `fn` with its forward and backward graphs traced ahead of time and compiled by functions of yours.
@@ -58,7 +80,10 @@ def aot_function(
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: a function for each ATen op to decompose, as `torch._decomp.get_decompositions` returns them.
-        dynamic: False traces each shape separately; None makes a size symbolic when it changes; True from the start.
+        static_argnums: functorch's positions of Python values; not used, since with `dynamic=False` each value has its
+            own graph.
+        dynamic: False traces each shape and Python value separately; None makes a size symbolic when it changes; True
+            from the start.
 
     Raises:
         TypeError: `fn` or a compiler is not callable; or (at the call) a compiler's result is not callable.
@@ -166,3 +191,12 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
     """Print the graph's code, and return the graph to run as it is. `aot_function` shows an example."""
     print(fx_g.code)
     return fx_g
+
+
+def ts_compile(fx_g: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+    """Run the graph op by op, and say once what replaces functorch's TorchScript compiler."""
+    say_once(
+        "ts_compile: PyTorch no longer develops TorchScript's fusers, so the graph runs op by op; "
+        "write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
+    )
+    return boxed(fx_g)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 import warnings
 from typing import Any
@@ -67,11 +66,7 @@ def test_only_the_model_itself_knows_its_config(scope: str) -> None:
 @pytest.mark.parametrize("scope", ["none", "model"])
 def test_copies_know_it_too(scope: str) -> None:
     built = tiny("fusion=eager", f"fusion.scope={scope}", "model.num_layers=1")
-    file = io.BytesIO()
-    torch.save(built, file)
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built)), loaded):
+    for other in (copy.deepcopy(built), pickle.loads(pickle.dumps(built))):
         assert other.built_from == built.built_from
         models = (rebuild(model, ["fusion=off"], strict=True) for model in (built, other))
         assert_same_step(*models, *BATCH)

@@ -8,7 +8,7 @@ import torch.fx as fx
 from torch import Tensor, nn
 from torch._decomp import get_decompositions
 
-from fuselayers.partition import aot_function, aot_module, print_compile
+from fuselayers.partition import FallbackWarning, aot_function, aot_module, print_compile, ts_compile
 
 
 def chain(a: Tensor, b: Tensor) -> Tensor:
@@ -127,6 +127,11 @@ class TestModules:
             TypeError, match=r"^aot_module takes a module, got function; aot_function is for functions$"
         ):
             aot_module(chain, Recorder())  # type: ignore[arg-type]
+
+
+def test_ts_compile_runs_the_graphs_and_says_what_replaces_it() -> None:
+    with pytest.warns(FallbackWarning, match=r"^ts_compile: PyTorch no longer .*; write fuse\(fn, backend="):
+        check(chain, aot_function(chain, ts_compile, static_argnums=(5,)), grown(), grown())
 
 
 def test_print_compile_shows_both_graphs(capsys: pytest.CaptureFixture[str]) -> None:

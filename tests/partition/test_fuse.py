@@ -63,8 +63,16 @@ def test_values_gradients_and_saved_tensors(backend: str, partition: str, saved:
     assert saved_bytes(fused, *inputs) == saved * inputs[0].nbytes
 
 
-def test_functorch_name_is_the_same_function() -> None:
-    assert memory_efficient_fusion is fuse
+def test_functorch_name_gives_each_static_value_a_graph() -> None:
+    def norm(a: Tensor, b: Tensor, axis: int) -> Tensor:
+        return nn.functional.layer_norm(a + b, (a.size(axis),))
+
+    a, b = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    fused = memory_efficient_fusion(norm, static_argnums=(2,), backend="eager")
+    for axis in (1, 0):
+        torch.testing.assert_close(fused(a, b, axis), norm(a, b, axis))
+    assert len(fused.report().graphs) == 2
+    assert memory_efficient_fusion(backend="eager")(norm)(a, b, 1).shape == (4, 4)
 
 
 # functorch's aot_function ignores each of these changes and reuses the graph of its first call.
