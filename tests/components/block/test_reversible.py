@@ -171,18 +171,18 @@ def test_a_fused_model_saves_as_little_and_computes_the_same(backend: str) -> No
     torch.testing.assert_close(step(fused[0]), step(plain[0]))
 
 
-@pytest.mark.parametrize("view", [False, True])
-def test_a_stack_refuses_hooks_on_its_reversible_blocks(view: bool) -> None:
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_stack_refuses_hooks_on_its_reversible_blocks(wrapped: bool) -> None:
     model = model_of(2, dropout=0.0, attention=HEADS)
     tokens = torch.randint(13, (2, 7))
     block = model.blocks[1]
-    if view:
-        model.blocks[1] = fuse(block, backend="eager")
+    if wrapped:
+        model.blocks[1] = torch.compile(block, backend="eager")
     text = (
         "a stack runs the sublayers of a reversible block and never calls the block, so its hooks would not run; put "
         "them on the modules inside it, or use block='transformer'"
     )
-    # torch keeps each kind of hook in another dictionary, and a fused view has dictionaries besides its block's.
+    # torch keeps each kind of hook in another dictionary, and a wrapper has dictionaries besides its block's.
     for module in {block, model.blocks[1]}:
         for kind in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
             handle = getattr(module, f"register_{kind}")(lambda *_: None)
