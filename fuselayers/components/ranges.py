@@ -134,8 +134,8 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any, error: TypeError) -> str:
     """Return the error text for a call that does not fit a signature: the name called and the arguments it takes."""
     is_class = function.__name__ == "__init__" and args
-    title = type(args[0]).__name__ if is_class else function.__name__
-    parameters = list(signature.parameters.values())[1 if is_class else 0 :]
+    title = type(args[0]).__name__ if is_class else function.__qualname__
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     known = [parameter.name for parameter in parameters]
     unknown = [name for name in kwargs if name not in known]
     if unknown:

@@ -128,10 +128,9 @@ class Model(nn.Module):
 
 
 def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method's TypeError for an unknown keyword argument suggest the likely one: targets for labels."""
-    # Python's own errors use this name. Users call `forward`; `check_arguments` takes the same arguments.
+    """Let the TypeErrors of `check_arguments` name `forward`, and suggest the likely argument: targets for labels."""
+    # Python's own errors use this name. Users call `forward`, which takes the same arguments.
     method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
-    title = method.__qualname__.rpartition(".")[2]
 
     @functools.wraps(method)
     def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -141,7 +140,7 @@ def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments,
             _, *known = inspect.signature(method).parameters
             for name in kwargs:
                 if name not in known:
-                    raise TypeError(no_such(f"argument of {type(args[0]).__name__}.{title}", name, known)) from None
+                    raise TypeError(no_such(f"argument of {type(args[0]).__name__}.forward", name, known)) from None
             raise
 
     return call

@@ -22,14 +22,14 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import Model, named_as_here
+from .model import named_as_here
 from .stack import Stack
-from .tokens import check_range, to_logits, token_loss
+from .tokens import Loss, ModelWithHead, check_range
 
 Pooling = Literal["class_token", "mean"]
 
 
-class Classifier(Model):
+class Classifier(ModelWithHead):
     """The base of the models of images: a linear `head` reads `features`, one vector for each image.
 
     Subclasses set these attributes, and define `first_patch` and `features`.
@@ -39,6 +39,9 @@ class Classifier(Model):
     channels: int
     head: nn.Linear
     logit_scale: float
+    bias = None
+    logit_soft_cap = None
+    loss: Loss = "plain"
 
     @property
     def first_patch(self) -> nn.Module:
@@ -65,13 +68,8 @@ class Classifier(Model):
             ValueError: images or targets of another shape or dtype, or a target that is not a class.
         """
         x_BD = self.features(images)
-        if targets_B is None:
-            return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
         # For the loss an image is a sequence of one token.
-        loss = token_loss(
-            x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale, layout=self.layout
-        )
-        return self.with_auxiliary_loss(loss)
+        return self.to_logits(x_BD) if targets_B is None else self.to_loss(x_BD[:, None], targets_B[:, None])
 
     @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:

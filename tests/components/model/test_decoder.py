@@ -166,10 +166,10 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"num_tokens": -1}, "num_tokens must not be negative, got -1"),
-        ({"temperature": -0.5}, "temperature must be 0 (the likeliest token) or more, got -0.5"),
-        ({"top_k": 0}, "top_k must be at least 1, or None for all tokens, got 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, or None for all tokens, got 0.0"),
+        ({"num_tokens": -1}, "num_tokens must be at least 0, got -1"),
+        ({"temperature": -0.5}, "temperature must be at least 0, got -0.5"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         (
             {"key_padding_mask": torch.tensor([[True, False]])},
             "key_padding_mask must be False only before the first real token of a row: prompts are padded on the left",
