@@ -55,8 +55,7 @@ def test_errors_of_overlapping_patches() -> None:
         PatchEmbedding(5, patch_size=4, stride=5)
     with pytest.raises(ValueError, match=r"^padding must be below patch_size, 4, got 4: patches would be empty$"):
         PatchEmbedding(5, patch_size=4, padding=4)
-    text = "the height and width of images must be at least 5 pixels, for one patch, got [1, 3, 9, 4]; resize or pad"
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
+    with pytest.raises(ValueError, match=r"^the sides of images must be at least 5 pixels, for one patch, got 4$"):
         PatchEmbedding(5, patch_size=7, stride=4, padding=1)(torch.zeros(1, 3, 9, 4))
 
 
@@ -77,8 +76,7 @@ def test_errors_of_overlapping_patches() -> None:
         (
             torch.zeros(1, 3, 8, 10),
             ValueError,
-            "the height and width of images must be multiples of patch_size, 4 pixels, got [1, 3, 8, 10]; resize or "
-            "pad the images",
+            "the sides of images must be multiples of patch_size, 4, got 10; resize or pad the images",
         ),
     ],
 )

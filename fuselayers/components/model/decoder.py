@@ -193,7 +193,7 @@ class Decoder(ModelWithHead, Stack):
 
     def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
         """Return the embeddings with their positions; padding on the left has none: [B, T, D] -> [B, T, D]."""
-        if key_padding_mask is None or type(self.position).embed is Position.embed:
+        if key_padding_mask is None or type(self.position).forward is Position.forward:
             placed_BTD: Tensor = self.position(x_BTD, first=first)
             return placed_BTD
         end = first + x_BTD.shape[1]

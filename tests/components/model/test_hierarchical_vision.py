@@ -93,7 +93,7 @@ def test_the_shipped_config_trains() -> None:
         ({"depths": (1, 0)}, "depths[1] must be at least 1, got 0"),
         (
             {"image_size": 2, "strides": (3, 1)},
-            "the sides of the images of stage 1 must be at least 2 pixels, for one patch, got 1",
+            "stage 1: the sides of images must be at least 2 pixels, for one patch, got 1",
         ),
         (
             {"widths": (4, 6)},
