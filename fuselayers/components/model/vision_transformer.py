@@ -24,7 +24,7 @@ from ..registry import Choice, create, register
 from .layers import LayerChange
 from .model import named_as_here
 from .stack import Stack
-from .tokens import Loss, ModelWithHead, check_range
+from .tokens import Loss, ModelWithHead, check_like_tokens
 
 Pooling = Literal["class_token", "mean"]
 
@@ -74,8 +74,9 @@ class Classifier(ModelWithHead):
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
         """Raise the errors of `forward`. A call of the model runs this first."""
         self.check_images(images)
-        if targets_B is not None:
-            check_classes(targets_B, images, self.head)
+        check_like_tokens(
+            "targets", targets_B, images[:, 0, 0, 0], dtype=torch.int64, like="images, one class each", table=self.head
+        )
 
     def check_images(self, images: Tensor) -> None:
         """Raise unless the images fit the embedding and the positions."""
@@ -189,15 +190,3 @@ class VisionTransformer(Classifier, Stack):
     def extra_repr(self) -> str:
         pooling = "mean" if self.class_token is None else "class_token"
         return f"{super().extra_repr()}, image_size={self.image_size}, pooling={pooling!r}"
-
-
-def check_classes(targets: Tensor, images: Tensor, head: nn.Module) -> None:
-    """Raise unless targets hold a class of the head for each image."""
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
-    if targets.shape != images.shape[:1] or targets.dtype != torch.int64:
-        raise ValueError(
-            f"targets must be torch.int64 {list(images.shape[:1])}, one class per image, got {targets.dtype} "
-            f"{list(targets.shape)}"
-        )
-    check_range(targets, head, "targets", may_ignore=True)

@@ -93,18 +93,23 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
             "images must be 12 x 12 pixels, got [1, 3, 8, 12]; resize them, or build the model with another image_size",
         ),
         ([[1.0]], torch.tensor([1]), TypeError, "images must be a tensor [B, 3, height, width], got list"),
-        (torch.zeros(2, 3, 12, 12), [1, 2], TypeError, "targets must be a tensor [B], got list; use torch.tensor"),
+        (
+            torch.zeros(2, 3, 12, 12),
+            [1, 2],
+            TypeError,
+            "targets must be a tensor like images, one class each, got list",
+        ),
         (
             torch.zeros(2, 3, 12, 12),
             torch.tensor([1]),
             ValueError,
-            "targets must be torch.int64 [2], one class per image, got torch.int64 [1]",
+            "targets must be torch.int64 [2] like images, one class each, got torch.int64 [1]",
         ),
         (
             torch.zeros(2, 3, 12, 12),
             torch.tensor([1.0, 2.0]),
             ValueError,
-            "targets must be torch.int64 [2], one class per image, got torch.float32 [2]",
+            "targets must be torch.int64 [2] like images, one class each, got torch.float32 [2]",
         ),
         (
             torch.zeros(2, 3, 12, 12),
