@@ -12,7 +12,6 @@ from fuselayers.components import Choice, HierarchicalVision, LayerChange
 from fuselayers.configs import RebuildWarning
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
-from tests.components.model.refused import assert_refused
 
 HEADS = Choice("multi_head", {"num_heads": 1, "num_kv_heads": 1})
 SIZES: dict[str, Any] = {
@@ -107,8 +106,3 @@ def test_the_shipped_config_trains() -> None:
 def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         made(**options)
-
-
-def test_images_of_another_size() -> None:
-    text = "images must be 10 x 10 pixels, got [2, 3, 10, 12]; resize them, or build the model with another image_size"
-    assert_refused(made(), ValueError, text, torch.zeros(2, 3, 10, 12))
