@@ -24,7 +24,6 @@ from ..position import Position
 from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import named_as_here
 from .sampling import continued, generating, next_token
 from .stack import Stack
 from .tokens import (
@@ -152,7 +151,6 @@ class Decoder(ModelWithHead, Stack):
         x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,

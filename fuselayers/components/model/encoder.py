@@ -20,7 +20,6 @@ from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import named_as_here
 from .stack import Stack
 from .tokens import (
     Loss,
@@ -142,7 +141,6 @@ class Encoder(ModelWithHead, Stack):
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,

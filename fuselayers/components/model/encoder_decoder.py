@@ -22,7 +22,6 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
-from .model import named_as_here
 from .sampling import continued, generating, next_token
 from .stack import Stack
 from .tokens import (
@@ -190,7 +189,6 @@ class EncoderDecoder(ModelWithHead):
         x_BTD = self.decode(inputs_BT, memory, memory_padding_mask=key_padding_mask)
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         source_BS: Tensor,

@@ -22,7 +22,6 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import named_as_here
 from .stack import Stack
 from .tokens import Loss, ModelWithHead, check_like_tokens
 
@@ -70,7 +69,6 @@ class Classifier(ModelWithHead):
         # For the loss an image is a sequence of one token.
         return self.to_logits(x_BD) if targets_B is None else self.to_loss(x_BD[:, None], targets_B[:, None])
 
-    @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
         """Raise the errors of `forward`. A call of the model runs this first."""
         self.check_images(images)
