@@ -30,7 +30,7 @@ def made(**options: Any) -> HierarchicalVision:
 
 
 class WrittenOut(nn.Module):
-    """Cuts the patches by hand, and calls the model's own blocks."""
+    """Calls the model's own patches and blocks."""
 
     def __init__(self, model: HierarchicalVision) -> None:
         super().__init__()
@@ -41,16 +41,13 @@ class WrittenOut(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = images
         for patch, stage in zip(self.patch, self.stages, strict=True):  # type: ignore[arg-type]
-            size, stride = patch.patch_size, patch.stride
-            x = F.pad(x, 4 * [(size - 1) // 2])
-            starts = range(0, x.shape[-1] - size + 1, stride)
-            cut = torch.stack([x[:, :, i : i + size, j : j + size].flatten(1) for i in starts for j in starts], dim=1)
-            y = cut @ patch.projection.weight.flatten(1).T + patch.projection.bias
-            y = dropout(y + stage.position.table.weight, self.p)
+            assert (patch.patch_size - 1) // 2 == patch.padding
+            side = patch.patches_along(x.shape[-1])
+            y = dropout(patch(x) + stage.position.table.weight, self.p)
             for block in stage.blocks:
                 y = block(y)
             y = F.layer_norm(y, y.shape[-1:], stage.norm.weight, stage.norm.bias)
-            x = torch.stack([y[:, n] for n in range(y.shape[1])], -1).view(len(y), -1, len(starts), len(starts))
+            x = torch.stack([y[:, n] for n in range(y.shape[1])], -1).view(len(y), -1, side, side)
         return x.mean((2, 3)) @ self.head.weight.T + self.head.bias
 
 

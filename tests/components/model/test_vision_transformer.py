@@ -25,20 +25,17 @@ def made(**options: object) -> VisionTransformer:
 
 
 class WrittenOut(nn.Module):
-    """Cuts the patches by hand, and calls the model's own blocks."""
+    """Calls the model's own patches and blocks."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
         for name, module in model.named_children():
             self.add_module(name, module)
         self.class_token = model.class_token
-        self.image_size, self.p = model.image_size, model.dropout
+        self.p = model.dropout
 
     def forward(self, images: Tensor) -> Tensor:
-        side = self.patch.patch_size
-        places = [(top, left) for top in range(0, self.image_size, side) for left in range(0, self.image_size, side)]
-        x = torch.stack([images[:, :, y : y + side, x : x + side].flatten(1) for y, x in places], dim=1)
-        x = x @ self.patch.projection.weight.flatten(1).T + self.patch.projection.bias
+        x = self.patch(images)
         if self.class_token is not None:
             x = torch.cat((self.class_token.repeat(len(x), 1, 1), x), dim=1)
         x = dropout(x + self.position.table.weight, self.p)
