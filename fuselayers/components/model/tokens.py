@@ -157,10 +157,11 @@ class ModelWithHead(Model):
         """
         weight_VD = self._fused_weight()
         if self.loss == "fused" and weight_VD is None:
-            has_bias = getattr(self.head, "bias", None) is not None
+            head = self.token.weight if self.head is None else self.head
+            has_bias = getattr(head, "bias", None) is not None
             raise ValueError(
                 "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
-                f"{type(self.head).__name__}{' with a bias' if has_bias else ''}; use loss='auto'"
+                f"{type(head).__name__}{' with a bias' if has_bias else ''}; use loss='auto'"
             )
         counted = (targets_BT != IGNORED).sum() if self.layout.divided else None
         if self.layout.divided:  # its own tokens, as one row
