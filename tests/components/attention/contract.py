@@ -98,33 +98,3 @@ def assert_is(
     tensors = [torch.randn(4, size, HIDDEN_DIM, dtype=torch.float64) for size in (tokens, memory) if size]
     tolerance = 1e-5 if rotated else tolerance  # the angles of rotary are float32
     assert_same_step(Forward(True), Forward(False), *tensors, rtol=tolerance, atol=tolerance)
-
-
-def assert_padding_is_nothing(layer: nn.Module, *, as_if_absent: bool = True) -> None:
-    """Fail if the values in padding change a real token, or if a padded row differs from the row without padding."""
-    layer = copy.deepcopy(layer).double()
-    for tokens in (7, 129):
-        real_BT = padding(tokens)
-        x = torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64)
-        other = torch.where(real_BT[..., None], x, 3 * torch.randn_like(x))
-        got = layer(x, key_padding_mask=real_BT)
-        torch.testing.assert_close(layer(other, key_padding_mask=real_BT)[real_BT], got[real_BT], rtol=1e-9, atol=1e-9)
-        if as_if_absent:
-            alone = layer(x[1:2, : tokens - 2])
-            torch.testing.assert_close(got[1:2, : tokens - 2], alone, rtol=1e-9, atol=1e-9)
-
-
-def assert_causal(layer: nn.Module) -> None:
-    """Fail if a later token changes an earlier result, or gets a gradient from it."""
-    layer = copy.deepcopy(layer).double()
-    for tokens, changed in ((7, 4), (129, 70), (129, 128)):
-        x = torch.randn(1, tokens, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
-        other = x.detach().clone()
-        other[:, changed:] = 3 * torch.randn_like(other[:, changed:])
-        for real_BT in (None, torch.arange(tokens)[None] > 1):
-            before = layer(x, key_padding_mask=real_BT)[:, :changed]
-            after = layer(other, key_padding_mask=real_BT)[:, :changed]
-            torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-            (gradient,) = torch.autograd.grad(before.sum(), x)
-            assert gradient[:, changed:].abs().max() == 0
-            assert gradient[:, changed - 1].abs().max() > 0
