@@ -92,7 +92,7 @@ def _join(
         if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
             continue
         halves: list[Tensor] = []
-        given = 0
+        num_fitting = 0
         for key, own in zip(keys, parameter.detach().chunk(2), strict=True):
             half = state_dict.pop(key, None)
             if half is None:
@@ -104,10 +104,10 @@ def _join(
                 )
             fits = half is not None and half.shape == own.shape
             halves.append(half if fits else own)  # a missing half keeps its values
-            given += fits
-        if given == 1:
+            num_fitting += fits
+        if num_fitting == 1:
             halves = [half.to(parameter.device) for half in halves]
-        both = _sharded_like(parameter, torch.cat(halves)) if given else parameter
+        both = _sharded_like(parameter, torch.cat(halves)) if num_fitting else parameter
         state_dict[f"{prefix}{packed}.{name}"] = both
 
 
