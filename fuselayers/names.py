@@ -1,6 +1,7 @@
 """Names and values in error texts. Every package uses this file, so it imports nothing that imports torch."""
 
 import difflib
+import functools
 import numbers
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -25,11 +26,12 @@ def shown(value: object) -> str:
 
 
 def name_of(function: object) -> str:
-    """Return the name of a function or a class, or of the class of another object.
+    """Return the name of a function, of a partial one too, or of a class, or of the class of another object.
 
     >>> name_of(len), name_of(3)
     ('len', 'int')
     """
+    function = function.func if isinstance(function, functools.partial) else function
     return str(getattr(function, "__name__", type(function).__name__))
 
 

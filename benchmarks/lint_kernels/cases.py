@@ -141,9 +141,9 @@ CASES: Final[tuple[Case, ...]] = (
     *_cases("gated_activation", "silu, packed", _activation("silu", "up"), 4096),
     *_cases("gated_activation", "gelu", _GELU, 4096),
     *_cases(
-        *("bias_dropout_residual_layer_norm", "prenorm", _style("prenorm"), 1024, 4096, 8192, 12288),
+        *("bias_dropout_residual_layer_norm", "prenorm", _style("prenorm"), 1024, 4096, 8192),
         dtypes=_16_AND_32,
-        daily=(4096, 12288),
+        daily=(4096,),
     ),
     *_cases("bias_dropout_residual_rms_norm", "pre", _style("pre"), 4096, 8192),
     *_cases("residual_layer_norm", "", _OpCall("bias"), 4096, 8192),

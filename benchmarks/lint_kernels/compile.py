@@ -12,8 +12,7 @@ import torch
 
 from benchmarks.lint_kernels.assembly import Code, read_amdgcn, read_sass
 from benchmarks.lint_kernels.record import Launch
-from fuselayers.ops.implementations.launch import INTERPRETED
-from fuselayers.ops.implementations.occupancy import AMD, NVIDIA, Processor
+from fuselayers.ops.implementations.launch import AMD, INTERPRETED, NVIDIA, Processor
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, triton
 from fuselayers.partition import BackendUnavailableError
 

@@ -6,8 +6,8 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fuselayers._torch.dispatch import TorchDispatchMode
 from fuselayers.ops.implementations import launch
 
 _PROCESSORS_OF_AN_H200: Final = 132

@@ -14,8 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as _module
-from torch.utils import _pytree
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
@@ -26,7 +24,6 @@ from torch.utils._pytree import tree_map as tree_map
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-pytree = _pytree
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
 
@@ -121,6 +118,18 @@ def is_intercepted() -> bool:
     )
 
 
+def is_in_memory(argument: object) -> bool:
+    """True for a tensor whose memory on a CPU or a CUDA GPU holds its values.
+
+    False for subclasses, for the wrappers of transforms, and where torch negates or zeroes values lazily.
+    """
+    return (
+        (type(argument) is torch.Tensor or type(argument) is torch.nn.Parameter)
+        and (argument.is_cuda or argument.is_cpu)
+        and not (argument.is_neg() or argument._is_zerotensor() or is_batched_gradient(argument))
+    )
+
+
 def hooks_of_all_modules() -> bool:
     """True if a hook for all modules is set, for example by `torch.nn.modules.module.register_module_forward_hook`."""
     return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
@@ -141,27 +150,3 @@ def deterministic_algorithms(*, warn_only: bool, fill_memory: bool) -> Iterator[
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = filled_before  # type: ignore[attr-defined]
-
-
-class SeeOps(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside this mode, `seen` collects the ops of a namespace that run.
-
-    An entry is the op's name, the device, and whether the op has an implementation for that device alone. Ops that
-    these ops call are not collected.
-    """
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.prefix = f"{namespace}::"
-        self.seen: set[tuple[str, str, bool]] = set()
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        name = func.name()
-        if name.startswith(self.prefix):
-            tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            device = tensors[0].device.type if tensors else "cpu"
-            own = torch._C._dispatch_has_kernel_for_dispatch_key(name, device.upper())
-            self.seen.add((name.removeprefix(self.prefix), device, own))
-        return func(*args, **kwargs or {})

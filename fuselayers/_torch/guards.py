@@ -102,11 +102,11 @@ def _forget(code: types.CodeType) -> None:
         eval_frame.cached_backends.pop(backend, None)
 
 
-def dynamo_optimize(backend: Callable[..., Any], *, nopython: bool) -> Callable[..., Any]:
+def dynamo_optimize(backend: Callable[..., Any]) -> Callable[..., Any]:
     """Compile as `torch.compile` does, without its wrapper, which would hide the graphs that belong to this backend."""
     from torch._dynamo import optimize
 
-    optimized: Callable[..., Any] = optimize(backend, nopython=nopython)
+    optimized: Callable[..., Any] = optimize(backend)
     return optimized
 
 
@@ -122,13 +122,6 @@ def is_error_of_dynamo(error: Exception) -> bool:
     from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
     return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
-
-
-def is_graph_break(error: Exception) -> bool:
-    """True for the error that `fullgraph=True` raises where Dynamo would split a function."""
-    from torch._dynamo.exc import Unsupported
-
-    return isinstance(error, Unsupported)
 
 
 @contextlib.contextmanager

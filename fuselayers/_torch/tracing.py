@@ -4,7 +4,6 @@ import copy
 import functools
 import inspect
 import sys
-import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,8 @@ from typing import Any, Final, cast
 
 import torch
 import torch.fx as fx
-from torch._functorch import config
-from torch._functorch._aot_autograd import descriptors as descriptors
+from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd import descriptors
 from torch._functorch._aot_autograd.utils import make_boxed_func as make_boxed_func
 from torch._library.fake_class_registry import FakeScriptObject
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
@@ -25,9 +24,7 @@ from torch.utils._triton import has_triton as has_triton
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .cpp_files import cpp_files
-from .dispatch import FakeTensor, FakeTensorMode, pytree
-
-functorch_config = config
+from .dispatch import FakeTensor, tree_leaves
 
 REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
@@ -45,13 +42,6 @@ def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable
     backend: Callable[..., Any] = aot_autograd(**options)
     # `Graph.eliminate_dead_code` keeps random ops only with this setting, for every compiler.
     return inductor_config.patch(fallback_random=True)(backend) if keep_unused_draws else backend
-
-
-def symbolic_shapes() -> types.ModuleType:
-    """Return `torch.fx.experimental.symbolic_shapes`, which imports sympy."""
-    from torch.fx.experimental import symbolic_shapes
-
-    return symbolic_shapes
 
 
 def _partitioners() -> Any:
@@ -132,7 +122,7 @@ def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
     """Return the placeholders that are overwritten: by a copy in forward, or by AOTAutograd after forward."""
     copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     written = {node.args[0] for node in copies if placement(node) != "must_be_in_backward"}
-    described = pytree.tree_leaves(graph.output_node().meta.get("desc"))
+    described = tree_leaves(graph.output_node().meta.get("desc"))
     inputs = [output.mutated_input for output in described if isinstance(output, descriptors.InputMutationAOTOutput)]
     written.update(node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in inputs)
     return tuple(node for node in graph.find_nodes(op="placeholder") if node in written)
@@ -157,9 +147,11 @@ def size_hint(size: "int | torch.SymInt") -> int:
     """Return the number that a symbolic size was traced with, or 4096 if it is unknown, as in torch's partitioners."""
     if isinstance(size, int):
         return size
+    from torch.fx.experimental import symbolic_shapes  # imports sympy
+
     # Before torch 2.13 the function is named hint_int.
-    hint: Any = getattr(symbolic_shapes(), "optimization_hint", None) or symbolic_shapes().hint_int
-    return int(hint(size, fallback=4096))
+    name = "optimization_hint" if hasattr(symbolic_shapes, "optimization_hint") else "hint_int"
+    return int(getattr(symbolic_shapes, name)(size, fallback=4096))
 
 
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -226,11 +218,6 @@ def is_tagged_backward(node: fx.Node) -> bool:
     return tag in ("is_backward", "must_be_in_backward") or (tag is None and "seq_nr" in node.meta)
 
 
-def is_effect(node: fx.Node) -> bool:
-    """True for the higher-order op that wraps an op with a side effect (printing, saving to disk) and orders it."""
-    return node.target is torch.ops.higher_order.with_effects
-
-
 def is_gradient_input(node: fx.Node) -> bool:
     """True for a placeholder that receives the gradient of an output."""
     return node.op == "placeholder" and "tangents" in str(node.target)
@@ -277,7 +264,8 @@ def compile_with_inductor(
 
     The key identifies the partitioner in Inductor's cache.
     """
-    compile_fx = inductor_compiler()
+    from torch._inductor.compile_fx import compile_fx
+
     settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
     if fallback_random:
         settings["fallback_random"] = True
@@ -309,28 +297,6 @@ def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, C
     from torch._decomp import get_decompositions
 
     return dict(get_decompositions(ops))
-
-
-def compile_one_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Compile one graph of ATen ops with Inductor, as a compiler for AOTAutograd. Random ops stay torch's own."""
-    from torch._inductor import config as inductor_config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.decomposition import select_decomp_table
-
-    mode = torch._guards.detect_fake_mode(example_inputs) or FakeTensorMode()
-    inputs = [
-        mode.from_tensor(value) if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor) else value
-        for value in example_inputs
-    ]
-    # Inductor replaces random ops in the joint graph. This graph is cut already, so they stay torch's.
-    with inductor_config.patch(fallback_random=True):
-        with mode, torch.no_grad():
-            lowered = make_fx(graph_module, decomposition_table=select_decomp_table())(*inputs)
-        output = lowered.graph.output_node()
-        # The outputs keep their strides: AOTAutograd and the other graph rely on them.
-        returned = enumerate(cast(Sequence[Any], output.args[0]))
-        output.meta["user_visible_output_idxs"] = [index for index, node in returned if isinstance(node, fx.Node)]
-        return cast(Callable[[list[Any]], Any], compile_fx_inner(lowered, inputs))
 
 
 # All lowerings share this: fake implementations run outside of the compile lock too, and may register a second lowering
@@ -380,22 +346,15 @@ def trace_with_inductor(
 ) -> Callable[..., Any]:
     """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs go to `run` uncompiled."""
     from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
 
-    compile_fx = inductor_compiler()
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
         settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
-        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=cast(Any, run), config_patches=settings)
     return cast(Callable[..., Any], compiled)
-
-
-def inductor_compiler() -> Callable[..., Any]:
-    """Return Inductor's compiler of a graph; importing it takes a while."""
-    from torch._inductor.compile_fx import compile_fx
-
-    return compile_fx
 
 
 def all_nodes(graph_module: fx.GraphModule) -> Iterator[fx.Node]:

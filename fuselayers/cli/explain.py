@@ -9,7 +9,6 @@ from rich.console import Console
 from ..configs import build, compose
 from ..configs.sources import split_source
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
-from ..partition.inspect.draw import check_suffix
 from .example import example_batch, sizes_of
 from .files import write_text
 from .parser import add_imports, add_overrides
@@ -20,7 +19,6 @@ Cuts the forward and backward graph of one training step of a model, without run
 prints what is saved, what is recomputed, why, and what eager and PyTorch's own partitioners would save.
 
   fuselayers explain gpt_nano
-  fuselayers explain gpt2_small --pareto curve.png
   fuselayers explain gpt_nano fusion.compress=int8   # runs it on random inputs: the error of each value and gradient
   fuselayers explain gpt2_small feedforward=fused_mlp --batch 8x512 --partition budget:0.5"""
 
@@ -42,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(PARTITIONERS)}, budget:0.5 (a share), budget:2GB (bytes) or budget:peak:2GB "
         "(default: the config's)",
     )
-    parser.add_argument("--pareto", metavar="FILE", help="draw memory against recompute into this .svg or .png")
     parser.add_argument("--json", metavar="FILE", help="write the report to this file")
     add_imports(parser)
 
@@ -54,8 +51,6 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         ValueError: an argument is invalid; the text says what is valid.
         PartitionError: the budget is too small for the model.
     """
-    if arguments.pareto:
-        check_suffix(Path(arguments.pareto), ".svg", ".png")
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition or config.fusion.partition)
@@ -73,9 +68,5 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     say(console, report.to_text(rows=20, width=console.width))
     if arguments.json:
         write_text(Path(arguments.json), report.to_json() + "\n")
-    written = [arguments.json] if arguments.json else []
-    if arguments.pareto:
-        written.append(str(report.draw_pareto(arguments.pareto)))
-    if written:
-        say(console, f"written: {', '.join(written)}")
+        say(console, f"written: {arguments.json}")
     return 0

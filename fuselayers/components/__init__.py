@@ -67,7 +67,6 @@ from .registry import REQUIRED as REQUIRED
 from .registry import Choice as Choice
 from .registry import Component as Component
 from .registry import Option as Option
-from .registry import Required as Required
 from .registry import accepted as accepted
 from .registry import as_choice as as_choice
 from .registry import create as create

@@ -114,9 +114,13 @@ class PatchEmbedding(nn.Module):
         """
         if self.stride == self.patch_size and not self.padding:
             if pixels == 0 or pixels % self.patch_size:
-                raise ValueError(f"must be multiples of patch_size, {self.patch_size} pixels")
+                raise ValueError(
+                    f"the sides of images must be multiples of patch_size, {self.patch_size}, got {pixels}; "
+                    "resize or pad the images"
+                )
         elif pixels + 2 * self.padding < self.patch_size:
-            raise ValueError(f"must be at least {self.patch_size - 2 * self.padding} pixels, for one patch")
+            least = self.patch_size - 2 * self.padding
+            raise ValueError(f"the sides of images must be at least {least} pixels, for one patch, got {pixels}")
         return (pixels + 2 * self.padding - self.patch_size) // self.stride + 1
 
     def forward(self, images: Tensor) -> Tensor:
@@ -135,8 +139,5 @@ class PatchEmbedding(nn.Module):
         if len(shape) != 4 or shape[1] != self.channels:
             hint = "; add the batch dimension with images[None]" if len(shape) == 3 else ""
             raise ValueError(f"images must be [B, {self.channels}, height, width], got {shape}{hint}")
-        try:
-            for pixels in images.shape[2:]:
-                self.patches_along(pixels)
-        except ValueError as error:
-            raise ValueError(f"the height and width of images {error}, got {shape}; resize or pad the images") from None
+        for pixels in images.shape[2:]:
+            self.patches_along(pixels)

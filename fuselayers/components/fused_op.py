@@ -1,7 +1,6 @@
 """How a layer calls an op: directly, or through the fusion core. Used by every layer with a `backend`."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -9,8 +8,8 @@ from .._torch.dispatch import is_compiling
 from ..partition import fuse, partitioner
 from ..partition.backends import check_backends
 
-# The arguments of ops that are not tensors.
-_STATIC: Final = ("activation", "eps", "p", "style", "training")
+# The arguments of ops that are constants of a graph.
+_CONSTANTS: Final = ("activation", "eps", "p", "style", "training")
 
 
 def check_names(backend: str, partition: str, *, compress: str | None = None) -> None:
@@ -28,18 +27,24 @@ def op_for(op: Callable[..., Any], *, backend: str, partition: str) -> Callable[
     """Return `op` itself for the backend "auto", since an op chooses its kernel; else `op` through `fuse`.
 
     Layers store the two names and call this in each forward, so that they can be pickled and deep-copied. All layers
-    share one fused function per op, backend and partition.
+    share one fused function per op, backend, partition and constants.
 
     >>> from fuselayers.ops import dropout
     >>> op_for(dropout, backend="auto", partition="min_cut") is dropout
     True
     """
     # A compiler that traces the layer fuses the op with its neighbours; it cannot trace `_fused`.
-    return op if backend == "auto" or is_compiling() else _fused(op, backend, partition)
+    if backend == "auto" or is_compiling():
+        return op
+    return functools.partial(_call_fused, op, backend, partition)
+
+
+def _call_fused(op: Callable[..., Any], backend: str, partition: str, *tensors: Any, **options: Any) -> Any:
+    constants = {name: options.pop(name) for name in _CONSTANTS if name in options}
+    return _fused(op, backend, partition, **constants)(*tensors, **options)
 
 
 @functools.cache
-def _fused(op: Callable[..., Any], backend: str, partition: str) -> Callable[..., Any]:
-    taken = inspect.signature(op).parameters
-    static = tuple(name for name in _STATIC if name in taken)
-    return fuse(op, backend=backend, partition=partition, static_argnames=static)
+def _fused(op: Callable[..., Any], backend: str, partition: str, **constants: Any) -> Callable[..., Any]:
+    # Dynamo would make a symbol of a number that changes from call to call.
+    return fuse(functools.partial(op, **constants), backend=backend, partition=partition)

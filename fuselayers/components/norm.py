@@ -13,7 +13,7 @@ skip         y = x
 
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Literal, overload
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -54,28 +54,6 @@ class Norm(nn.Module):
             if parameter is not None:
                 parameter.fill_(value)
 
-    @overload
-    def add(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        *,
-        bias: Tensor | None = ...,
-        p: float = ...,
-        style: Literal["prenorm"] = ...,
-        shard: Shard | None = ...,
-    ) -> tuple[Tensor, Tensor]: ...
-    @overload
-    def add(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        *,
-        bias: Tensor | None = ...,
-        p: float = ...,
-        style: Literal["post", "pre"],
-        shard: Shard | None = ...,
-    ) -> Tensor: ...
     def add(
         self,
         x: Tensor,
@@ -85,7 +63,7 @@ class Norm(nn.Module):
         p: float = 0.0,
         style: NormStyle = "prenorm",
         shard: Shard | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    ) -> Any:
         """Return dropout(x + bias, p), joined to `residual` and normalised as `style` says.
 
         Args:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import math
 import numbers
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
@@ -86,19 +85,10 @@ def _number_of(annotation: Any) -> tuple[Any, Range] | None:
 
 def _check_number(name: str, value: Any, kind: Any) -> None:
     """Raise TypeError unless `value` is a number of that type. Any integer type, such as numpy's, is an int."""
+    wanted, words = (numbers.Integral, "whole number") if kind is int else (numbers.Real, "number")
     # True is a number in Python; as a size it is a mistake.
-    if kind is int and (isinstance(value, bool) or not _is_whole(value)):
-        raise TypeError(f"{name} must be a whole number, got {shown(value)}")
-    if kind is float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-        raise TypeError(f"{name} must be a number, got {shown(value)}")
-
-
-def _is_whole(value: Any) -> bool:
-    try:
-        operator.index(value)
-    except TypeError:
-        return False
-    return True
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise TypeError(f"{name} must be a {words}, got {shown(value)}")
 
 
 def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
@@ -144,8 +134,8 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
 def _unfit(function: Callable[..., Any], signature: inspect.Signature, args: Any, kwargs: Any, error: TypeError) -> str:
     """Return the error text for a call that does not fit a signature: the name called and the arguments it takes."""
     is_class = function.__name__ == "__init__" and args
-    title = type(args[0]).__name__ if is_class else function.__name__
-    parameters = list(signature.parameters.values())[1 if is_class else 0 :]
+    title = type(args[0]).__name__ if is_class else function.__qualname__
+    parameters = [parameter for name, parameter in signature.parameters.items() if name != "self"]
     known = [parameter.name for parameter in parameters]
     unknown = [name for name in kwargs if name not in known]
     if unknown:

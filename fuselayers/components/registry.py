@@ -4,7 +4,6 @@ A component is an `nn.Module` class registered under a kind and a name. Configs 
 options of a choice are the keyword-only arguments of the class's `__init__`.
 """
 
-import enum
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,18 +37,8 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 # Note: [causal is the model's] A component that takes `causal` gets it from the model, whether or not its `built_in`
 # lists it. Left at its default, attention in a causal model could silently see later tokens.
 _KINDS_WITH_CAUSAL: Final = ("attention", "feedforward", "position", "block")
-
-
-class Required(enum.Enum):
-    """The type of `REQUIRED`: an enum, so that it stays the same object through pickle and deepcopy."""
-
-    REQUIRED = "required"
-
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-
-REQUIRED: Final = Required.REQUIRED
+# The default of an option that has none. It stays the same object through pickle and deepcopy.
+REQUIRED: Final = inspect.Parameter.empty
 
 
 @dataclass(frozen=True)
@@ -220,7 +209,7 @@ def _options(kind: str, component: type) -> tuple[Option, ...]:
         Option(
             name=parameter.name,
             annotation=annotations.get(parameter.name, Any),
-            default=REQUIRED if parameter.default is parameter.empty else parameter.default,
+            default=parameter.default,
             doc=docs.get(parameter.name, ""),
             range=range_of(hints.get(parameter.name)),
             kind=_kind_of(parameter.name, hints.get(parameter.name)),

@@ -90,8 +90,8 @@ def compose(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> Confi
     presets = {name: choice for name, choice in (asked.choices | last.choices).items() if name not in COMPONENT_GROUPS}
     sections = composed_files(presets, folders)
     for group in COMPONENT_SECTIONS:
-        files = {} if asked.complete else sections[group]
-        section = changed(group, {}, files, where=group, notes=notes, merged=True) if files else {}
+        files = sections[group]
+        section = {} if asked.complete else changed(group, {}, files, where=group, notes=notes, merged=True)
         # A source over the shipped files replaces no options that its author wrote, so there are no notes.
         section = _applied(asked, group, section, folders, notes if asked.complete else [])
         sections[group] = _applied(last, group, section, folders, notes)

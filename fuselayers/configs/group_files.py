@@ -36,7 +36,7 @@ from ..components.registry import of_another_kind
 from ..names import no_such, shown
 from ..other_names import ours_for
 from .schemas import SECTIONS, section_options
-from .values import in_a_word, plain_copy, read_yaml
+from .values import plain_copy, read_yaml
 
 # A choice in these groups names a file or a registered component, so `feedforward=mine` needs no YAML.
 COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
@@ -46,7 +46,7 @@ GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
 _PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
-_OVERRIDE: Final = re.compile(r"override +/(\w+)")
+_OVERRIDE: Final = re.compile(f"override +/({'|'.join(COMPONENT_GROUPS)})")
 _LOCK: Final = threading.RLock()
 
 
@@ -178,14 +178,15 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: the folders of `hydra.searchpath`; relative ones are below the working directory.
 
     Raises:
-        ValueError: `entries` is not a list of texts; an entry is a URL or a folder without groups; or the name or the
-            content of a file is refused.
+        ValueError: `entries` is not a list of texts; or the name or the content of a file is refused.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
         raise ValueError(f"hydra.searchpath must be a list of folders, such as [/my/configs], got {shown(entries)}")
-    folders = (SHIPPED, *map(_opened, entries))
+    folders = (SHIPPED, *(Path(os.path.expanduser(entry)).resolve() for entry in entries))
     for folder in folders[1:]:
+        if not folder.is_dir():
+            raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder}")
         for group in GROUPS:
             for name, path in _files(folder, group).items():
                 try:
@@ -196,75 +197,44 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
     return folders
 
 
-def _opened(entry: str) -> Path:
-    if "://" in entry:
-        raise ValueError(f"hydra.searchpath: {shown(entry)} is refused: write a folder, such as /my/configs")
-    folder = Path(os.path.expanduser(entry))
-    if not folder.is_dir():
-        raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder} (from {Path.cwd()})")
-    folder = folder.resolve()
-    if not any((folder / group).is_dir() for group in GROUPS):
-        raise ValueError(
-            f"hydra.searchpath: {folder} has no folder named after a group; put files into one, such as "
-            f"model/mine.yaml; the groups are: {', '.join(GROUPS)}"
-        )
-    return folder
-
-
 def _files(folder: Path, group: str) -> dict[str, Path]:
     """Return name -> file for the files of a group in a folder."""
     return {path.stem: path for path in sorted((folder / group).glob("*.yaml")) if not path.name.startswith(".")}
 
 
 def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> None:
-    if name in _files(SHIPPED, group):
-        raise ValueError(f"the shipped {group}={name} hides this file; rename it")
-    if group in COMPONENT_SECTIONS and name in names(group):
+    if name in _files(SHIPPED, group) or (group in COMPONENT_SECTIONS and name in names(group)):
         raise ValueError(
-            f"{name!r} is a registered {group}, which this file would hide; rename it, for example to my_{name}.yaml"
+            f"{name!r} is a shipped or registered {group}, which hides this file; rename it, for example to "
+            f"my_{name}.yaml"
         )
     content = plain_copy(read_yaml(path))
-    if not isinstance(content, dict):
-        raise ValueError(f"a group file must be a mapping of options, got {in_a_word(content)}")
-    defaults = content.pop("defaults", [])
-    if not isinstance(defaults, list):
-        raise ValueError(f"defaults must be a list, got {shown(defaults)}")
+    if not isinstance(content, dict) or not isinstance(defaults := content.pop("defaults", []), list):
+        raise ValueError("a group file must be a mapping of options, whose defaults are a list")
     for entry in defaults:
         _check_default(entry, folders, group)
-    text = path.read_text(encoding="utf-8")
-    is_global = _PACKAGE.search(text)
-    if is_global and (group != "model" or is_global[1] != "_global_" or text[: is_global.start()].strip()):
+    package = _PACKAGE.search(path.read_text(encoding="utf-8"))
+    # Hydra merges the files of other groups later, so they would win silently.
+    is_of_model = content.keys() <= set(COMPONENT_SECTIONS) and all(isinstance(part, dict) for part in content.values())
+    if package and not (group == "model" and package[1] == "_global_" and is_of_model):
         raise ValueError(
-            f"the package {shown(is_global[1])} is refused: a file sets options of its group. Only a file of model may "
-            "set options of components too, and its first line is then # @package _global_"
+            f"the package {shown(package[1])} is refused: a file sets options of its group. Only a file of model may "
+            f"begin with # @package _global_, and then sets sections: {', '.join(COMPONENT_SECTIONS)}"
         )
-    for section, settings in (content if is_global else {group: content}).items():
-        check_group(section)
-        # Hydra merges the files of other groups later, so they would win silently.
-        if (is_global and section not in COMPONENT_SECTIONS) or not isinstance(settings, dict):
-            raise ValueError(
-                f"a file of model sets options of the model and its components, not {section}: {shown(settings)}; "
-                "choose components in its defaults, such as override /norm: rms_norm, and other groups beside it, such "
-                "as train=mine"
-            )
-        for option in settings.keys() - {"name", *_options_in(section)}:
-            raise ValueError(no_such(f"{section} option", option, _options_in(section)))
 
 
 def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
     if entry == "_self_":
         return
-    # Names must be in the list: a path would lead to a file that is not checked.
-    if isinstance(entry, str):
-        _check_name(folders, group, entry)
-        return
-    if isinstance(entry, dict) and len(entry) == 1 and group == "model":
+    choice = entry
+    if isinstance(entry, dict) and len(entry) == 1:
         ((key, choice),) = entry.items()
         override = _OVERRIDE.fullmatch(key)
-        if override and override[1] in COMPONENT_GROUPS and isinstance(choice, str):
-            _check_name(folders, override[1], choice)
-            return
-    raise ValueError(
-        "an entry of defaults must be the name of a file of the same group or, in a file of model, "
-        f"override /component: choice, got {shown(entry)}"
-    )
+        group = override[1] if override else ""
+    if not group or not isinstance(choice, str):
+        raise ValueError(
+            "an entry of defaults must be the name of a file of the same group, or override /component: choice, "
+            f"got {shown(entry)}"
+        )
+    # Names must be in the list: a path would lead to a file that is not checked.
+    _check_name(folders, group, choice)

@@ -11,33 +11,23 @@ from .build import build, compose
 from .sources import Source
 
 
-class _Report(Exception):
-    """A warning or error whose text is a report.
+class RebuildWarning(UserWarning):
+    """Some weights did not carry over. Its text is the report."""
+
+
+class RebuildError(ValueError):
+    """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report.
 
     Attributes:
         carried: the report.
     """
-
-    advice = ""
 
     def __init__(self, carried: Carried) -> None:
         super().__init__(carried)
         self.carried = carried
 
     def __str__(self) -> str:
-        return f"{self.carried}\n{self.advice}"
-
-
-class RebuildWarning(_Report, UserWarning):
-    """Some weights did not carry over. Its text is the report."""
-
-    advice = "New weights, and weights of another shape, are initialised."
-
-
-class RebuildError(_Report, ValueError):
-    """Some weights would not carry over, and `rebuild` was asked to be strict. Its text is the report."""
-
-    advice = "Nothing was built; rebuild without strict=True initialises the other weights."
+        return f"{self.carried}\nNothing was built; rebuild without strict=True initialises the other weights."
 
 
 def rebuild(
@@ -122,7 +112,8 @@ def rebuild(
     for name, module in rebuilt.named_modules():
         module.train(modes.get(name, module.training))  # a new module has the mode of the module around it
     if not carried.complete:
-        warnings.warn(RebuildWarning(carried), stacklevel=2)
+        text = f"{carried}\nNew weights, and weights of another shape, are initialised."
+        warnings.warn(text, RebuildWarning, stacklevel=2)
     return rebuilt
 
 

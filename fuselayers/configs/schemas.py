@@ -129,8 +129,6 @@ class FusionConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.backend is None:  # null in YAML
-            raise ValueError("fusion.backend must be a name, got null; leave it out, or write auto")
         _check("fusion", self)
         check_names(self.backend, self.partition, compress=self.compress)
 

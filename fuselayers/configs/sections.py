@@ -241,13 +241,11 @@ def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"{where} must be a list of mappings {{at: ..., component: ...}}, got {shown(entries)}")
     for index, entry in enumerate(entries):
-        if not isinstance(entry, dict) or "at" not in entry or len(entry) < 2:
+        if not isinstance(entry, dict) or type(entry.get("at")) not in (int, str) or len(entry) < 2:
             raise ValueError(
-                f"{where}[{index}] must say at which layers and what changes: {{at: 1::2, feedforward: ...}}, "
-                f"got {shown(entry)}"
+                f"{where}[{index}] must say at which layers, by an index or a slice (0, 1::2), and what changes: "
+                f"{{at: 1::2, feedforward: ...}}, got {shown(entry)}"
             )
-        if isinstance(entry["at"], bool) or not isinstance(entry["at"], (int, str)):
-            raise ValueError(f"{where}[{index}].at must be an index or a slice (0, 1::2), got {shown(entry['at'])}")
         for kind in entry.keys() - {"at", *PARTS}:
             raise ValueError(no_such(f"component in {where}[{index}]", kind, PARTS))
     return tuple({**entry, "at": str(entry["at"])} for entry in entries)

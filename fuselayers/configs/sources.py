@@ -98,18 +98,11 @@ def _parsed(text: object) -> Override:
             f"cannot read the override {shown(text)}: write group=choice or group.option=value, without spaces, and "
             "put a value with special characters in two pairs of quotes: data.path='\"a=b\"'"
         ) from error
-    if re.split("[./]", override.key_or_group)[0] == "hydra" and override.key_or_group != _SEARCH_PATH:
+    if override.type is not OverrideType.CHANGE or override.package is not None or sweep:
         raise ValueError(
-            f"the override {shown(text)} is refused: Hydra only composes the config; of its own settings only "
-            f"{_SEARCH_PATH}=[/my/configs] can be set"
+            f"the override {shown(text)} is refused: every option already has its place and takes one value, so write "
+            "group=choice or group.option=value, without +, ~ and @; a list is written as [a,b]"
         )
-    if override.type is not OverrideType.CHANGE or override.package is not None:
-        raise ValueError(
-            f"the override {shown(text)} is refused: every option already has its place, so write group=choice or "
-            "group.option=value, without +, ~ and @"
-        )
-    if sweep:
-        raise ValueError(f"the override {shown(text)} asks for several runs; give one value, or a list such as [a,b]")
     return override
 
 

@@ -8,6 +8,7 @@ VECTOR    8 where the width and the row strides are multiples of 8, else 1. The 
 import functools
 from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .implementations.triton_language import tile_function, tl
@@ -28,9 +29,10 @@ __all__ = [
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
 MOST_PROGRAMS: Final = 65535  # the limit of a grid in y and in z; in x it is 2**31 - 1
-# The longest row that a kernel holds in registers.
-_LONGEST_ROW: Final = 8192
-_PIECE: Final = 4096
+LONGEST_ROW: Final = 1 << 16
+"""The longest row that a kernel of whole rows takes, as in Liger-Kernel."""
+_MOST_ELEMENTS_OF_FOUR_WARPS: Final = 4096
+_MOST_WARPS: Final = 32 if torch.version.hip is None else 16  # 1024 threads
 WARPS_WITH_SUMS: Final = 16
 """Warps per processor of a persistent kernel that writes sums. They load fast enough; more would write more sums."""
 _ELEMENTS: Final = 2048
@@ -96,21 +98,27 @@ def vector_of(num_columns: int, *strides: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def tile_of_rows(num_rows: int, num_columns: int) -> tuple[bool, int, int, int]:
-    """Return the tile of a kernel that needs whole rows: whether rows are split, rows, columns, number of warps.
-
-    Used by the norms.
+def tile_of_rows(num_rows: int, num_columns: int) -> tuple[int, int, int]:
+    """Return the tile of a kernel that needs whole rows: rows, columns, number of warps. Used by the norms.
 
     >>> tile_of_rows(64, 1000), tile_of_rows(1, 9000)
-    ((False, 2, 1024, 4), (True, 1, 4096, 8))
+    ((2, 1024, 4), (1, 16384, 32))
     """
     columns = next_power_of_2(max(num_columns, 8))
-    if columns > _LONGEST_ROW:
-        return True, 1, _PIECE, _PIECE // _ELEMENTS_OF_A_WARP
     rows = max(1, min(_ELEMENTS // columns, next_power_of_2(num_rows)))
     # Two programs of four warps overlap better than one of eight, though a few registers spill: on an H100 the backward
     # of a norm with dropout takes 116 us, with eight warps 158 (8192 x 4096, bfloat16, Triton 3.6).
-    return False, rows, columns, 4 if columns * rows <= _PIECE else columns * rows // _ELEMENTS_OF_A_WARP
+    if rows * columns <= _MOST_ELEMENTS_OF_FOUR_WARPS:
+        return rows, columns, 4
+    # Rows of more than 8192 columns were compiled for sm_90 (Triton 3.7, bfloat16), and not measured on a GPU. Bytes
+    # that a thread spills, in forward and backward:
+    #
+    #                                 16 warps       32 warps
+    #     rms_norm           16384       0    56        0    56
+    #                        32768      80  1816       64   496
+    #     all options        16384     232  1136      160   360      bias_dropout_residual_layer_norm, prenorm
+    #                        32768     856  3928      520  1232
+    return rows, columns, min(rows * columns // _ELEMENTS_OF_A_WARP, _MOST_WARPS)
 
 
 def next_power_of_2(number: int) -> int:

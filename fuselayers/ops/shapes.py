@@ -12,7 +12,6 @@ __all__ = ["check_dense", "check_floating", "check_like", "check_linear", "check
 
 # Floats of 8 bits and less are for matrix products with scales. Sparse tensors would need other ops.
 _DTYPES: Final = frozenset((torch.float32, torch.bfloat16, torch.float16, torch.float64))
-_DENSE: Final = torch.strided
 
 
 def check_floating(name: str, x: Tensor) -> None:
@@ -31,14 +30,13 @@ def check_floating(name: str, x: Tensor) -> None:
 
 def check_dense(name: str, x: Tensor) -> None:
     """Raise TypeError unless `x` has a strided or jagged layout. Used for masks and targets too."""
-    if x.layout not in (_DENSE, torch.jagged):
+    if x.layout not in (torch.strided, torch.jagged):
         raise TypeError(f"{name} must be a dense tensor, got layout {x.layout}; call .to_dense()")
 
 
 def check_rows(name: str, x: Tensor) -> None:
     """Raise unless `x` is [..., N] and floating. Used by every op that works along the last dimension."""
-    if not (isinstance(x, Tensor) and x.dtype in _DTYPES and x.layout is _DENSE):
-        check_floating(name, x)
+    check_floating(name, x)
     if not x.dim():
         raise ValueError(f"{name} must be [..., N], got a tensor without dimensions; add one with .reshape(1)")
 
@@ -47,8 +45,7 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
     """Raise unless `vector` is None or fits x's last dimension, on its device. Used by ops with a bias."""
     if vector is None:
         return
-    if not (isinstance(vector, Tensor) and vector.dtype in _DTYPES and vector.layout is _DENSE):
-        check_floating(name, vector)
+    check_floating(name, vector)
     if vector.shape != x.shape[-1:]:
         wanted = list(x.shape[-1:])
         raise ValueError(f"{name} must be {wanted} to fit x {list(x.shape)}, got {list(vector.shape)}")
@@ -58,8 +55,7 @@ def check_row_vector(name: str, vector: Tensor | None, x: Tensor) -> None:
 
 def check_like(name: str, other: Tensor, x: Tensor) -> None:
     """Raise unless `other` is floating and has x's shape and device. Used by every op with a second input."""
-    if not (isinstance(other, Tensor) and other.dtype in _DTYPES and other.layout is _DENSE):
-        check_floating(name, other)
+    check_floating(name, other)
     if other.shape != x.shape:
         raise ValueError(f"{name} must have x's shape {list(x.shape)}, got {list(other.shape)}")
     if other.device != x.device:

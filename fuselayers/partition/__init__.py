@@ -33,10 +33,7 @@ from .fusion_report import GraphReport as GraphReport
 from .inspect.capture import CapturedGraph as CapturedGraph
 from .inspect.capture import capture as capture
 from .inspect.draw import draw_graph as draw_graph
-from .inspect.draw import draw_joint_graph as draw_joint_graph
 from .inspect.explain import explain as explain
-from .inspect.export import JointGraphExport as JointGraphExport
-from .inspect.export import joint_graph as joint_graph
 from .inspect.memory_report import MemoryReport as MemoryReport
 from .inspect.memory_report import RecomputedValue as RecomputedValue
 from .inspect.memory_report import SavedValue as SavedValue

@@ -9,9 +9,8 @@ from typing import Any, Final
 import torch.fx as fx
 
 from ..names import no_such
-from .backends import check_backends
+from .backends import check_backends, compile_chain
 from .choose.partitioners import partitioner
-from .fused_function import FuseOptions
 
 _OPTIONS: Final = ("backend", "compress", "fallback", "partition", "torch_random")
 
@@ -45,11 +44,11 @@ def fuselayers(
     for name in chosen:
         if name not in _OPTIONS:
             raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
-    backend = chosen.get("backend", "auto")
-    compiled, _, _ = FuseOptions(
-        backend=backend,
-        chain=check_backends(backend, chosen.get("fallback", ("inductor", "eager"))),
+    compiled, _, _ = compile_chain(
+        graph_module,
+        example_inputs,
+        chain=check_backends(chosen.get("backend", "auto"), chosen.get("fallback", ("inductor", "eager"))),
         partition=partitioner(chosen.get("partition", "min_cut"), compress=chosen.get("compress")),
         torch_random=bool(chosen.get("torch_random", False)),
-    ).compile(graph_module, example_inputs)
+    )
     return compiled

@@ -9,23 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
-import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.tracing import aot_autograd, boxed, compile_one_graph, forget_donated_buffers, of_one_list
+from .._torch.tracing import aot_autograd, boxed, forget_donated_buffers, of_one_list
 from ..errors import say_once
 from ..names import name_of
 from .choose.partitioners import Partitioner, default, min_cut, partitioner
-from .compilers import why_inductor_is_unavailable
 from .fuse import function_of, fuse
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
 
 _Module = TypeVar("_Module", bound=nn.Module)
-
-memory_efficient_fusion = fuse
-"""functorch's name for `fuse`. Unlike functorch's, it has guards: a new shape, mode or value gets a new graph."""
 
 default_partition: Final = default
 """functorch's name for `default`."""
@@ -36,6 +31,29 @@ min_cut_rematerialization_partition: Final = min_cut
 GraphCompiler: TypeAlias = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]
 """Takes one graph of ATen ops and example inputs (fake tensors), and returns a function to call in its place: of
 the graph's inputs, or of one list of them if it has been through `functorch.compile.make_boxed_func`."""
+
+
+def memory_efficient_fusion(
+    fn: Any = None, /, *, static_argnums: int | Sequence[int] | None = None, **options: Any
+) -> Any:
+    """Call `fuse`, under functorch's name. Unlike functorch's, it has guards: a new shape or mode gets a new graph.
+
+    Args:
+        fn: as in `fuse`.
+        static_argnums: functorch's positions of Python values. If there are any, `dynamic=False` is the default: each
+            value gets its own graph, at whatever position, and each shape too.
+        options: as in `fuse`.
+
+    >>> import torch
+    >>> def summed(x, dim):
+    ...     return x.sum(dim)
+    >>> fused = memory_efficient_fusion(summed, static_argnums=(1,), backend="eager")
+    >>> fused(torch.ones(2, 3), 0), fused(torch.ones(2, 3), 1)
+    (tensor([2., 2., 2.]), tensor([3., 3.]))
+    """
+    if static_argnums is not None:
+        options.setdefault("dynamic", False)
+    return fuse(fn, **options)
 
 
 def aot_function(
@@ -62,8 +80,10 @@ def aot_function(
         bw_compiler: the same for the backward graph; None takes `fw_compiler`.
         partition_fn: cuts the joint graph in two, as `fuse(partition=...)`.
         decompositions: a function for each ATen op to decompose, as `torch._decomp.get_decompositions` returns them.
-        static_argnums: positions of arguments that are constants of the graph, as in `fuse`.
-        dynamic: False traces each shape separately; None makes a size symbolic when it changes; True from the start.
+        static_argnums: functorch's positions of Python values; not used, since with `dynamic=False` each value has its
+            own graph.
+        dynamic: False traces each shape and Python value separately; None makes a size symbolic when it changes; True
+            from the start.
 
     Raises:
         TypeError: `fn` or a compiler is not callable; or (at the call) a compiler's result is not callable.
@@ -98,7 +118,6 @@ def aot_function(
         backend="aot_function",
         chain=(),
         partition=partition_fn,
-        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
         dynamic=dynamic,
         torch_random=True,
         compilers=compilers,
@@ -174,18 +193,10 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
     return fx_g
 
 
-def ts_compile(fx_g: fx.GraphModule, inps: Sequence[Any]) -> Callable[[list[Any]], Any]:
-    """Compile the graph with Inductor, or run it op by op where Inductor cannot compile.
-
-    functorch's function of this name uses TorchScript's fusing compilers, NNC and nvFuser, which PyTorch has removed or
-    never shipped. So Inductor replaces them, and a FallbackWarning says so once. `fuse` calls Inductor directly, and
-    lets it optimise the joint graph before it is cut.
-    """
-    devices = sorted({value.device.type for value in inps if isinstance(value, torch.Tensor)}) or ["cpu"]
-    reason = next((why for why in map(why_inductor_is_unavailable, devices) if why is not None), None)
-    replacement = "Inductor compiles the graph" if reason is None else f"the graph runs op by op ({reason})"
+def ts_compile(fx_g: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+    """Run the graph op by op, and say once what replaces functorch's TorchScript compiler."""
     say_once(
-        f"ts_compile: TorchScript's fusers, NNC and nvFuser, are gone from PyTorch; {replacement}. "
-        "Write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
+        "ts_compile: PyTorch no longer develops TorchScript's fusers, so the graph runs op by op; "
+        "write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )
-    return compile_one_graph(fx_g, inps) if reason is None else boxed(fx_g)
+    return boxed(fx_g)

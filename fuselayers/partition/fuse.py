@@ -5,7 +5,6 @@ and Python values of each call, and a new graph is traced where they differ. Beh
 cuts the joint graph, and the first backend that works compiles both graphs.
 """
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -33,8 +32,6 @@ class _Options(TypedDict, total=False):
     partition: str | Partitioner
     compress: str | None
     fallback: Sequence[str]
-    static_argnums: int | Sequence[int] | None
-    static_argnames: str | Sequence[str] | None
     dynamic: bool | None
     fullgraph: bool
     torch_random: bool
@@ -54,8 +51,6 @@ def fuse(
     partition: str | Partitioner = "min_cut",
     compress: str | None = None,
     fallback: Sequence[str] = _FALLBACK,
-    static_argnums: int | Sequence[int] | None = (),
-    static_argnames: str | Sequence[str] | None = (),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     torch_random: bool = False,
@@ -64,8 +59,9 @@ def fuse(
 
     Also a decorator, with options or without: `@fuse` and `@fuse(backend="eager")`.
 
-    A function gets at most 64 graphs (for shapes, dtypes, modes, Python values) for each combination of static
-    arguments. Further calls run eagerly, and torch logs a warning; with `fullgraph` they raise.
+    A function gets at most 64 graphs (for shapes, dtypes, modes, Python values). Further calls run eagerly, and torch
+    logs a warning; with `fullgraph` they raise. A Python number that changes may become symbolic;
+    `functools.partial(fn, power=3)` makes it a constant.
 
     Args:
         fn: a function of tensors, or a module. For a module, `fuse` returns a `FusedModule`, whose class derives from
@@ -81,10 +77,6 @@ def fuse(
             unless the graph's first random op draws a dropout's seed.
         fallback: the backends to try when `backend` does not work here, in order; a FallbackWarning names each once.
             With () an error is raised instead.
-        static_argnums: positions of arguments that are constants of the graph: hashable values that are not tensors.
-            Each combination gets a separate graph. -1 is the last positional parameter. None means none.
-        static_argnames: names of such arguments. If the function's signature can be read, either option is enough,
-            whether a call passes the argument by position or by name.
         dynamic: None makes a size symbolic when it first changes; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
@@ -93,10 +85,8 @@ def fuse(
             each op, which no budget counts. This library's ops give the same mask on every backend either way.
 
     Raises:
-        ValueError: an unknown backend, partitioner or compression, or a static argument that the function does not
-            have; the message lists what there is.
-        TypeError: `fn` is not callable, or is a class or a coroutine function; an option has the wrong type; or (at the
-            call) a static argument is a tensor or not hashable.
+        ValueError: an unknown backend, partitioner or compression; the message lists what there is.
+        TypeError: `fn` is not callable, or is a class or a coroutine function; or an option has the wrong type.
         BackendUnavailableError: at the call, when no backend of the chain works.
         PartitionError: at the call, when no backend could cut the graph as asked.
 
@@ -112,8 +102,6 @@ def fuse(
         backend=backend,
         chain=check_backends(backend, fallback),
         partition=_compressed(partition, compress),
-        static_argnums=(static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums or ()),
-        static_argnames=(static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames or ()),
         dynamic=dynamic,
         fullgraph=fullgraph,
         torch_random=torch_random,
@@ -185,5 +173,4 @@ def function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
         def forward(_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             return own(*args, **kwargs)
 
-    places = tuple(place + 1 if place >= 0 else place for place in options.static_argnums)
-    return FusedFunction(forward, options=dataclasses.replace(options, static_argnums=places), owner=type(module))
+    return FusedFunction(forward, options=options, owner=type(module))

@@ -52,7 +52,7 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
     """
     own = _floating_dtype(inputs)
     other = torch.bfloat16 if own == torch.float32 else torch.float32
-    fused = fuse(op, backend="eager", fallback=(), fullgraph=True, static_argnames=_static(options))
+    fused = fuse(op, backend="eager", fallback=(), fullgraph=True)
     for most, odd_dtype in ((other, own), (own, other)):
         for place, odd in enumerate(inputs):
             if odd.is_floating_point():
@@ -196,7 +196,7 @@ def check_fused(op: Op, reference: Op, inputs: Sequence[Tensor], *, backend: str
     Dynamo traces it, as for `torch.compile` with `fullgraph=True`. The backend "eager" compiles nothing.
     """
     try:
-        fused = fuse(op, backend=backend, fallback=(), fullgraph=True, static_argnames=_static(options))
+        fused = fuse(op, backend=backend, fallback=(), fullgraph=True)
     except BackendUnavailableError as error:
         raise NotApplicable(str(error)) from error
     assert_as_good_as(fused, reference, inputs, **options)
@@ -257,7 +257,3 @@ def _floating_dtype(inputs: Sequence[Tensor]) -> torch.dtype:
         if value.is_floating_point():
             return value.dtype
     raise NotApplicable("has no floating input")
-
-
-def _static(options: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name, value in options.items() if not isinstance(value, Tensor))

@@ -17,19 +17,17 @@ def explain_a_sine(*_: object, **options: Any) -> MemoryReport:
     return explain(torch.sin, torch.ones(8, requires_grad=True), **options)
 
 
-def test_prints_totals_and_writes_every_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = {kind: tmp_path / f"report.{kind}" for kind in ("json", "png")}
-    options = ["--json", str(files["json"]), "--pareto", str(files["png"])]
-    assert main(["explain", *MODEL, "--batch", "2x16", *options]) == 0
+def test_prints_totals_and_writes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "report.json"
+    assert main(["explain", *MODEL, "--batch", "2x16", "--json", str(file)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("Decoder: min_cut for inductor")
-    content = json.loads(files["json"].read_text())
+    content = json.loads(file.read_text())
     totals = {rule: figures["saved_bytes"] for rule, figures in content["totals"].items()}
     assert totals["this"] < totals["torch min_cut"]
     assert totals["this"] < totals["eager"]
     assert content["totals"]["this"]["recomputed_flops"] == 0
-    assert all(path.stat().st_size > 1000 for path in files.values())
-    assert f"written: {files['json']}, {files['png']}" in out.replace("\n", "")
+    assert f"written: {file}" in out.replace("\n", "")
 
 
 @pytest.mark.slow
@@ -54,14 +52,6 @@ def test_a_budget_is_kept(text: str, limit: float, tmp_path: Path) -> None:
     most = limit * totals["default"]["saved_bytes"] if limit < 1 else limit
     assert totals["this"]["saved_bytes"] <= most
     assert totals["this"]["recomputed_flops"] > 0
-
-
-def test_a_wrong_suffix_is_refused_before_the_work(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fuselayers.cli.explain.compose", lambda *_: pytest.fail("the model is composed"))
-    assert main(["explain", *MODEL, "--pareto", "cut.dot"]) == 2
-    assert "fuselayers: a picture's file must end in .svg or .png, got 'cut.dot'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ class Add(nn.Module):
         self.norm, self.p, self.style = norm, p, style
 
     def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        joined: Tensor | tuple[Tensor, Tensor] = self.norm.add(x, residual, bias=bias, p=self.p, style=self.style)  # type: ignore[call-overload]
+        joined: Tensor | tuple[Tensor, Tensor] = self.norm.add(x, residual, bias=bias, p=self.p, style=self.style)
         return joined
 
 

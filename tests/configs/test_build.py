@@ -13,7 +13,7 @@ from torch import nn
 from fuselayers.components import Choice, Decoder, FusedMLP
 from fuselayers.configs import Config, FusionConfig, build, choices, compose
 from fuselayers.partition import FusedModule, explain, saved_bytes
-from tests.components.compare import assert_same_step, run
+from tests.components.compare import assert_same_step
 
 # Small enough to compile in seconds, with the components of the shipped model.
 TINY = ["model.hidden_dim=32", "model.num_layers=2", "model.context_length=16", "attention.num_heads=2"]
@@ -75,18 +75,6 @@ def test_wrong_tokens_are_refused_at_every_scope(scope: str) -> None:
             call(torch.zeros(1, 4))
     with pytest.raises(ValueError, match=r"^tokens must be in 0\.\.255, got 7\.\.256$"):
         model(torch.tensor([[7, 256]]))
-
-
-@pytest.mark.parametrize("fusion", ["off", pytest.param("eager", marks=pytest.mark.slow)])
-def test_rotary_positions_with_every_option(fusion: str) -> None:
-    # Heads of 16 channels, with GPT-J's pairing and a quarter of the channels rotated, as in GPT-NeoX.
-    asked = [*LLAMA, "position.interleaved=true", "position.fraction=0.25"]
-    model, plain = (build(overrides=[*asked, f"fusion={way}"]) for way in (fusion, "off"))
-    other = build(overrides=[*LLAMA, "fusion=off"])
-    for reference in (plain, other):
-        reference.load_state_dict(model.state_dict())
-    assert_same_step(plain, model, *BATCH)
-    assert not torch.allclose(*(run(model, BATCH)["output 0"] for model in (other, plain)), rtol=0, atol=1e-7)
 
 
 def test_a_source_of_every_kind_builds() -> None:

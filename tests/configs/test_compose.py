@@ -190,14 +190,29 @@ class TestSources:
         ),
         (["model.name=bert_base"], "'bert_base' is a file; choose it with model=bert_base"),
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
-        (
-            ["fusion.backend=null"],
-            "fusion.backend must be a name, got null; leave it out, or write auto",
-        ),
+        (["fusion.backend=null"], "fusion.backend must be text, got None"),
         (["fusion.partition=mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
         (["data=text"], "data.path has no value yet; set data.path="),
         (["data.suffixes=.py"], "data.suffixes must be a list, got '.py'; write [.py]"),
-        (["train.min_learning_rate=1"], "train.min_learning_rate must be at most train.learning_rate"),
+        # A case for each kind of range and type, and each rule between fields.
+        (["train.steps=0"], "train.steps must be at least 1, got 0"),
+        (["train.beta2=1.0"], "train.beta2 must be at least 0 and below 1, got 1.0"),
+        ([f"train.seed={2**63}"], "train.seed must be below 2**63, got 9223372036854775808"),
+        (["train.device='gpu 1'"], "train.device must be auto (a GPU where there is one), cpu, or one GPU, such as cu"),
+        (
+            ["train.min_learning_rate=1"],
+            "train.min_learning_rate must be at most train.learning_rate, 0.004, got 1.0; lower it too",
+        ),
+        (["data.held_out=1.0"], "data.held_out must be above 0 and below 1, got 1.0"),
+        (["fusion.scope=modle"], "no fusion.scope 'modle'; did you mean 'model'? there are: block, model"),
+        (
+            ["parallel.checkpointing=blok"],
+            "no parallel.checkpointing 'blok'; did you mean 'block'? there are: block, budget:0.5, none, selective",
+        ),
+        (
+            ["parallel.sequence=true"],
+            "parallel.sequence splits the tokens over a tensor-parallel group, but parallel.tp is 1; set parallel.tp=2",
+        ),
         (
             ["feedforward.dropout=${model.dropuot}"],
             "feedforward.dropout refers to ${model.dropuot}, which this config does not have",

@@ -162,6 +162,6 @@ def test_arguments_of_hugging_face(scope: str) -> None:
         model(tokens, labels=tokens)
     with pytest.raises(TypeError, match=r"^Decoder.forward\(\) missing 1 required positional argument: 'tokens_BT'$"):
         model()
-    text = r"^no argument of Decoder.generate 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
+    text = r"^no Decoder.generate argument 'max_new_tokens'; did you mean 'num_tokens'\? there are: "
     with pytest.raises(TypeError, match=text):
         model.generate(tokens, max_new_tokens=3)

@@ -9,9 +9,8 @@ from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.ops.philox import keep_on_gpu, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.philox import _keep_by_formula, keep_on_gpu, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
-from fuselayers.partition import fuse
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
 
@@ -40,42 +39,12 @@ def test_mask_is_its_definition(shape: tuple[int, int], number: int) -> None:
     assert keep_mask(seed, shape, p=0.3).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("backend", "shape"),
-    [
-        *(("eager", shape) for shape in ((3, 7), (33, 100), (2, 3, 40))),
-        *(pytest.param("inductor", shape, marks=pytest.mark.slow) for shape in ((3, 7), (33, 100), (2, 3, 40))),
-    ],
-    ids=str,
-)
-def test_every_backend_has_the_same_mask(backend: str, shape: tuple[int, ...]) -> None:
-    fused = fuse(lambda seed: keep_mask(seed, shape, p=0.5), backend=backend, fallback=(), fullgraph=True)
-    for number in range(1, 5):
-        assert torch.equal(fused(seed_of(number)), keep_mask(seed_of(number), shape, p=0.5))
-
-
-def formula_of_keep(
-    seed: torch.Tensor,
-    row_R: torch.Tensor | None,
-    num_rows: int,
-    first_group: int,
-    groups: int,
-    threshold: int,
-) -> torch.Tensor:
-    """The expected result of the op `keep_factors`, from `philox_4x32`: bfloat16 [R, 8 G]."""
-    row_R = torch.arange(num_rows) if row_R is None else row_R
-    group_G, word, zero = torch.arange(first_group, first_group + groups), 0xFFFFFFFF, torch.zeros_like(seed)
-    counter = ((group_G & word)[None, :], (row_R & word)[:, None], zero, zero)
-    words = philox_4x32(counter, (seed & word, (seed >> 32) & word))
-    lanes = torch.stack([half for pair in words for half in (pair & 0xFFFF, pair >> 16)], -1)
-    return (lanes.flatten(1) >= threshold).to(torch.bfloat16)
-
-
 ROWS = torch.tensor([0, 5, 2**32 - 1, 2**32 + 3, 2**40 + 1])
 EVERY_KERNEL = """
 import torch
 from fuselayers.ops.cpu import has_kernels
-from tests.ops.test_philox import ROWS, formula_of_keep
+from fuselayers.ops.philox import _keep_by_formula
+from tests.ops.test_philox import ROWS
 
 assert has_kernels()
 keep = torch.ops.fuselayers.keep_factors
@@ -86,7 +55,7 @@ for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123
         threshold = (0, 1, 6554, 32767, 32768, 65535, 65536)[(index + groups) % 7]
         for rows in (ROWS, ROWS[::2], None):
             call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold
-            assert torch.equal(keep(*call), formula_of_keep(*call)), (number, groups, threshold)
+            assert torch.equal(keep(*call).bool(), _keep_by_formula(*call)), (number, groups, threshold)
 print(torch.backends.cpu.get_cpu_capability())
 """
 
@@ -112,8 +81,8 @@ def test_every_width_is_the_formula(columns: int) -> None:
     mask = keep_mask(seed_of(), (3, columns), p=0.3, shard=shard)
     row_R = torch.arange(2**32 - 2, 2**32 + 1)
     groups = (first % 8 + columns + 7) // 8
-    expected = formula_of_keep(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
-    assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns].bool())
+    expected = _keep_by_formula(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
+    assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns])
 
 
 @pytest.mark.parametrize("shape", [(1 << 14, 64), (64, 1 << 14), (1 << 10, 1000)])
@@ -159,7 +128,7 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
     for number, first_group in ((7, 0), (-1, 2**33 + 5), (2**32, 3)):
         seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554)
         made = keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
-        assert torch.equal(made.cpu(), formula_of_keep(seed, row_R, *call).bool())
+        assert torch.equal(made.cpu(), _keep_by_formula(seed, row_R, *call))
     assert keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 

@@ -91,7 +91,7 @@ def test_a_shard_has_its_block_of_the_mask(op: str, block: str) -> None:
     ],
 )
 def test_inside_a_compiled_function(op: str, backend: str) -> None:
-    fused = fuse(DROPPING[op], backend=backend, fallback=(), fullgraph=True, static_argnames=("shard",))
+    fused = fuse(DROPPING[op], backend=backend, fallback=(), fullgraph=True)
     check_block(fused, BLOCKS["tokens"], of_whole=DROPPING[op])
 
 

@@ -16,7 +16,7 @@ class Layer(nn.Module):
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(factor))
 
-    @fuse(backend="eager", static_argnames="power")
+    @fuse(backend="eager", dynamic=False)
     def scale(self, x: Tensor, *, power: int) -> Tensor:
         """x to a power, scaled."""
         return x**power * self.factor

@@ -87,7 +87,7 @@ def split_of(fn: Callable[..., Any], *args: Any, partition: str | Partitioner, f
 
 def decomposed(fn: Callable[..., Any], *args: Any) -> Traced:
     """The joint graph that a partitioner gets for `fn` from Inductor; nothing runs."""
-    (graph,) = capture(fn, *args, backend="inductor", fullgraph=True)
+    (graph,) = capture(fn, *args, backend="inductor")
     static = list(graph.static_input_indices)
     options = {"num_fwd_outputs": graph.num_forward_outputs, "static_lifetime_input_indices": static}
     return Traced(graph.module, options)

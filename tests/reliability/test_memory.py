@@ -41,12 +41,6 @@ def function():
     run(made)
     return weight, made
 
-def static():
-    weight = weights()
-    made = fuse(lambda x, p: (x @ weight) * p, backend=backend, static_argnums=1)
-    run(lambda x: made(x, 2.0) + made(x, 3.0))
-    return weight, made
-
 def bound_method():
     layer = nn.Linear(512, 512)
     made = fuse(layer.forward, backend=backend)
@@ -99,7 +93,6 @@ print(json.dumps([len(dropped), sum(reference() is not None for reference in dro
 _KINDS = (
     "module",
     "function",
-    "static",
     "bound_method",
     "decorated_method",
     "decorator_in_a_class",

@@ -37,7 +37,7 @@ def op_subject(op: str, settings: Settings, *, backends: Sequence[str]) -> Subje
         OURS: lambda: case.op,
     }
     for backend in backends:
-        makers[backend] = partial(fuse, case.op, backend=backend, fallback=(), static_argnames=tuple(case.options))
+        makers[backend] = partial(fuse, case.op, backend=backend, fallback=())
     candidates, wrong = [_op_candidate(PLAIN, case, case.plain)], {}
     for name, make in makers.items():
         try:

@@ -44,7 +44,10 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
         blocks = rules.mask
         by_place = _by_place(causal, window, rules.first)
     else:
-        blocks = _blocks(causal, window, rules.first, tokens, keys, q_BHTC.device)
+        # A dispatch mode may create special tensors, as FakeTensorMode does. They must not enter the cache.
+        special = is_compiling() or dispatch_mode_is_active()
+        make_blocks = _make_blocks if special else _cached_blocks
+        blocks = make_blocks(causal, window, rules.first, tokens, keys, q_BHTC.device)
         mask_BHTS = None if rules.mask is None else rules.mask.expand(batch, heads, tokens, keys)
     attend: Callable[..., Any] = flex_attention
     # Inside a compiled graph the compiler also compiles this call. A CPU runs the formula.
@@ -121,15 +124,6 @@ def _by_place(causal: bool, window: int | None, first: int) -> MaskMod | None:
         return (gap < window) & (gap >= 0 if causal else gap > -window)
 
     return look
-
-
-def _blocks(
-    causal: bool, window: int | None, first: int, tokens: int, keys: int, device: torch.device
-) -> BlockMask | None:
-    # A dispatch mode may create special tensors, as FakeTensorMode does. They must not enter the cache.
-    special = is_compiling() or dispatch_mode_is_active()
-    make = _make_blocks if special else _cached_blocks
-    return make(causal, window, first, tokens, keys, device)
 
 
 def _make_blocks(

@@ -35,7 +35,6 @@ class LinformerAttention(PackedHeads):
     Args:
         context_length: L, the longest sequence in tokens.
         projected_length: P, the number of mixtures of tokens that keys and values are projected to.
-        share_projection: whether keys and values share a projection ("key-value sharing" in the paper).
         dropout: probability of dropping an attention probability in training, 0 <= dropout <= 1.
 
     Raises:
@@ -63,7 +62,6 @@ class LinformerAttention(PackedHeads):
         head_dim: Size | None = None,
         bias: bool = True,
         projected_length: Size = 256,
-        share_projection: bool = False,
         dropout: Probability = 0.0,
     ) -> None:
         super().__init__(hidden_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, bias=bias)
@@ -72,13 +70,12 @@ class LinformerAttention(PackedHeads):
         # These are modules, although `forward` may use only some columns of their weights, so that they are initialised
         # like other projections.
         self.key_projection = nn.Linear(context_length, projected_length, bias=False)
-        self.value_projection = None if share_projection else nn.Linear(context_length, projected_length, bias=False)
+        self.value_projection = nn.Linear(context_length, projected_length, bias=False)
 
     def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         check_length(q_BHTC.shape[-2], self.context_length, built="attention")
-        of_values = self.key_projection if self.value_projection is None else self.value_projection
         k_BGPC = self._mixtures(self.key_projection, zero_padding(k_BGTC, key_padding_mask))
-        v_BGPC = self._mixtures(of_values, zero_padding(v_BGTC, key_padding_mask))
+        v_BGPC = self._mixtures(self.value_projection, zero_padding(v_BGTC, key_padding_mask))
         rules = Rules(scale=1 / math.sqrt(self.head_dim))
         return attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0, layout=self.layout)
 

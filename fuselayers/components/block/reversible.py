@@ -132,7 +132,7 @@ def run_reversible(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tenso
 
 
 def _check_hooks(block: Any) -> None:
-    # A fused view has its own hooks besides those of its module.
+    # A wrapper, such as that of torch.compile, has its own hooks besides those of its block.
     for module in (block, block.branch.__self__):
         if is_sharded(module):
             raise RuntimeError(_SHARDED)

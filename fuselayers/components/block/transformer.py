@@ -202,7 +202,11 @@ def _built_cross_attention(choice: Choice | str, hidden_dim: int, offered: dict[
     check_able(choice, "memory", wanted_by="a block with cross_attention")
     of_memory = accepted("attention", choice, **{**offered, "causal": False})
     built: nn.Module = create("attention", choice, hidden_dim, **of_memory)
-    _check_memory(built, as_choice(choice).name)
+    try:
+        getattr(built, "check_memory", lambda: None)()
+    except ValueError as error:
+        name = as_choice(choice).name
+        raise ValueError(f"cross_attention {name!r} (by default the choice of attention): {error}") from None
     if offered["causal"] and getattr(built, "mixes_queries", False):
         raise ValueError(
             f"cross_attention {as_choice(choice).name!r} mixes the queries of all tokens, so a later token would "
@@ -216,14 +220,3 @@ def _with_padding(feedforward: nn.Module, key_padding_mask: Tensor, x_BTD: Tenso
     before = key_padding_mask.shape[1] - x_BTD.shape[1]
     y_BTD: Tensor = feedforward(x_BTD, key_padding_mask=key_padding_mask[:, before:])
     return y_BTD
-
-
-def _check_memory(attention: nn.Module, name: str) -> None:
-    """Raise ValueError if the options of an attention with a `check_memory` exclude a memory."""
-    check = getattr(attention, "check_memory", None)
-    if check is None:
-        return
-    try:
-        check()
-    except ValueError as error:
-        raise ValueError(f"cross_attention {name!r} (by default the choice of attention): {error}") from None

@@ -8,6 +8,7 @@ It is GPT-2 with learned positions, layer norms and an mlp; Llama with rotary po
 BLOOM with ALiBi and a norm of the embeddings; Phi with a bias of the logits.
 """
 
+import functools
 from collections.abc import Collection, Sequence
 
 import torch
@@ -20,25 +21,23 @@ from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..norm import Norm
 from ..position import Position
-from ..ranges import NotNegative, Positive, Probability, Size, in_range
+from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import named_as_here
-from .sampling import continued, generating
+from .sampling import continued, generating, next_token
 from .stack import Stack
 from .tokens import (
     Loss,
+    ModelWithHead,
     build_token_embedding,
     check_like_tokens,
     check_loss,
     check_tokens,
-    to_logits,
-    token_loss,
 )
 
 
 @register("model", "decoder")
-class Decoder(Stack):
+class Decoder(ModelWithHead, Stack):
     """A decoder-only transformer.
 
     The arguments and errors of `Model`, and:
@@ -150,18 +149,8 @@ class Decoder(Stack):
         """
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
-        if targets_BT is None:
-            return self._logits(x_BTD)
-        loss = token_loss(
-            *(x_BTD, targets_BT, self._head, self.loss),
-            bias_V=self.bias,
-            scale=self.logit_scale,
-            soft_cap=self.logit_soft_cap,
-            layout=self.layout,
-        )
-        return self.with_auxiliary_loss(loss)
+        return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,
@@ -202,7 +191,7 @@ class Decoder(Stack):
 
     def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
         """Return the embeddings with their positions; padding on the left has none: [B, T, D] -> [B, T, D]."""
-        if key_padding_mask is None or type(self.position).embed is Position.embed:
+        if key_padding_mask is None or type(self.position).forward is Position.forward:
             placed_BTD: Tensor = self.position(x_BTD, first=first)
             return placed_BTD
         end = first + x_BTD.shape[1]
@@ -214,17 +203,17 @@ class Decoder(Stack):
         placed_BSD: Tensor = self.position(moved_BSD)
         return placed_BSD.gather(1, place_BTD)
 
-    @named_as_here
+    @in_range
     @torch.no_grad()
     def generate(
         self,
         tokens_BT: Tensor,
-        num_tokens: int,
+        num_tokens: Count,
         *,
         key_padding_mask: Tensor | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        temperature: NotNegative = 1.0,
+        top_k: Size | None = None,
+        top_p: Share | None = None,
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -251,8 +240,8 @@ class Decoder(Stack):
 
         Raises:
             TypeError: the tokens are not a tensor of integers.
-            ValueError: the tokens have another shape, the mask does not fit or hides more than padding on the left,
-                num_tokens or temperature is negative, top_k is below one, or top_p outside (0, 1].
+            ValueError: the tokens have another shape, the mask does not fit or hides more than padding on the left, or
+                a number is out of its range.
         """
         check_tokens(tokens_BT, table=self.token)
         _check_left_padding(key_padding_mask, tokens_BT)
@@ -262,35 +251,19 @@ class Decoder(Stack):
             if mask is not None:
                 keys = length if caches else newest_BT.shape[1]
                 mask = F.pad(mask, (0, length - mask.shape[1]), value=True)[:, length - keys :]
-            return self._logits(self.features(newest_BT, key_padding_mask=mask, caches=caches)[:, -1])
+            return self.to_logits(self.features(newest_BT, key_padding_mask=mask, caches=caches)[:, -1])
 
+        draw = functools.partial(next_token, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         with generating(self):
             return continued(
                 tokens_BT,
                 num_tokens,
                 logits_of,
+                draw,
                 context_length=self.context_length,
                 new_caches=self.new_caches,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
                 stop_tokens=stop_tokens,
-                generator=generator,
             )
-
-    @property
-    def _head(self) -> nn.Module | Tensor:
-        return self.token.weight if self.head is None else self.head
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
-        return to_logits(
-            *(x, self._head),
-            bias_V=self.bias,
-            scale=self.logit_scale,
-            soft_cap=self.logit_soft_cap,
-            layout=self.layout,
-        )
 
     def extra_repr(self) -> str:
         return (

@@ -20,21 +20,19 @@ from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import named_as_here
 from .stack import Stack
 from .tokens import (
     Loss,
+    ModelWithHead,
     build_token_embedding,
     check_like_tokens,
     check_loss,
     check_tokens,
-    to_logits,
-    token_loss,
 )
 
 
 @register("model", "encoder")
-class Encoder(Stack):
+class Encoder(ModelWithHead, Stack):
     """An encoder-only transformer, which predicts masked tokens.
 
     The arguments and errors of `Model`, and:
@@ -48,6 +46,8 @@ class Encoder(Stack):
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 10])
     """
+
+    logit_soft_cap = None
 
     @in_range
     def __init__(
@@ -139,15 +139,8 @@ class Encoder(Stack):
         mask = self.within_documents(tokens_BT, mask, document_ids)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
-        head = self.token.weight if self.head is None else self.head
-        if targets_BT is None:
-            return to_logits(x_BTD, head, bias_V=self.bias, scale=self.logit_scale, layout=self.layout)
-        loss = token_loss(
-            x_BTD, targets_BT, head, self.loss, bias_V=self.bias, scale=self.logit_scale, layout=self.layout
-        )
-        return self.with_auxiliary_loss(loss)
+        return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         tokens_BT: Tensor,

@@ -9,6 +9,7 @@ Vaswani et al. 2017; BART (Lewis et al. 2019) with learned positions, T5 (Raffel
 """
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
@@ -18,26 +19,24 @@ from torch import Tensor, nn
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
-from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
+from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
-from .model import Model, named_as_here
-from .sampling import continued, generating
+from .sampling import continued, generating, next_token
 from .stack import Stack
 from .tokens import (
     IGNORED,
     Loss,
+    ModelWithHead,
     build_token_embedding,
     check_like_tokens,
     check_loss,
     check_tokens,
-    to_logits,
-    token_loss,
 )
 
 
 @register("model", "encoder_decoder")
-class EncoderDecoder(Model):
+class EncoderDecoder(ModelWithHead):
     """Two stacks with one table of token embeddings; the decoder's blocks attend to the output of the encoder.
 
     The residual style deepnorm has the default alpha for encoder-decoders: 0.81 (N^4 M)^(1/16) in the encoder of N
@@ -68,6 +67,9 @@ class EncoderDecoder(Model):
     >>> model(torch.tensor([[1, 2, 3]]), inputs_BT=torch.tensor([[0, 4]])).shape
     torch.Size([1, 2, 10])
     """
+
+    bias = None
+    logit_soft_cap = None
 
     @in_range
     def __init__(
@@ -185,13 +187,8 @@ class EncoderDecoder(Model):
             inputs_BT = self._shifted(targets_BT)
         memory = self.encode(source_BS, key_padding_mask=key_padding_mask)
         x_BTD = self.decode(inputs_BT, memory, memory_padding_mask=key_padding_mask)
-        if targets_BT is None:
-            return self._logits(x_BTD)
-        return self.with_auxiliary_loss(
-            token_loss(x_BTD, targets_BT, self._head, self.loss, scale=self.logit_scale, layout=self.layout)
-        )
+        return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
-    @named_as_here
     def check_arguments(
         self,
         source_BS: Tensor,
@@ -250,17 +247,17 @@ class EncoderDecoder(Model):
         """Return inputs of `forward` in training: source and targets of a full context, [B, T] each, all 0."""
         return self.encoder.example_inputs(batch_size, device)
 
-    @named_as_here
+    @in_range
     @torch.no_grad()
     def generate(
         self,
         source_BS: Tensor,
-        num_tokens: int,
+        num_tokens: Count,
         *,
         key_padding_mask: Tensor | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        temperature: NotNegative = 1.0,
+        top_k: Size | None = None,
+        top_p: Share | None = None,
         stop_tokens: Collection[int] = (),
         generator: torch.Generator | None = None,
     ) -> Tensor:
@@ -285,30 +282,27 @@ class EncoderDecoder(Model):
 
         Raises:
             TypeError: the source is not a tensor of integers.
-            ValueError: source or mask have another shape, num_tokens or temperature is negative, top_k is below
-                one, or top_p outside (0, 1].
+            ValueError: source or mask have another shape, or a number is out of its range.
         """
         check_tokens(source_BS, "source", table=self.token)
         check_like_tokens("key_padding_mask", key_padding_mask, source_BS, dtype=torch.bool, like="source")
         tokens_BT = source_BS.new_full((len(source_BS), 1), self.start_token)
+        draw = functools.partial(next_token, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         with generating(self):
             memory = self.encode(source_BS, key_padding_mask=key_padding_mask)
 
             def logits_of(newest_BT: Tensor, caches: Sequence[KeyValueCache] | None, _: int) -> Tensor:
                 x_BTD = self.decode(newest_BT, memory, memory_padding_mask=key_padding_mask, caches=caches)
-                return self._logits(x_BTD[:, -1])
+                return self.to_logits(x_BTD[:, -1])
 
             return continued(
                 tokens_BT,
                 num_tokens,
                 logits_of,
+                draw,
                 context_length=self.context_length,
                 new_caches=self.decoder.new_caches,
-                temperature=temperature,
-                top_k=top_k,
-                top_p=top_p,
                 stop_tokens=stop_tokens,
-                generator=generator,
             )[:, 1:]
 
     def _ended(self, stack: Stack, x: Tensor) -> Tensor:
@@ -320,14 +314,6 @@ class EncoderDecoder(Model):
         start_B1 = torch.full_like(targets_BT[:, :1], self.start_token)
         inputs_BT = torch.cat((start_B1, targets_BT[:, :-1]), dim=1)
         return inputs_BT.masked_fill(inputs_BT == IGNORED, self.start_token)
-
-    @property
-    def _head(self) -> nn.Module | Tensor:
-        return self.token.weight if self.head is None else self.head
-
-    def _logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V]."""
-        return to_logits(x, self._head, scale=self.logit_scale, layout=self.layout)
 
     def extra_repr(self) -> str:
         return (

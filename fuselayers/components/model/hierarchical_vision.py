@@ -62,6 +62,8 @@ class HierarchicalVision(Classifier):
     ([16, 4], torch.Size([2, 5]))
     """
 
+    patch: nn.ModuleList
+
     @in_range
     def __init__(
         self,
@@ -127,10 +129,6 @@ class HierarchicalVision(Classifier):
         self.logit_scale = 1.0
         initialise(self, init, num_layers=sum(depths), std=init_std)
 
-    @property
-    def first_patch(self) -> nn.Module:
-        return self.patch[0]
-
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
         self.check_images(images)
@@ -179,7 +177,7 @@ def _sides(patches: Iterable[Any], side: int) -> Iterator[int]:
         try:
             side = patch.patches_along(side)
         except ValueError as error:
-            raise ValueError(f"the sides of the images of stage {stage} {error}, got {side}") from None
+            raise ValueError(f"stage {stage}: {error}") from None
         yield side
 
 

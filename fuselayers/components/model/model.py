@@ -1,9 +1,7 @@
 """The base of the models."""
 
-import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +9,6 @@ from torch import Tensor, nn
 from ...names import no_such
 from ...partition import FusedModule
 from ..layout import WHOLE, Layout
-
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
 
 
 class Model(nn.Module):
@@ -79,7 +74,16 @@ class Model(nn.Module):
         out of range would end the process.
         """
         if not torch.compiler.is_compiling():
-            self.check_arguments(*args, **kwargs)
+            try:
+                self.check_arguments(*args, **kwargs)
+            except TypeError as error:
+                known = inspect.signature(self.check_arguments).parameters
+                unknown = [name for name in kwargs if name not in known]
+                if unknown and "unexpected keyword argument" in str(error):
+                    title = f"argument of {type(self).__name__}.forward"
+                    raise TypeError(no_such(title, unknown[0], known)) from None
+                # Users call `forward`, which takes the same arguments.
+                raise TypeError(str(error).replace("check_arguments()", "forward()")) from None
         return super().__call__(*args, **kwargs)
 
     def check_arguments(self, *args: Any, **kwargs: Any) -> None:
@@ -94,7 +98,8 @@ class Model(nn.Module):
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
-        attributes = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
+        # `vars`: for the modules without the attribute, torch's `__getattr__` would take half of the call's time.
+        attributes = [vars(module).get("auxiliary_loss") for module in self.modules()]
         losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 
@@ -125,23 +130,3 @@ class Model(nn.Module):
                     f"the auxiliary loss of {name} has no gradient: it was computed without a graph, as "
                     "checkpoint(use_reentrant=True) does; use use_reentrant=False"
                 )
-
-
-def named_as_here(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method's TypeError for an unknown keyword argument suggest the likely one: targets for labels."""
-    # Python's own errors use this name. Users call `forward`; `check_arguments` takes the same arguments.
-    method.__qualname__ = method.__qualname__.replace("check_arguments", "forward")
-    title = method.__qualname__.rpartition(".")[2]
-
-    @functools.wraps(method)
-    def call(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            return method(*args, **kwargs)
-        except TypeError:
-            _, *known = inspect.signature(method).parameters
-            for name in kwargs:
-                if name not in known:
-                    raise TypeError(no_such(f"argument of {type(args[0]).__name__}.{title}", name, known)) from None
-            raise
-
-    return call

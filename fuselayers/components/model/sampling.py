@@ -79,14 +79,11 @@ def continued(
     tokens_BT: Tensor,
     num_tokens: int,
     logits_of: Callable[[Tensor, Sequence[KeyValueCache] | None, int], Tensor],
+    draw: Callable[[Tensor], Tensor],
     *,
     context_length: int,
     new_caches: Callable[[int], Sequence[KeyValueCache] | None],
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
     stop_tokens: Collection[int],
-    generator: torch.Generator | None,
 ) -> Tensor:
     """Append generated tokens: [B, T + n], n at most num_tokens. Used by every `generate`.
 
@@ -95,26 +92,12 @@ def continued(
         num_tokens: how many to add.
         logits_of: tokens, caches and the length of the whole sequence -> the logits of the next token. With caches it
             gets the tokens that they do not hold yet, else the last `context_length`.
+        draw: logits -> a token per row, as `next_token` does.
         context_length: the maximum number of tokens that the model takes.
         new_caches: capacity -> empty caches, or None. They are dropped when the context is full. From then on each new
             token shifts all others, and everything is recomputed.
-        temperature: as for `next_token`.
-        top_k: as for `next_token`.
-        top_p: as for `next_token`.
         stop_tokens: a row ends with the first of these, and repeats it while other rows continue.
-        generator: as for `next_token`.
-
-    Raises:
-        ValueError: num_tokens or temperature is negative, top_k is below one, or top_p outside (0, 1].
     """
-    if num_tokens < 0:
-        raise ValueError(f"num_tokens must not be negative, got {num_tokens}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (the likeliest token) or more, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, or None for all tokens, got {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, or None for all tokens, got {top_p}")
     first, device = tokens_BT.shape[1], tokens_BT.device
     tokens_per_look = TOKENS_PER_LOOK.get(device.type, 1)
     # From page-locked memory, since any other copy waits for the GPU.
@@ -127,8 +110,7 @@ def continued(
             caches = None
         newest_BT = tokens_BT[:, -context_length if caches is None else caches[0].length :]
         logits_BV = logits_of(newest_BT, caches, tokens_BT.shape[1])
-        token_B = next_token(logits_BV, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        token_B = torch.where(ended_B, tokens_BT[:, -1], token_B.to(tokens_BT.dtype))
+        token_B = torch.where(ended_B, tokens_BT[:, -1], draw(logits_BV).to(tokens_BT.dtype))
         tokens_BT = torch.cat((tokens_BT, token_B[:, None]), dim=1)
         if len(stops_N):
             ended_B = ended_B | torch.isin(token_B, stops_N)

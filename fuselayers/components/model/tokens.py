@@ -5,7 +5,7 @@ logits            [B, T, V]   V vocabulary
 """
 
 import functools
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from ..._torch.dispatch import FakeTensor, is_intercepted
 from ...names import no_such
 from ...ops import linear_cross_entropy
 from ..hooks import is_plain_linear
-from ..layout import WHOLE, Layout
 from ..registry import Choice, as_choice, create
+from .model import Model
 
 # The target of a position that does not count in the loss, as in torch.
 IGNORED = -100
@@ -95,41 +95,6 @@ def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_di
     return built
 
 
-def to_logits(
-    x: Tensor,
-    head: nn.Module | Tensor,
-    *,
-    bias_V: Tensor | None = None,
-    scale: float = 1.0,
-    soft_cap: float | None = None,
-    layout: Layout = WHOLE,
-) -> Tensor:
-    """Return head(scale * x) + bias, bounded if there is a cap: [..., D] -> [..., V].
-
-    Args:
-        x: [..., D].
-        head: the output layer, or for a tied head the table [V, D] of the embeddings.
-        bias_V: added to the logits; None adds nothing.
-        scale: factor of x.
-        soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
-        layout: the model's; each process computes all logits.
-
-    >>> to_logits(torch.ones(2), torch.eye(2), scale=0.5)
-    tensor([0.5000, 0.5000])
-    """
-    # Scaling D numbers is cheaper than V.
-    x = x if scale == 1 else x * scale
-    if isinstance(head, Tensor):
-        logits = F.linear(x, head, bias_V)
-    else:
-        # The layer is called, so that adapters, hooks, quantization and FSDP work.
-        logits = head(x)
-        if bias_V is not None:
-            # Autocast rounds the result of a layer, but not that of a sum.
-            logits = logits + bias_V.to(logits.dtype)
-    return layout.once(logits if soft_cap is None else (logits / soft_cap).tanh() * soft_cap)
-
-
 def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
     """Raise ValueError for an unknown loss, or the fused loss with capped logits. Used by the models of tokens."""
     if loss not in get_args(Loss):
@@ -138,62 +103,87 @@ def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
         raise ValueError("the loss 'fused' cannot cap logits; use 'auto', or leave logit_soft_cap out")
 
 
-def token_loss(
-    x_BTD: Tensor,
-    targets_BT: Tensor,
-    head: nn.Module | Tensor,
-    loss: Loss,
-    *,
-    bias_V: Tensor | None = None,
-    scale: float = 1.0,
-    soft_cap: float | None = None,
-    layout: Layout = WHOLE,
-) -> Tensor:
-    """Return the mean cross entropy of the logits of x in nats, a float32 scalar; nan if no target counts.
+class ModelWithHead(Model):
+    """The base of the models whose output layer turns vectors into logits.
 
-    Args:
-        x_BTD: [B, T, D].
-        targets_BT: [B, T], with -100 for positions that do not count.
-        head: as for `to_logits`.
-        loss: "fused" and "auto" do not hold all logits in memory, if `_fused_weight` finds a weight.
-        bias_V: as for `to_logits`.
-        scale: as for `to_logits`.
-        soft_cap: as for `to_logits`.
-        layout: the model's; each process computes the losses of its own tokens.
+    Subclasses set these attributes.
 
-    Raises:
-        ValueError: the loss is "fused" and the head does not support it.
+    Attributes:
+        token: the table [V, D] of a tied head.
+        head: the output layer; None for a tied head.
+        bias: [V], added to the logits; None adds nothing.
+        logit_scale: factor of the logits.
+        logit_soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
+        loss: see `Model`.
     """
-    weight_VD = None if soft_cap is not None else _fused_weight(head, loss)
-    if loss == "fused" and weight_VD is None:
-        has_bias = getattr(head, "bias", None) is not None
-        raise ValueError(
-            "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
-            f"{type(head).__name__}{' with a bias' if has_bias else ''}; use loss='auto'"
-        )
-    counted = (targets_BT != IGNORED).sum() if layout.divided else None
-    if layout.divided:  # its own tokens, as one row
-        x_BTD, targets_BT = (layout.own(whole.flatten(0, 1), 0)[None] for whole in (x_BTD, targets_BT))
-    if weight_VD is not None:
-        inputs = x_BTD if scale == 1 else x_BTD * scale, weight_VD, targets_BT
-        loss_of = functools.partial(linear_cross_entropy, *inputs, bias=bias_V, dtype=torch.float32)
-    else:
-        logits_BTV = to_logits(x_BTD, head, bias_V=bias_V, scale=scale, soft_cap=soft_cap)
-        loss_of = functools.partial(F.cross_entropy, logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
-    if counted is None:
-        return loss_of(ignore_index=IGNORED)
-    return layout.total(loss_of(ignore_index=IGNORED, reduction="sum") / counted)
 
+    token: nn.Embedding
+    head: nn.Linear | None
+    bias: Tensor | None
+    logit_scale: float
+    logit_soft_cap: float | None
+    loss: Loss
 
-def _fused_weight(head: nn.Module | Tensor, loss: Loss) -> Tensor | None:
-    """Return the weight [V, D] for the fused loss, or None if the logits have to be computed."""
-    if isinstance(head, nn.Module):
+    def to_logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V]. With `parallelize` each process computes all logits."""
+        return self.layout.once(self._local_logits(x))
+
+    def _local_logits(self, x: Tensor) -> Tensor:
+        # Scaling D numbers is cheaper than V.
+        x = x if self.logit_scale == 1 else x * self.logit_scale
+        if self.head is None:
+            logits = F.linear(x, self.token.weight, self.bias)
+        else:
+            # The layer is called, so that adapters, hooks, quantization and FSDP work.
+            logits = self.head(x)
+            if self.bias is not None:
+                # Autocast rounds the result of a layer, but not that of a sum.
+                logits = logits + self.bias.to(logits.dtype)
+        cap = self.logit_soft_cap
+        return logits if cap is None else (logits / cap).tanh() * cap
+
+    def to_loss(self, x_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the mean cross entropy of the logits of x in nats, and in training the auxiliary losses of the blocks.
+
+        Args:
+            x_BTD: [B, T, D].
+            targets_BT: [B, T], with -100 for positions that do not count.
+
+        Returns:
+            A float32 scalar; nan if no target counts.
+
+        Raises:
+            ValueError: the loss is "fused" and the head does not support it.
+        """
+        weight_VD = self._fused_weight()
+        if self.loss == "fused" and weight_VD is None:
+            head = self.token.weight if self.head is None else self.head
+            has_bias = getattr(head, "bias", None) is not None
+            raise ValueError(
+                "the loss 'fused' needs an output layer that is one matrix, without a bias, hooks or adapters, got "
+                f"{type(head).__name__}{' with a bias' if has_bias else ''}; use loss='auto'"
+            )
+        counted = (targets_BT != IGNORED).sum() if self.layout.divided else None
+        if self.layout.divided:  # its own tokens, as one row
+            x_BTD, targets_BT = (self.layout.own(whole.flatten(0, 1), 0)[None] for whole in (x_BTD, targets_BT))
+        if weight_VD is not None:
+            inputs = x_BTD if self.logit_scale == 1 else x_BTD * self.logit_scale, weight_VD, targets_BT
+            loss_of = functools.partial(linear_cross_entropy, *inputs, bias=self.bias, dtype=torch.float32)
+        else:
+            logits_BTV = self._local_logits(x_BTD)
+            loss_of = functools.partial(F.cross_entropy, logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+        if counted is None:
+            return self.with_auxiliary_loss(loss_of(ignore_index=IGNORED))
+        loss = self.layout.total(loss_of(ignore_index=IGNORED, reduction="sum") / counted)
+        return self.with_auxiliary_loss(loss)
+
+    def _fused_weight(self) -> Tensor | None:
+        """Return the weight [V, D] for the fused loss, or None if the logits have to be computed."""
         # See Note: [guards of a split linear].
-        if not is_plain_linear(head) or head.bias is not None:
+        if self.head is not None and (not is_plain_linear(self.head) or self.head.bias is not None):
             return None
-        weight_VD = cast(Tensor, head.weight)
-    else:
-        weight_VD = head
-    # A subclass, such as a shard of the table, computes the logits in its own way.
-    plain = loss == "plain" or (loss == "auto" and weight_VD.shape[0] < _FUSED_FROM)
-    return None if plain or type(weight_VD) not in (Tensor, nn.Parameter, FakeTensor) else weight_VD
+        weight_VD = self.token.weight if self.head is None else self.head.weight
+        plain = self.loss == "plain" or (self.loss == "auto" and weight_VD.shape[0] < _FUSED_FROM)
+        # A subclass, such as a shard of the table, computes the logits in its own way.
+        other_class = type(weight_VD) not in (Tensor, nn.Parameter, FakeTensor)
+        return None if plain or other_class or self.logit_soft_cap is not None else weight_VD

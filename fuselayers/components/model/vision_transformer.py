@@ -22,28 +22,29 @@ from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
-from .model import Model, named_as_here
 from .stack import Stack
-from .tokens import check_range, to_logits, token_loss
+from .tokens import Loss, ModelWithHead, check_like_tokens
 
 Pooling = Literal["class_token", "mean"]
 
 
-class Classifier(Model):
+class Classifier(ModelWithHead):
     """The base of the models of images: a linear `head` reads `features`, one vector for each image.
 
-    Subclasses set these attributes, and define `first_patch` and `features`.
+    Subclasses set these attributes, and define `features`.
+
+    Attributes:
+        patch: the embedding of the patches, or a list of those of several stages.
     """
 
     image_size: int
     channels: int
+    patch: nn.Module
     head: nn.Linear
     logit_scale: float
-
-    @property
-    def first_patch(self) -> nn.Module:
-        """The embedding of the images' patches."""
-        raise NotImplementedError
+    bias = None
+    logit_soft_cap = None
+    loss: Loss = "plain"
 
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
@@ -65,25 +66,21 @@ class Classifier(Model):
             ValueError: images or targets of another shape or dtype, or a target that is not a class.
         """
         x_BD = self.features(images)
-        if targets_B is None:
-            return to_logits(x_BD, self.head, scale=self.logit_scale, layout=self.layout)
         # For the loss an image is a sequence of one token.
-        loss = token_loss(
-            x_BD[:, None], targets_B[:, None], self.head, "plain", scale=self.logit_scale, layout=self.layout
-        )
-        return self.with_auxiliary_loss(loss)
+        return self.to_logits(x_BD) if targets_B is None else self.to_loss(x_BD[:, None], targets_B[:, None])
 
-    @named_as_here
     def check_arguments(self, images: Tensor, targets_B: Tensor | None = None) -> None:
         """Raise the errors of `forward`. A call of the model runs this first."""
         self.check_images(images)
-        if targets_B is not None:
-            check_classes(targets_B, images, self.head)
+        check_like_tokens(
+            "targets", targets_B, images[:, 0, 0, 0], dtype=torch.int64, like="images, one class each", table=self.head
+        )
 
     def check_images(self, images: Tensor) -> None:
         """Raise unless the images fit the embedding and the positions."""
-        if isinstance(self.first_patch, PatchEmbedding):
-            self.first_patch.check_images(images)
+        patch = self.patch[0] if isinstance(self.patch, nn.ModuleList) else self.patch
+        if isinstance(patch, PatchEmbedding):
+            patch.check_images(images)
         # The embedding takes any multiple of the patch size; the positions are for one size.
         if images.shape[-2:] != (self.image_size, self.image_size):
             raise ValueError(
@@ -153,10 +150,12 @@ class VisionTransformer(Classifier, Stack):
         patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
+        # The patches of a user's embedding must not overlap.
+        side = patch.patches_along(image_size) if isinstance(patch, PatchEmbedding) else image_size // patch_size
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
-            context_length=patches_along(patch, image_size, patch_size) ** 2 + with_class_token,
+            context_length=side**2 + with_class_token,
             attention=attention,
             feedforward=feedforward,
             norm=norm,
@@ -177,10 +176,6 @@ class VisionTransformer(Classifier, Stack):
         self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 
-    @property
-    def first_patch(self) -> nn.Module:
-        return self.patch
-
     def features(self, images: Tensor) -> Tensor:
         """Return the input of the head: [B, channels, S, S] -> [B, D]."""
         self.check_images(images)
@@ -193,30 +188,3 @@ class VisionTransformer(Classifier, Stack):
     def extra_repr(self) -> str:
         pooling = "mean" if self.class_token is None else "class_token"
         return f"{super().extra_repr()}, image_size={self.image_size}, pooling={pooling!r}"
-
-
-def patches_along(patch: nn.Module, pixels: int, patch_size: int) -> int:
-    """Return the number of patches along a side. The patches of a user's embedding must not overlap.
-
-    Used by `VisionTransformer`.
-
-    Raises:
-        ValueError: the side does not fit the patches.
-    """
-    if isinstance(patch, PatchEmbedding) and (patch.stride != patch_size or patch.padding):
-        return patch.patches_along(pixels)
-    if pixels % patch_size:
-        raise ValueError(f"image_size must be a multiple of patch_size, got {pixels} and {patch_size}")
-    return pixels // patch_size
-
-
-def check_classes(targets: Tensor, images: Tensor, head: nn.Module) -> None:
-    """Raise unless targets hold a class of the head for each image."""
-    if not isinstance(targets, Tensor):
-        raise TypeError(f"targets must be a tensor [B], got {type(targets).__name__}; use torch.tensor(targets)")
-    if targets.shape != images.shape[:1] or targets.dtype != torch.int64:
-        raise ValueError(
-            f"targets must be torch.int64 {list(images.shape[:1])}, one class per image, got {targets.dtype} "
-            f"{list(targets.shape)}"
-        )
-    check_range(targets, head, "targets", may_ignore=True)

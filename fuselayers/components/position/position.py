@@ -30,7 +30,7 @@ from ..registry import register
 
 
 class Position(nn.Module):
-    """The base of the positions. A subclass overrides `embed`, `rotate` or `bias`, which do nothing here.
+    """The base of the positions. A subclass overrides `forward`, `rotate` or `bias`, which do nothing here.
 
     `first` is the position of the first token: 0, or during generation the number of earlier tokens.
 
@@ -39,8 +39,8 @@ class Position(nn.Module):
     True
     """
 
-    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """Return the token embeddings with their positions."""
+    def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """Return the token embeddings with their positions: [B, T, D] -> [B, T, D]."""
         return x_BTD
 
     def rotate(self, q_BHTC: Tensor, k_BGTC: Tensor, *, first: int = 0) -> tuple[Tensor, Tensor]:
@@ -59,10 +59,6 @@ class Position(nn.Module):
 
     def check_head_dim(self, head_dim: int) -> None:
         """Raise ValueError unless `rotate` supports this number of channels; models call it when they are built."""
-
-    def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """Call `embed`, so that module hooks and wrappers run."""
-        return self.embed(x_BTD, first=first)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -85,7 +81,7 @@ class LearnedPosition(Position):
         hidden_dim: D, the width of the model.
 
     Raises:
-        ValueError: a size is below one; in `embed`, the sequence is longer than the context.
+        ValueError: a size is below one; in `forward`, the sequence is longer than the context.
 
     >>> LearnedPosition(16, 8).table.weight.shape
     torch.Size([16, 8])
@@ -100,7 +96,7 @@ class LearnedPosition(Position):
         # torch's own init has a standard deviation of 1, which would drown token embeddings with the usual 0.02.
         nn.init.normal_(self.table.weight, std=0.02)
 
-    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [B, T, D], first + T at most the context length."""
         end = first + x_BTD.shape[-2]
         self.check_length(end)
@@ -134,7 +130,7 @@ class SinusoidalPosition(Position):
         super().__init__()
         self.base = base
 
-    def embed(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
         """[B, T, D] -> [B, T, D] in x's dtype, rounded once."""
         # No table is stored; see Note: [no stored table] in rotary.py.
         tokens, hidden_dim = x_BTD.shape[-2:]

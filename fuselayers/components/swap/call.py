@@ -56,8 +56,8 @@ def swap(
             decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
             "auto" takes blocks, which save less than layers in every model that was measured. If a block fails
             verification, or blocks save nothing, it measures layers too, and takes the level that saves less. It takes
-            layers if nothing can be verified, if Inductor cannot compile, or if blocks of a class have several widths,
-            as in Swin, since each width would be compiled separately.
+            layers if nothing can be verified, if `backend` is "eager" or Inductor cannot compile, or if blocks of a
+            class have several widths, as in Swin, since each width would be compiled separately.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
@@ -100,7 +100,7 @@ def swap(
         if level == "blocks" and report.level == "layers":
             why = (f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}",)
         return replace(report, notes=(*changes, *why, *report.notes))
-    why = () if search.matches() else (f"no module matches where={where!r}",)
+    why = () if any(True for _ in search.modules()) else (f"no module matches where={where!r}",)
     report = replace(report, skipped=(*report.skipped, *search.why_nothing()), notes=(*report.notes, *why))
     reasons = "\n".join(str(report).splitlines()[1:])
     warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
@@ -153,7 +153,7 @@ def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
 
 
 def _site(name: str, kind: Any) -> Site:
-    return Site(name, kind.__name__, kind.rule, getattr(kind, "block_backend", "auto"))
+    return Site(name, kind.__name__, kind.rule, getattr(kind, "block_backend", ""))
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,10 @@ class _Search:
         """Return the levels to try, in order. With `verify=False` the first one is taken."""
         if level != "auto":
             return (level,)
-        # Stages of several widths share no graph, and compiling each of them takes too long for a default.
-        tries_blocks = share_graphs([block for _, block in self._blocks()]) and _inductor_compiles(self.model)
+        # Stages of several widths share no graph, and compiling each of them takes too long for a default. Blocks of
+        # the eager backend save more than layers: GPT-2 keeps 0.79 of its bytes, with layers 0.38.
+        compiles = self.backend != "eager" and _inductor_compiles(self.model)
+        tries_blocks = compiles and share_graphs([block for _, block in self._blocks()])
         return ("blocks", "layers") if tries_blocks else ("layers",)
 
     def plan(self, level: str) -> _Plan:
@@ -180,7 +182,7 @@ class _Search:
             name: block_class(block, self.backend, self.compress) for name, block in blocks.items()
         }
         skipped: list[Skipped] = []
-        for name, module in self._modules():
+        for name, module in self.modules():
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
                 continue  # the compiler handles the inside of a block
             for rule in self.rules:
@@ -189,19 +191,15 @@ class _Search:
                 if reason is not None:
                     skipped.append(Skipped(name, type(module).__name__, reason))
                 elif isinstance(place, Place):
-                    kinds[name] = layer_class(module, rule, place)
+                    kinds[name] = layer_class(type(module), rule, place)
                     break
         skipped = [module for module in skipped if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)
 
-    def matches(self) -> bool:
-        """Return whether a module matches the patterns."""
-        return next(self._modules(), None) is not None
-
     def why_nothing(self) -> list[Skipped]:
         """Return why no rule fits, for one module of each class that computes something."""
         reasons: dict[type, Skipped] = {}
-        for name, module in self._modules():
+        for name, module in self.modules():
             computes = any(isinstance(child, nn.Linear) for child in module.children())
             is_of_torch = type(module).__module__.startswith("torch.")
             own = any(True for _ in module.parameters(recurse=False)) and not is_of_torch
@@ -214,7 +212,8 @@ class _Search:
             if self._matches(name) and cannot_swap(block) is None:
                 yield name, block
 
-    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Return the modules that match the patterns, by qualified name."""
         return (
             (name, module)
             for name, module in self.model.named_modules()

@@ -130,9 +130,17 @@ def _result(body: list[ast.stmt], reader: "_Reader") -> ast.expr:
 class _Reader(ast.NodeTransformer):
     """Replaces local variables and method calls by their values, and globals by their full names."""
 
-    def __init__(self, values: dict[str, ast.expr], names: dict[str, Any], cls: Any) -> None:
+    def __init__(
+        self,
+        values: dict[str, ast.expr],
+        names: dict[str, Any],
+        cls: Any,
+        methods: list[str] | None = None,
+        outer: tuple[str, ...] = (),
+    ) -> None:
         self.values, self.names, self.cls = values, names, cls
-        self.methods: list[str] = []
+        self.methods = [] if methods is None else methods  # all that are inlined, also in one another
+        self.outer = outer  # those that are being read
         self.unread: dict[str, ast.expr] = {}  # assigned calls: one that is not read may have a side effect
 
     def read(self, expression: ast.expr) -> ast.expr:
@@ -183,12 +191,11 @@ class _Reader(ast.NodeTransformer):
         """Return the result of a method of the module for these arguments."""
         tree, names = _source(method)
         own = [argument.arg for argument in tree.args.args]
-        if len(own) != len(arguments) + 1 or name in self.methods:
+        if len(own) != len(arguments) + 1 or name in self.outer:
             raise Unreadable(f"its forward calls {name} recursively, or with arguments that cannot be read")
         values = dict(zip(own, [ast.Name("self", ast.Load()), *arguments], strict=True))
-        reader = _Reader(values, names, self.cls)
-        self.methods += [name, *reader.methods]
-        return _result(tree.body, reader)
+        self.methods.append(name)
+        return _result(tree.body, _Reader(values, names, self.cls, self.methods, (*self.outer, name)))
 
     def _global(self, node: ast.expr, path: str) -> ast.expr:
         first, *rest = path.split(".")

@@ -13,12 +13,8 @@ from .fallbacks import forget, note
 from .rule import Place, Rule
 
 
-def layer_class(module: nn.Module, rule: Rule, place: Place) -> type:
-    """Return a subclass of the module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class(type(module), rule, place)
-
-
-def _layer_class(cls: Any, rule: Rule, place: Place) -> type:
+def layer_class(cls: Any, rule: Rule, place: Place) -> type:
+    """Return a subclass of a module's class with the forward of a rule. One class serves all such modules."""
     return _layer_class_of(cls, cls.forward, rule, place)
 
 
@@ -43,7 +39,7 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
 
-    return subclass(cls, {"forward": forward, "rule": rule.name}, _layer_class, cls, rule, place)
+    return subclass(cls, {"forward": forward, "rule": rule.name}, layer_class, cls, rule, place)
 
 
 def _taking(
@@ -144,8 +140,7 @@ def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key
     Its modules are pickled with `make` and its arguments, which create the class again.
     """
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
-    return type(cls.__name__, (cls,), {**members, **face, **ways})
+    return type(cls.__name__, (cls,), {**members, **face, "__reduce_ex__": _reduce, "_made_by": (make, *key)})
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
@@ -156,10 +151,3 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
 def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
     module: nn.Module = object.__new__(make(*key))
     return module
-
-
-def _unswapped(module: nn.Module) -> nn.Module:
-    """Return a module with the original class and the same attributes. `torch.jit.script` compiles it instead."""
-    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
-    twin.__dict__.update(module.__dict__)
-    return twin

@@ -88,9 +88,7 @@ def is_activation(value: Any) -> bool:
     if not isinstance(value, nn.Module):
         return isinstance(value, Hashable) and value in _ACTIVATIONS
     kind = original_type(value)
-    # BLOOM's GELU is not among the activations of transformers.
-    of_bloom = (kind.__name__, kind.__module__) == ("BloomGelu", "transformers.models.bloom.modeling_bloom")
-    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS or of_bloom
+    known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS
     bare = is_plain(value) and not getattr(value, "inplace", False)
     return known and bare and next(value.parameters(), None) is None
 

@@ -17,20 +17,20 @@ class Site:
         name: qualified name.
         kind: the name of its class.
         rule: the rule that fits it; "block" for a whole block.
-        backend: for a block, the backend that served its graphs, or the requested one before any is compiled. For a
-            layer, the code that ran this library's ops in the verification: "triton" and "cpp" for kernels, "eager" for
-            plain torch only, "auto" if it was not verified. Each op chooses by device, size and dtype.
+        backend: of a block: the backend that served its graphs, or the requested one before any is compiled.
         error: the largest error of results, in units of the largest result, or of gradients, in units of the largest
             gradient. The reference is float64, or the original where float64 cannot run. None if it was not verified.
         error_before: the same for the original module.
         saved_before: bytes that it kept for backward, on the inputs of the verification; None if it was not verified.
         saved_after: bytes that it keeps now.
+        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
+            free.
     """
 
     name: str
     kind: str
     rule: str
-    backend: str = "auto"
+    backend: str = ""
     error: float | None = None
     error_before: float | None = None
     saved_before: int | None = None
@@ -59,8 +59,6 @@ class SwapReport:
         saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
             does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
-        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
-            free.
         notes: how the model is called from now on, why nothing was verified or compressed, or that nothing is saved.
     """
 
@@ -139,7 +137,7 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "modules": "",
     "error": "largest error of results and gradients, in units of the largest value; - not verified",
     "kept": "bytes kept for backward, as a share of the original module's",
-    "backend": "what ran; auto: not verified",
+    "backend": "what compiled the blocks; auto: not verified",
 }
 
 

@@ -49,8 +49,8 @@ class Rule:
             the rule's parts.
         forward: called with the module, and with inputs and parts by their names in the source. If `of` is a class, it
             takes the same arguments as the module's own forward.
-        parts: a test for each part. The tests run when the model is swapped and again in each call. If one returns
-            False in a call, the module's own forward runs.
+        parts: a test for each part, which gets None for a part that is not there. The tests run when the model is
+            swapped and again in each call. If one returns False in a call, the module's own forward runs.
         fits: a test of the module, run when the model is swapped; None accepts any module.
 
     >>> def doubled(self, *, x):
@@ -121,7 +121,7 @@ class Rule:
             return "one of its methods is replaced"
         for role, name in place.parts:
             test = self.parts.get(role)
-            if test is not None and not _holds(module, name, test):
+            if test is not None and not test(getattr(module, name, None)):
                 return why_not(module, name)
         return None
 
@@ -130,13 +130,6 @@ class Rule:
 def _form_of(cls: Any, forward: Any) -> Form:
     """Return the normal form of a class. The forward is part of the cache key, since a patch may replace it."""
     return form_of(cls)
-
-
-def _holds(module: nn.Module, name: str, test: Test) -> bool:
-    try:
-        return test(getattr(module, name))
-    except AttributeError:
-        return False
 
 
 def unread(module: nn.Module) -> str:

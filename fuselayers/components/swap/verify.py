@@ -10,12 +10,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import SeeOps, forked_rng, tree_map
+from ..._torch.dispatch import forked_rng, tree_map
 from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
-from .layer import unswap_class
 from .report import Site, Skipped
 from .rules import attention, loss
 
@@ -115,8 +114,6 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         wide = None if is_loss else copy.deepcopy(module).eval()
     except Exception:  # a module may hold an object that cannot be copied
         return site
-    for inner in () if wide is None else wide.modules():
-        unswap_class(inner)
     if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
@@ -151,31 +148,18 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     except Exception:  # it does not run in training mode
         return site
     try:
-        see = SeeOps("fuselayers")
-        with contextlib.nullcontext() if is_block else see:  # a compiler would see the mode
-            _run(swapped.train(), call)
+        _run(swapped.train(), call)
     except Exception as problem:
         return Skipped(site.name, site.kind, f"in training it raises {in_one_line(problem):.200}")
     saved_before, saved_after = (_saved(copied, call) for copied in (original, swapped))
-    # A function that Dynamo was told not to compile has no backend.
-    backend = ", ".join(kind.block_function.served_by) or "eager" if is_block else _backend(see.seen)
-    return replace(site, saved_before=saved_before, saved_after=saved_after, backend=backend)
+    if is_block:  # a function that Dynamo was told not to compile has no backend
+        site = replace(site, backend=", ".join(kind.block_function.served_by) or "eager")
+    return replace(site, saved_before=saved_before, saved_after=saved_after)
 
 
 def _sharing_parameters(module: nn.Module) -> nn.Module:
     """Return a copy of a module with the same parameters, which a comparison does not change."""
     return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
-
-
-_PARTS: Final = frozenset({"draw_seed", "keep_factors", "keep_mask"})
-"""Ops that plain formulas call too."""
-
-
-def _backend(seen: set[tuple[str, str, bool]]) -> str:
-    """Return the kind of code that ran the ops that `SeeOps` saw. On a GPU every other op calls kernels."""
-    if any(device == "cuda" and name not in _PARTS for name, device, _ in seen):
-        return "triton"
-    return "cpp" if any(own and name not in _PARTS for name, _, own in seen) else "eager"
 
 
 def _double(value: Any) -> Any:

@@ -22,7 +22,7 @@ overwrite them. The eager formula saves log_softmax(logits), in float32 at least
 Bytes moved by the kernels, in elements of logits: 1 forward (read logits), 2 backward (read logits, write dlogits).
 They skip ignored rows. Rows are read in pieces of 4096 with a running maximum, for any V; each piece is loaded while
 the previous one is computed. Short rows share a program. Another kernel of one program adds the losses and counts the
-rows.
+rows. Where V is not a multiple of 8, a thread loads element by element; padding the vocabulary avoids that.
 
 Note: [targets out of range] On the CPU a call raises an IndexError, as torch does. Kernels cannot raise without a
 synchronisation: there the loss and the gradient of such a row are NaN, and no memory outside of the row is read.

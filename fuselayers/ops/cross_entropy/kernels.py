@@ -8,7 +8,7 @@ from torch import Tensor
 from ..cpu import pointer, rows, run
 from ..implementations import define, in_cpp
 from ..implementations.launch import kernel, launch
-from ..implementations.triton_language import libdevice, tile_function, tl
+from ..implementations.triton_language import libdevice, tl
 from ..losses import reduce_losses, row_count
 from ..rows import as_rows, cdiv, column_tile, elementwise_plan, next_power_of_2, vector_of
 
@@ -19,9 +19,6 @@ _TILE: Final = 2048
 _ELEMENTS_OF_A_WARP: Final = 512
 # The losses that the one program of `_reduce_kernel` reads at once.
 _REDUCED: Final = 4096
-# Narrower rows are too short to gain. 8192x50257 bfloat16 takes 201 us instead of 233, 591 instead of 621 with backward
-# (by a roofline model of sm_90; not measured).
-_PEELED_FROM: Final = 2048
 
 
 def _launch_loss(
@@ -55,7 +52,6 @@ def _launch_loss(
         logits_RV, target_R = as_rows(logits), target.reshape(-1)
         num_rows, width = logits_RV.shape
         vector = vector_of(width, logits_RV.stride(0))
-        peel = vector == 1 and _peels(logits_RV)
         block_columns = min(next_power_of_2(max(width, 8)), _PIECE)
         block_rows = max(1, min(_TILE // block_columns, next_power_of_2(num_rows)))
         launch(
@@ -65,7 +61,7 @@ def _launch_loss(
                 *(logits_RV, target_R, losses, sums[0], sums[1], num_rows, width // vector),
                 *(logits_RV.stride(0) // vector, target_R.stride(0), ignore_index, label_smoothing, z_loss),
             ),
-            (label_smoothing > 0, peel, vector, block_rows, block_columns),
+            (label_smoothing > 0, vector, block_rows, block_columns),
             num_warps=max(4, block_rows * block_columns // _ELEMENTS_OF_A_WARP),
         )
     if reduction == "none":
@@ -98,11 +94,6 @@ def _in_range(target: Tensor, num_classes: int) -> bool:
         return True
     smallest, largest = target.aminmax()
     return int(smallest) >= 0 and int(largest) < num_classes
-
-
-def _peels(logits_RV: Tensor) -> bool:
-    """Return whether the kernels move the ends of rows of an odd width separately; see [the ends of a row]."""
-    return logits_RV.shape[1] >= _PEELED_FROM and not logits_RV.data_ptr() % 16
 
 
 def _empty_loss(logits: Tensor, target: Tensor, *options: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,8 +131,6 @@ def _launch_gradients(
     logits_RV, target_R, dloss_R = as_rows(logits), target.reshape(-1), dloss.reshape(-1)
     plan = elementwise_plan(logits.element_size(), *logits_RV.shape, logits_RV.stride(0))
     num_rows, width, logits_stride = plan.sizes
-    # The rows of dlogits must have the same alignment as those of the logits.
-    peel = logits_stride == width and plan.constants[0] == 1 and _peels(logits_RV)
     launch(
         _gradients_kernel,
         plan.grid,
@@ -151,39 +140,13 @@ def _launch_gradients(
             *(0 if dloss_R.numel() == 1 else dloss_R.stride(0), logits_stride, target_R.stride(0)),
             *(ignore_index, label_smoothing, z_loss),
         ),
-        (peel, *plan.constants),
+        plan.constants,
     )
     return dlogits
 
 
 def _empty_gradients(dloss: Tensor, count: Tensor | None, logits: Tensor, *_: Any) -> Tensor:
     return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-
-
-@tile_function
-def _middle(start, width, PEEL: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return where the middles of rows begin in memory, how far after the row's start, and their lengths.
-
-    Note: [the ends of a row] Rows of an odd width begin at any element, but a thread moves eight neighbours at once
-    only from a multiple of eight. Up to seven elements before the first and after the last multiple are moved one by
-    one.
-    """
-    begin = start
-    if PEEL:
-        begin = (start + 7) // 8 * 8
-    head = (begin - start).to(tl.int32)
-    length = head + width
-    if PEEL:
-        length = (width - head) // 8 * 8
-    return begin, head, length
-
-
-@tile_function
-def _ends(head, length, width):  # type: ignore[no-untyped-def]
-    """Return the columns of both ends of rows, and which of them exist: [R, 16]."""
-    place = tl.arange(0, 16)[None, :]
-    columns = tl.where(place < 8, place, head[:, None] + length[:, None] + place - 8)
-    return columns, tl.where(place < 8, place < head[:, None], columns < width)
 
 
 @kernel
@@ -201,7 +164,6 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     label_smoothing,
     z_loss,
     SMOOTH: tl.constexpr,
-    PEEL: tl.constexpr,
     VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
@@ -212,10 +174,7 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     width = num_columns * VECTOR
     target = tl.load(target_ptr + row * target_stride, mask=in_column, other=0)
     used = in_column & (target != ignore_index)
-    start = row * logits_stride * VECTOR
-    logits_row = logits_ptr + start
-    begin, head, length = _middle(start, width, PEEL)
-    middle = logits_ptr + begin
+    logits_row = logits_ptr + row * logits_stride * VECTOR
     largest = tl.full((BLOCK_ROWS, 1), float("-inf"), tl.float32)
     shift = tl.zeros((BLOCK_ROWS, 1), tl.float32)
     origin = tl.zeros((BLOCK_ROWS, 1), tl.float32)
@@ -223,8 +182,8 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
     plain = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     for first in tl.range(0, width, BLOCK_COLUMNS, num_stages=2):
         columns = first + tl.arange(0, BLOCK_COLUMNS)
-        live = used[:, None] & (columns[None, :] < length[:, None])
-        x = tl.load(middle[:, None] + columns[None, :], mask=live, other=float("-inf")).to(tl.float32)
+        live = used[:, None] & (columns < width)[None, :]
+        x = tl.load(logits_row[:, None] + columns[None, :], mask=live, other=float("-inf")).to(tl.float32)
         new = tl.maximum(largest, tl.max(x, 1)[:, None])
         # If all classes so far are -inf the shift is 0, since -inf - (-inf) is NaN.
         shift = tl.where(new == float("-inf"), 0.0, new)
@@ -234,17 +193,8 @@ def _losses_kernel(  # type: ignore[no-untyped-def]
             # Sums of differences from the first piece's maximum.
             origin = tl.where(first == 0, shift, origin)
             plain += tl.where(live, x - origin, 0.0)
-    total = tl.sum(total, 1)[:, None]
-    plain = tl.sum(plain, 1)
-    if PEEL:
-        ends, live = _ends(head, length, width)
-        live = live & used[:, None]
-        x = tl.load(logits_row[:, None] + ends, mask=live, other=float("-inf")).to(tl.float32)
-        new = tl.maximum(largest, tl.max(x, 1)[:, None])
-        shift = tl.where(new == float("-inf"), 0.0, new)
-        total = total * tl.exp(largest - shift) + tl.sum(libdevice.fast_expf(x - shift), 1)[:, None]
-        plain += tl.sum(tl.where(live, x - origin, 0.0), 1)
-    shift, origin, total = tl.sum(shift, 1), tl.sum(origin, 1), tl.sum(total, 1)  # of one column: [BLOCK_ROWS]
+    total, plain = tl.sum(total, 1), tl.sum(plain, 1)
+    shift, origin = tl.sum(shift, 1), tl.sum(origin, 1)  # of one column: [BLOCK_ROWS]
     log_total = tl.log(tl.where(used, total, 1.0))
     lse = shift + log_total
     in_range = used & (target >= 0) & (target < width)
@@ -279,13 +229,6 @@ def _reduce_kernel(  # type: ignore[no-untyped-def]
     tl.store(loss_ptr, loss.to(loss_ptr.dtype.element_ty))
 
 
-@tile_function
-def _gradient_tile(x, is_target, used, shift, of_probability, of_target, of_all):  # type: ignore[no-untyped-def]
-    dlogits = tl.exp(x - shift[:, None]) * of_probability[:, None] - of_all[:, None]
-    dlogits -= tl.where(is_target, of_target[:, None], 0.0)
-    return tl.where(used[:, None], dlogits, 0.0)
-
-
 @kernel
 def _gradients_kernel(  # type: ignore[no-untyped-def]
     dloss_ptr,
@@ -303,14 +246,12 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     ignore_index,
     label_smoothing,
     z_loss,
-    PEEL: tl.constexpr,
     VECTOR: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_COLUMNS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    first_column = column_tile() * BLOCK_COLUMNS
-    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    columns = column_tile() * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
     in_column = rows < num_rows
     row = rows.to(tl.int64)
     width = num_columns * VECTOR
@@ -327,24 +268,14 @@ def _gradients_kernel(  # type: ignore[no-untyped-def]
     of_probability = scale * (1 + 2 * z_loss * (shift + log_total)) * tl.exp(-log_total)
     of_target = scale * (1 - label_smoothing)
     of_all = scale * (label_smoothing / width)
-    start = row * logits_stride * VECTOR
-    out = row * width
-    begin, head, length = _middle(start, width, PEEL)
-    in_row = columns[None, :] < length[:, None]
-    x = tl.load(logits_ptr + begin[:, None] + columns[None, :], mask=used[:, None] & in_row, other=0.0).to(tl.float32)
-    is_target = columns[None, :] == (wanted - head)[:, None]
-    dlogits = _gradient_tile(x, is_target, used, shift, of_probability, of_target, of_all)
-    begin, _, _ = _middle(out, width, PEEL)
-    place = dlogits_ptr + begin[:, None] + columns[None, :]
+    in_row = (columns < width)[None, :]
+    place = logits_ptr + (row * logits_stride * VECTOR)[:, None] + columns[None, :]
+    x = tl.load(place, mask=used[:, None] & in_row, other=0.0).to(tl.float32)
+    dlogits = tl.exp(x - shift[:, None]) * of_probability[:, None] - of_all[:, None]
+    dlogits -= tl.where(columns[None, :] == wanted[:, None], of_target[:, None], 0.0)
+    dlogits = tl.where(used[:, None], dlogits, 0.0)
+    place = dlogits_ptr + (row * width)[:, None] + columns[None, :]
     tl.store(place, dlogits.to(dlogits_ptr.dtype.element_ty), mask=in_column[:, None] & in_row)
-    if PEEL:  # noqa: SIM102 - Triton evaluates PEEL when it compiles, and the inner condition when it runs
-        if first_column == 0:
-            ends, in_ends = _ends(head, length, width)
-            in_ends = in_ends & in_column[:, None]
-            x_ends = tl.load(logits_ptr + start[:, None] + ends, mask=in_ends & used[:, None], other=0.0).to(tl.float32)
-            is_end = ends == wanted[:, None]
-            dends = _gradient_tile(x_ends, is_end, used, shift, of_probability, of_target, of_all)
-            tl.store(dlogits_ptr + out[:, None] + ends, dends.to(dlogits_ptr.dtype.element_ty), mask=in_ends)
 
 
 fused_loss = define(

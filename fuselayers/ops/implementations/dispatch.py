@@ -6,7 +6,8 @@
 The values of `backend`:
 
     "auto"      the formula inside a compiled function, under a transform of `torch.func`, in `torch.jit.trace`, for
-                tensor subclasses and in float64; else the kernels, on a CPU where they win (`Op`).
+                tensor subclasses, in float64, and on a GPU for small norms (`normalise.call`); else the kernels, on a
+                CPU where they win (`Op`).
                 `fuse(backend="triton")` takes the kernels of a GPU inside a compiled function too
     "eager"     the formula
     "cpp"       the kernels of a CPU, inside a compiled function too
@@ -27,6 +28,8 @@ from torch import Tensor, nn
 from ..._torch.dispatch import (
     is_compiling,
     is_dynamo_tracing,
+    is_in_memory,
+    is_intercepted,
     is_wrapper,
     jit_is_tracing,
     transforms_are_active,
@@ -94,6 +97,7 @@ class Op:
         options: tuple[Any, ...] = (),
         *,
         torch_is_as_fast: bool = False,
+        torch_is_faster_below: int = 0,
         unsupported_reason: str | None = None,
     ) -> Any:
         """Call one of the implementations with the tensors and the options.
@@ -103,6 +107,8 @@ class Op:
             tensors: the first arguments. The first tensor determines the device.
             options: the other arguments.
             torch_is_as_fast: True where plain torch is as fast on a CPU at every size, if nothing is dropped.
+            torch_is_faster_below: the number of elements below which "auto" takes the formula on a GPU, because a call
+                takes the host longer than the kernels take the GPU.
             unsupported_reason: why the Triton kernels cannot take this call, or None if they can.
 
         Raises:
@@ -125,7 +131,9 @@ class Op:
                 and has_kernels()
             )
         else:
-            use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason)
+            use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
+                backend != "auto" or first.numel() >= torch_is_faster_below
+            )
         if not use_fused:
             return self._formula(*tensors, *options)
         return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
@@ -210,6 +218,8 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
+        if not compiling and tensor.is_neg():
+            return "torch negates a tensor lazily, and kernels read its memory"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
     if not compiling and jit_is_tracing():
@@ -294,7 +304,9 @@ def gradients_by_formula(
 def define(
     schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, keys: Sequence[str] = ("CUDA", "CPU")
 ) -> Callable[..., Any]:
-    """Register `torch.ops.fuselayers.name`, and return it.
+    """Register `torch.ops.fuselayers.name`, and return a function that calls it, or calls `launch` directly.
+
+    It calls `launch` where nothing intercepts the op: no compiler, transform or mode, and no tensor subclass.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
@@ -307,6 +319,13 @@ def define(
     for key in keys:
         _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
-    # A call goes through torch's dispatcher, which takes 4 us: a gradient may be a subclass, negated, or batched.
     op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
-    return op
+
+    def call(*arguments: Any) -> Any:
+        # torch's dispatcher takes 9 to 13 us (AMD EPYC). The first two tensors of a backward may be gradients of any
+        # kind. The others were inputs of the forward, and `Op` has looked at them.
+        if not is_intercepted() and all(tensor is None or is_in_memory(tensor) for tensor in arguments[:2]):
+            return launch(*arguments)
+        return op(*arguments)
+
+    return call

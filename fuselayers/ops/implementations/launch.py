@@ -8,24 +8,56 @@ then called directly.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import patch_interpreter
-from .occupancy import AMD, NVIDIA, Processor
 from .triton_language import HAS_TRITON, triton
 
 _ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
 _ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
+_REGISTERS_AT_ONCE: Final = 8
 _compiled: dict[tuple[Any, ...], Any] = {}
 _resident: dict[Any, int] = {}
 recorder: Any = None
 """Takes all launches in place of a GPU. In a checkout, `benchmarks.lint_kernels.record` sets it."""
+
+
+class Processor(NamedTuple):
+    """The resources of one processor (NVIDIA: SM, AMD: CU), which its programs share.
+
+    Attributes:
+        registers: the number of 32-bit registers.
+        shared: bytes of shared memory.
+        reserved: bytes of shared memory that every program takes in addition to what it asks for.
+        threads: the most threads at a time.
+    """
+
+    registers: int
+    shared: int
+    reserved: int
+    threads: int = 2048
+
+    def resident(self, *, registers: int, shared: int, threads: int) -> int:
+        """Return how many programs run at a time: `registers` for each thread, `shared` bytes for each program.
+
+        >>> NVIDIA.resident(registers=164, shared=24_644, threads=256)
+        1
+        """
+        rounded = -(-max(registers, 1) // _REGISTERS_AT_ONCE) * _REGISTERS_AT_ONCE
+        by_shared = self.shared // max(shared + self.reserved, 1)
+        return max(1, min(self.registers // (rounded * threads), by_shared, self.threads // threads))
+
+
+NVIDIA: Final = Processor(registers=1 << 16, shared=228 << 10, reserved=1 << 10)
+"""Compute capability 9.0 and 10.0."""
+AMD: Final = Processor(registers=1 << 17, shared=64 << 10, reserved=0)
+"""CDNA 2 and 3."""
 
 
 def kernel(fn: Callable[..., Any]) -> Any:
@@ -108,9 +140,11 @@ def persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
 def _resident_programs(compiled: Any, device: torch.device, num_warps: int) -> int:
     compiled[1, 1, 1]  # loads the code, and with it the number of registers
     properties = torch.cuda.get_device_properties(device)
-    return processor_of(properties).resident(
-        registers=compiled.n_regs, shared=compiled.metadata.shared, threads=num_warps * properties.warp_size
-    )
+    processor = (AMD if _ON_AMD else NVIDIA)._replace(threads=properties.max_threads_per_multi_processor)
+    if not _ON_AMD:
+        processor = processor._replace(shared=properties.shared_memory_per_multiprocessor)
+    threads = num_warps * properties.warp_size
+    return processor.resident(registers=compiled.n_regs, shared=compiled.metadata.shared, threads=threads)
 
 
 def _kind(argument: Any) -> Any:
@@ -120,14 +154,6 @@ def _kind(argument: Any) -> Any:
         small = not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31
         return argument.dtype if aligned and small else (argument.dtype, aligned, small)
     return argument is None or not _SMALLEST_INT32 <= argument <= _LARGEST_INT32
-
-
-def processor_of(properties: Any) -> Processor:
-    """Return the resources of one processor, from torch's properties of a device."""
-    own = {"threads": properties.max_threads_per_multi_processor}
-    if not _ON_AMD:
-        own["shared"] = properties.shared_memory_per_multiprocessor
-    return (AMD if _ON_AMD else NVIDIA)._replace(**own)
 
 
 def num_processors(device: torch.device) -> int:

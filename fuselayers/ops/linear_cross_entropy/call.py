@@ -13,7 +13,8 @@ Note: [three ways] There are three ways to compute the gradients. Only gradients
    gradient. 3 matmuls of 2 R V D operations each, as many as without chunks. Saved: dx and dW (and dbias) in their
    inputs' dtypes, no logits. If the loss is the end of forward, peak memory does not grow. Backward holds dW twice.
 2. With fewer than D rows dlogits are smaller than dW: forward computes dlogits, and backward the gradients, with 3
-   matmuls too. Saved: x, weight and dlogits.
+   matmuls too. Saved: x, weight and dlogits. The way of 1. takes 1.46 s instead of 1.26 s, and 764 MB instead of 663,
+   against 659 MB of plain torch (256 rows, D 768, V 50257, float32, one core of an AMD EPYC).
 3. "none" and float16: backward recomputes the logits, with 4 matmuls in all. "none" has an incoming gradient per row.
    In float16 a gradient would underflow before a GradScaler scales it. Saved: x, weight, bias and target, which exist
    already, and three numbers per row.

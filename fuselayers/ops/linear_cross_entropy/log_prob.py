@@ -66,7 +66,7 @@ def linear_log_prob(
     check_loss_options(ignore_index, 0.0, 0.0, "none")
     x, weight, bias = under_autocast(x, weight, bias)
     if needs_all_logits(x, weight, bias):
-        return _formula(x, weight, bias, target, ignore_index)
+        return linear_log_prob_reference(x, weight, target, bias=bias, ignore_index=ignore_index)
     wanted = [torch.is_grad_enabled() and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     if any(wanted):
         if is_compiling():
@@ -82,12 +82,6 @@ def linear_log_prob_reference(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, ignore_index: int = -100
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The definition of the op, with all logits, rounded to x's dtype as those of a chunk."""
-    return _formula(x, weight, bias, target, ignore_index)
-
-
-def _formula(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor]:
     logits = F.linear(x, weight, bias)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     log_probabilities = logits.log_softmax(-1)

@@ -52,28 +52,19 @@ def _launch_backward(
     ds_RN = None if ds is None else as_rows(ds)
     ds_stride = 0 if ds_RN is None else ds_RN.stride(0)
     vector = vector_of(s_RN.shape[1], dy_RN.stride(0), s_RN.stride(0), ds_stride)
-    split, block_rows, block_columns, num_warps = tile_of_rows(*s_RN.shape)
-    num_tiles, num_pieces = cdiv(s_RN.shape[0], block_rows), cdiv(s_RN.shape[1], block_columns)
-    tensors = dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R, dx
-    numbers: tuple[Any, ...] = (
-        *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
-        *(ds_stride // vector, s_RN.stride(0) // vector),
-        *mask_numbers(p),
-    )
-    constants: tuple[Any, ...] = rms, vector, block_columns
-    arguments: tuple[Any, ...] = *tensors, dresidual_or_none
-    if split:
-        launch(_backward_split_kernel, (num_tiles,), (*arguments, *numbers), constants, num_warps=num_warps)
-        summing, arguments = _sums_split_kernel, (dy_RN, s_RN, *tensors[4:6], dx)
-        numbers = tuple(numbers[index] for index in (0, 1, 2, 4))
-    else:
-        summing, constants = _backward_kernel, (rms, vector, block_rows, block_columns)
-    constants = wants_norm_bias, wants_bias, *constants
-    grid = (num_tiles, num_pieces) if split else (num_tiles,)
+    block_rows, block_columns, num_warps = tile_of_rows(*s_RN.shape)
+    grid = (cdiv(s_RN.shape[0], block_rows),)
     warps = {"num_warps": num_warps, "persistent_warps": WARPS_WITH_SUMS}
     num_programs = most_programs(grid, dy.device, **warps)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
-    started = launch(summing, grid, (*arguments, partial_PKN, *numbers), constants, **warps)
+    arguments = (
+        *(dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R),
+        *(dx, dresidual_or_none, partial_PKN),
+        *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
+        *(ds_stride // vector, s_RN.stride(0) // vector, *mask_numbers(p)),
+    )
+    constants = wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns
+    started = launch(_backward_kernel, grid, arguments, constants, **warps)
     return dx, dresidual, sum_partials(partial_PKN[:started], sums_KN.dtype)
 
 
@@ -123,7 +114,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     dbias = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
     # The sums need no mask: beyond a row's end dy and weight are 0, so w is 0, and those columns are not stored; below
     # the last row rstd is 0, so n and ds are 0.
-    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+    num_stages: tl.constexpr = 2 if BLOCK_COLUMNS <= 8192 else 1  # as in forward
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=num_stages):
         rows = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         in_column = rows < num_rows
         live = in_column[:, None] & in_row[None, :]
@@ -160,114 +152,6 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(partial + width, tl.sum(dnorm_bias, 0), mask=in_row)
     if BIAS:
         tl.store(partial + (1 + NORM_BIAS) * width, tl.sum(dbias, 0), mask=in_row)
-
-
-@kernel
-def _backward_split_kernel(  # type: ignore[no-untyped-def]
-    dy_ptr,
-    ds_ptr,
-    s_ptr,
-    weight_ptr,
-    mean_ptr,
-    rstd_ptr,
-    seed_ptr,
-    row_indices_ptr,
-    dx_ptr,
-    dresidual_ptr,
-    num_rows,
-    num_columns,
-    dy_stride,
-    ds_stride,
-    s_stride,
-    threshold,
-    scale,
-    RMS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) + tl.arange(0, 1)
-    row = rows.to(tl.int64)[:, None]
-    width = num_columns * VECTOR
-    dy_row = dy_ptr + row * dy_stride * VECTOR
-    s_row = s_ptr + row * s_stride * VECTOR
-    rstd = tl.load(rstd_ptr + row)
-    mean = tl.zeros((1, 1), tl.float32)
-    if not RMS:
-        mean += tl.load(mean_ptr + row)
-    with_n = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    alone = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    for first in tl.range(0, width, BLOCK_COLUMNS):
-        columns = (first + tl.arange(0, BLOCK_COLUMNS))[None, :]
-        live = columns < width
-        w = tl.load(dy_row + columns, mask=live, other=0.0).to(tl.float32)
-        w *= tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
-        s = tl.load(s_row + columns, mask=live, other=0.0).to(tl.float32)
-        with_n += w * (s - mean) * rstd
-        alone += w
-    with_n_mean = tl.sum(with_n, 1)[:, None] / width
-    alone_mean = tl.sum(alone, 1)[:, None] / width
-    for first in tl.range(0, width, BLOCK_COLUMNS):
-        columns = (first + tl.arange(0, BLOCK_COLUMNS))[None, :]
-        live = columns < width
-        w = tl.load(dy_row + columns, mask=live, other=0.0).to(tl.float32)
-        w *= tl.load(weight_ptr + columns, mask=live, other=0.0).to(tl.float32)
-        s = tl.load(s_row + columns, mask=live, other=0.0).to(tl.float32)
-        ds = w - (s - mean) * rstd * with_n_mean
-        if not RMS:
-            ds -= alone_mean
-        ds *= rstd
-        if ds_ptr is not None:
-            incoming = tl.load(ds_ptr + row * ds_stride * VECTOR + columns, mask=live, other=0.0)
-            ds += incoming.to(tl.float32)
-        if dresidual_ptr is not None:
-            tl.store(dresidual_ptr + row * width + columns, ds.to(dresidual_ptr.dtype.element_ty), mask=live)
-        if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, first, threshold, 1, BLOCK_COLUMNS)
-            ds *= tl.where(keep, scale, 0.0)
-        tl.store(dx_ptr + row * width + columns, ds.to(dx_ptr.dtype.element_ty), mask=live)
-
-
-@kernel
-def _sums_split_kernel(  # type: ignore[no-untyped-def]
-    dy_ptr,
-    s_ptr,
-    mean_ptr,
-    rstd_ptr,
-    dx_ptr,
-    partial_ptr,
-    num_rows,
-    num_columns,
-    dy_stride,
-    s_stride,
-    NORM_BIAS: tl.constexpr,
-    BIAS: tl.constexpr,
-    RMS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    columns = (tl.program_id(1) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS))[None, :]
-    width = num_columns * VECTOR
-    live = columns < width
-    dweight = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    dnorm_bias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    dbias = tl.zeros((1, BLOCK_COLUMNS), tl.float32)
-    for tile in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), num_stages=2):
-        row = (tile + tl.arange(0, 1)).to(tl.int64)[:, None]
-        dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
-        n = tl.load(s_ptr + row * s_stride * VECTOR + columns, mask=live, other=0.0).to(tl.float32)
-        if not RMS:
-            n -= tl.load(mean_ptr + row)
-        dweight += dy * n * tl.load(rstd_ptr + row)
-        if NORM_BIAS:
-            dnorm_bias += dy
-        if BIAS:
-            dbias += tl.load(dx_ptr + row * width + columns, mask=live, other=0.0).to(tl.float32)
-    partial = partial_ptr + tl.program_id(0).to(tl.int64) * width * (1 + NORM_BIAS + BIAS) + columns
-    tl.store(partial, dweight, mask=live)
-    if NORM_BIAS:
-        tl.store(partial + width, dnorm_bias, mask=live)
-    if BIAS:
-        tl.store(partial + (1 + NORM_BIAS) * width, dbias, mask=live)
 
 
 normalise_backward = define(

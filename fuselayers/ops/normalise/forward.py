@@ -44,7 +44,7 @@ def _launch_forward(
     residual_RN = None if residual is None else as_rows(residual)
     residual_stride = 0 if residual_RN is None else residual_RN.stride(0)
     lanes = vector_of(x_RN.shape[1], x_RN.stride(0), residual_stride)
-    split, block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
+    block_rows, block_columns, num_warps = tile_of_rows(*x_RN.shape)
     num_tiles = cdiv(x_RN.shape[0], block_rows)
     arguments = (
         *(x_RN, residual_RN, *(in_dtype(row, s_dtype) for row in (bias, weight, norm_bias)), seed, row_R),
@@ -53,10 +53,7 @@ def _launch_forward(
         *(residual_stride // lanes, *mask_numbers(p), eps),
     )
     constants = pre, rms, lanes, block_rows, block_columns
-    if split:
-        launch(_forward_split_kernel, (num_tiles,), arguments, constants, num_warps=num_warps)
-    else:
-        launch(_forward_kernel, (num_tiles,), arguments, constants, num_warps=num_warps, persistent_warps=64)
+    launch(_forward_kernel, (num_tiles,), arguments, constants, num_warps=num_warps, persistent_warps=64)
     return results
 
 
@@ -127,7 +124,9 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         bias = tl.load(bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
     if norm_bias_ptr is not None:
         norm_bias = tl.load(norm_bias_ptr + columns, mask=in_row, other=0.0).to(tl.float32)[None, :]
-    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=2):
+    # Two tiles of longer rows would not fit into shared memory, where the next one is loaded.
+    num_stages: tl.constexpr = 2 if BLOCK_COLUMNS <= 8192 else 1
+    for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, BLOCK_ROWS), tl.num_programs(0), num_stages=num_stages):
         rows = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         live = (rows < num_rows)[:, None] & in_row[None, :]
         row = rows.to(tl.int64)[:, None]
@@ -159,86 +158,6 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
         if residual_ptr is not None and PRE:
             y += residual.to(tl.float32)
         tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=live)
-
-
-@kernel
-def _forward_split_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,
-    residual_ptr,
-    bias_ptr,
-    weight_ptr,
-    norm_bias_ptr,
-    seed_ptr,
-    row_indices_ptr,
-    y_ptr,
-    s_ptr,
-    mean_ptr,
-    rstd_ptr,
-    num_rows,
-    num_columns,
-    x_stride,
-    residual_stride,
-    threshold,
-    scale,
-    eps,
-    PRE: tl.constexpr,
-    RMS: tl.constexpr,
-    VECTOR: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-):
-    rows = tl.program_id(0) + tl.arange(0, BLOCK_ROWS)
-    row = rows.to(tl.int64)[:, None]
-    width = num_columns * VECTOR
-    x_row = x_ptr + row * x_stride * VECTOR
-    residual_row = residual_ptr
-    if residual_ptr is not None:
-        residual_row = residual_ptr + row * residual_stride * VECTOR
-    s_row = x_row
-    if s_ptr is not None:
-        s_row = s_ptr + row * width
-    total = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-    for first in tl.range(0, width, BLOCK_COLUMNS):
-        columns = first + tl.arange(0, BLOCK_COLUMNS)
-        live = (columns < width)[None, :]
-        s = tl.load(x_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        if bias_ptr is not None:
-            s += tl.load(bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        if seed_ptr is not None:
-            keep = keep_tile(seed_ptr, row_indices_ptr, 0, rows, num_rows, first, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
-            s *= tl.where(keep, scale, 0.0)
-        if residual_ptr is not None and not PRE:
-            s += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        if s_ptr is not None:
-            rounded = s.to(s_ptr.dtype.element_ty)
-            tl.store(s_row + columns[None, :], rounded, mask=live)
-            s = rounded.to(tl.float32)
-        total += s
-    mean = tl.zeros((BLOCK_ROWS, 1), tl.float32)
-    if not RMS:
-        mean += tl.sum(total, 1)[:, None] / width
-        tl.store(mean_ptr + row, mean)
-    tl.debug_barrier()  # other threads of the program have written s
-    squares = tl.zeros((BLOCK_ROWS, BLOCK_COLUMNS), tl.float32)
-    for first in tl.range(0, width, BLOCK_COLUMNS):
-        columns = first + tl.arange(0, BLOCK_COLUMNS)
-        live = (columns < width)[None, :]
-        s = tl.load(s_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        s = tl.where(live, s - mean, 0.0)
-        squares += s * s
-    rstd = tl.rsqrt(tl.sum(squares, 1)[:, None] / width + eps)
-    tl.store(rstd_ptr + row, rstd)
-    for first in tl.range(0, width, BLOCK_COLUMNS):
-        columns = first + tl.arange(0, BLOCK_COLUMNS)
-        live = (columns < width)[None, :]
-        s = tl.load(s_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        y = (s - mean) * rstd * weight
-        if norm_bias_ptr is not None:
-            y += tl.load(norm_bias_ptr + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        if residual_ptr is not None and PRE:
-            y += tl.load(residual_row + columns[None, :], mask=live, other=0.0).to(tl.float32)
-        tl.store(y_ptr + row * width + columns[None, :], y.to(y_ptr.dtype.element_ty), mask=live)
 
 
 normalise_forward = define(

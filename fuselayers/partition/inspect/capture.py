@@ -19,7 +19,7 @@ import torch.fx as fx
 
 from ..._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
-from ..._torch.tracing import aot_autograd, boxed, copy_of, trace_with_inductor
+from ..._torch.tracing import boxed, copy_of, trace_with_inductor
 from ...names import name_of, no_such
 from ...ops.implementations.own_kernels import own_kernels
 from ..choose.partitioners import Partitioner, default
@@ -55,36 +55,11 @@ class CapturedGraph:
         )
 
 
-@dataclass(frozen=True)
-class Trace:
-    """One Dynamo graph with the joint graph made of it, the copies that were traced, and their result.
-
-    Attributes:
-        inputs: the Dynamo graph's inputs, in the order of the forward's: copied tensors, and None for other values.
-        sources: for each input, the expression with which Dynamo reaches it from `ROOT`, `args` and `kwargs`.
-        outputs: the Dynamo graph's outputs.
-    """
-
-    graph: CapturedGraph
-    inputs: tuple[Any, ...]
-    sources: tuple[str, ...]
-    outputs: tuple[Any, ...]
-    fn: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-
-ROOT: Final = "L['traced_fn']"
-"""The traced function in Dynamo's sources."""
-
-
 def capture(
     fn: Callable[..., Any],
     /,
     *args: Any,
     backend: str = "inductor",
-    fullgraph: bool = False,
     device: torch.device | str = "cpu",
     **kwargs: Any,
 ) -> tuple[CapturedGraph, ...]:
@@ -98,7 +73,7 @@ def capture(
     in which nothing requires grad has no backward and is left out: without any gradient, or under `torch.no_grad()`,
     the result is ().
 
-    A keyword argument of `fn` named `backend`, `fullgraph` or `device` can be passed with `functools.partial`. Python
+    A keyword argument of `fn` named `backend` or `device` can be passed with `functools.partial`. Python
     objects other than modules, lists, tuples and dicts are not copied: if `fn` changes them, they stay changed.
 
     Args:
@@ -106,7 +81,6 @@ def capture(
         args: its arguments. Tensors may be real, fake, or on the meta device.
         backend: "inductor" (decomposed, after Inductor's passes over the joint graph), "triton" (the same, with this
             library's ops on a GPU), "eager" (ATen ops), or "nvfuser" (norms, softmaxes and activations decomposed).
-        fullgraph: True raises Dynamo's error where it would split the function in several graphs.
         device: the device that stands for the meta device. Other tensors keep theirs. It must be present: autograd
             needs its stream, for fake tensors too.
         kwargs: its keyword arguments.
@@ -127,52 +101,19 @@ def capture(
         raise TypeError(f"capture takes a function or a module, got {type(fn).__name__}")
     if backend not in _BACKENDS:
         raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
-    compiler = functools.partial(compile_op_by_op, backend=backend)
-    traces = trace(fn, args, kwargs, compiler=compiler, fullgraph=fullgraph, device=device)
-    return tuple(made.graph for made in traces)
+    graphs: list[CapturedGraph] = []
 
+    def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_op_by_op(graph_module, example_inputs, _capturing(graphs), backend=backend)
 
-def trace(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    *,
-    compiler: Callable[[fx.GraphModule, Sequence[Any], Partitioner], Callable[..., Any]],
-    fullgraph: bool = False,
-    device: torch.device | str = "cpu",
-) -> tuple[Trace, ...]:
-    """Return the graphs of `capture` with the origin of each input. Used by `joint_graph`."""
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
-        graphs: list[dict[str, Any]] = []
-
-        def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-            origins = [node.meta["grapharg"] for node in graph_module.graph.find_nodes(op="placeholder")]
-            captured: list[CapturedGraph] = []
-            compiled = compiler(graph_module, example_inputs, _capturing(captured))
-            if not captured:
-                return compiled
-            names = [origin.source.name for origin in origins]  # a method before torch 2.13
-            fields = {
-                "graph": captured[0],
-                "outputs": (),
-                "inputs": tuple(origin.example if origin.is_tensor else None for origin in origins),
-                "sources": tuple(name if isinstance(name, str) else name() for name in names),
-            }
-            graphs.append(fields)
-
-            def run(*inputs: Any) -> Any:
-                outputs = compiled(*inputs)
-                fields["outputs"] = tuple(outputs)
-                return outputs
-
-            return run
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return traced_fn(*args, **kwargs)
 
-        with forget_compiled_code(backend), explained_without_values(fn):
-            result = dynamo_optimize(backend, nopython=fullgraph)(entry)(*fake_args, **fake_kwargs)
-    return tuple(Trace(**fields, fn=traced_fn, args=fake_args, kwargs=fake_kwargs, result=result) for fields in graphs)
+        with forget_compiled_code(compile_graph), explained_without_values(fn):
+            dynamo_optimize(compile_graph)(entry)(*fake_args, **fake_kwargs)
+    return tuple(graphs)
 
 
 @contextlib.contextmanager
@@ -217,13 +158,6 @@ def compile_op_by_op(
         graph_module, example_inputs, partition=partitioner, torch_random=False
     )
     return compiled
-
-
-def compile_functional(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Partitioner
-) -> Callable[..., Any]:
-    """Compile as the eager backend does, but a write to an input is an output of the graph, not an op in it."""
-    return aot_autograd(fw_compiler=_run_op_by_op, partition_fn=partitioner)(graph_module, example_inputs)
 
 
 def _compile_inductor(

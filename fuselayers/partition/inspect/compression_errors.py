@@ -79,7 +79,7 @@ def _gradients(
     args, kwargs = tree_map(_copied, (args, kwargs))
     compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
     with forget_compiled_code(compile_graph):
-        returned = tensors_of(dynamo_optimize(compile_graph, nopython=False)(lambda: fn(*args, **kwargs))())
+        returned = tensors_of(dynamo_optimize(compile_graph)(lambda: fn(*args, **kwargs))())
         results = [result for result in returned if result.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [

@@ -1,13 +1,11 @@
-"""draw -- a graph as an .svg picture, with a row for each node. The names are functorch's."""
+"""draw -- a graph as an .svg picture, with a row for each node."""
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from xml.sax.saxutils import escape
 
 import torch
 import torch.fx as fx
-
-from ..choose.partitioners import default
 
 _GREY: Final = "#ced4da"
 _KINDS: Final = {"returned": "#d1495b", "computed": _GREY, "input": "#95d5b2"}
@@ -39,7 +37,8 @@ def draw_graph(
     """
     path = Path(fname)
     path = path if path.suffix else path.with_suffix(".svg")
-    check_suffix(path, ".svg")
+    if path.suffix.lower() != ".svg":
+        raise ValueError(f"a picture's file must end in .svg, got {str(path)!r}")
     lines = [f'<text x="20" y="20">{escape(figname)}</text>']
     for index, (meaning, colour) in enumerate(_KINDS.items()):
         lines.append(f'<text x="{20 + 170 * index}" y="40" style="fill:{colour}">&#9632; {meaning}</text>')
@@ -63,26 +62,3 @@ def draw_graph(
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="1120" height="{88 + _ROW * len(at)}">{style}'
     path.write_text("\n".join([head, *lines, "</svg>"]) + "\n", encoding="utf-8")
     return path
-
-
-def draw_joint_graph(
-    graph: fx.GraphModule, joint_inputs: Any, file_name: str | Path = "full_graph.svg", **options: Any
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Draw a joint graph, and cut it as `default_partition` does. This is functorch's partitioner of that name.
-
-    If a function has several graphs, each overwrites the file, and the last graph remains.
-
-    Args:
-        graph: the joint graph, from AOTAutograd.
-        joint_inputs: from AOTAutograd.
-        file_name: an .svg file; to choose it, pass `functools.partial(draw_joint_graph, file_name=...)`.
-        options: from AOTAutograd.
-    """
-    draw_graph(graph, file_name, figname="joint graph", clear_meta=False)
-    return default(graph, joint_inputs, **options)
-
-
-def check_suffix(path: Path, *allowed: str) -> None:
-    """Raise ValueError unless a picture's file has one of these suffixes."""
-    if path.suffix.lower() not in allowed:
-        raise ValueError(f"a picture's file must end in {' or '.join(allowed)}, got {str(path)!r}")

@@ -11,13 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ...figure import new_figure
 from ...text_table import Row, amount, readable_bytes, table_lines
 from ..choose.budget import smallest_saved_bytes
 from ..choose.cost import CostModel, flops_of
 from ..choose.partitioners import budget
 from ..joint_graph import CutGraph
-from .draw import check_suffix
 
 _POINTS: Final = 12
 _WORST_GRADIENTS: Final = 5
@@ -180,35 +178,6 @@ class MemoryReport:
             saved = budget(max(limit, 1), cost=self.cost).saved_values(graph.joint, fused=fused)
             curve[graph.joint.saved_bytes(saved)] = sum(flops_of(node) for node in graph.joint.recomputed(saved))
         return tuple(ParetoPoint(size, curve[size]) for size in sorted(curve, reverse=True))
-
-    def draw_pareto(self, path: str | Path) -> Path:
-        """Draw the curve of memory against recompute, into a .svg or .png file; returns its path.
-
-        Raises:
-            ValueError: another kind of file, or several graphs.
-            MissingPackageError: matplotlib is not installed.
-        """
-        path = Path(path)
-        check_suffix(path, ".svg", ".png")
-        curve = self.pareto()
-        figure = new_figure(figsize=(7, 4.5))
-        axis = figure.add_subplot()
-        sizes = [point.saved_bytes / 1e6 for point in curve]
-        share = 100 / (self.forward_flops or 1.0)
-        # Between two points, a budget costs what the smaller one costs.
-        axis.step(sizes, [share * point.recomputed_flops for point in curve], where="pre", marker="o", label="budget")
-        rules = [rule for rule in self.totals if rule != "default"]
-        for rule, marker in zip(rules, itertools.cycle("*sv^DP"), strict=False):
-            totals = self.totals[rule]
-            label = f"this ({self.partition})" if rule == "this" else rule
-            point = [totals.saved_bytes / 1e6], [share * totals.recomputed_flops]
-            axis.plot(*point, marker, markersize=9, label=label.replace("$", "\\$"))  # a legend takes $ as mathematics
-        axis.set(xlabel="MB saved for backward", ylabel="% of forward's FLOPs recomputed")
-        axis.set_title(f"{self.subject}, {self.backend}", fontsize=10, parse_math=False)
-        axis.legend()
-        axis.grid(alpha=0.3)
-        figure.savefig(path, dpi=120)
-        return path
 
     def __repr__(self) -> str:
         return self.to_text()

@@ -4,18 +4,16 @@
 MUST_RECOMPUTE and PREFER_RECOMPUTE, and turn PREFER_SAVE into a high price of recomputing.
 """
 
-import operator
-
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import CheckpointPolicy, is_effect, is_tagged_backward, must_recompute, placement
+from ..._torch.tracing import CheckpointPolicy, must_recompute, placement
 from ..node_kinds import is_collective
 
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Tag as MUST_SAVE: collectives outside checkpointed regions, results of ops with effects, the source of an input's
-    update, and the values on the boundary of checkpointed regions. Only tags change."""
+    """Tag as MUST_SAVE: collectives outside checkpointed regions, the source of an input's update, and the values on
+    the boundary of checkpointed regions. Only tags change."""
     nodes = list(graph_module.graph.nodes)
     for node in nodes:
         if must_recompute(node):
@@ -23,8 +21,6 @@ def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_collective(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif is_effect(node) and not is_tagged_backward(node):
-            _save_elements(node)
     _save_sources_of_updates(nodes)
     return graph_module
 
@@ -39,14 +35,6 @@ def _ends_a_region(node: fx.Node) -> bool:
     # A hook on a region's output (such as a sharded parameter's all-gather) runs before the region is recomputed and
     # needs the output's gradient, which may need the output: saving it breaks the cycle.
     return bool(node.meta.get("has_backward_hook")) and not users
-
-
-def _save_elements(node: fx.Node) -> None:
-    for user in node.users:
-        if user.target is operator.getitem:
-            _save_elements(user)
-            if not isinstance(user.meta.get("val"), tuple | list):
-                user.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _save_sources_of_updates(nodes: list[fx.Node]) -> None:

@@ -27,5 +27,5 @@ def _launched(cases: Iterable[Case]) -> set[str]:
 @compiles
 @pytest.mark.slow
 def test_every_kernel_is_compiled_every_day() -> None:
-    assert "fuselayers.ops.normalise.backward._sums_split_kernel" in _kernels()
+    assert "fuselayers.ops.normalise.backward._backward_kernel" in _kernels()
     assert _kernels() - _launched(case for case in CASES if case.daily) == set()

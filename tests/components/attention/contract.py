@@ -1,7 +1,7 @@
 """The contract of every attention other than multi_head. Used by their tests.
 
-A reference gets (layer, x_BTD, rotate, real_BT). It is written out in full matrices or plain loops, and calls none of
-the layer's functions.
+A reference gets (layer, x_BTD, rotate, real_BT), and a memory if there is one. It is written out in full matrices or
+plain loops, and calls none of the layer's functions.
 """
 
 import copy
@@ -16,10 +16,13 @@ from fuselayers.components.attention.inputs import takes
 from tests.components.compare import assert_same_step
 
 HIDDEN_DIM = 12
+# The memory has 9 tokens; x has fewer or more, so that either side can be the longer.
+MEMORY = 9
+MEMORY_CASES = [(1, True), (7, False), (12, True)]
 # Options of the attentions that have heads.
 HEADS = {"all heads": {"num_heads": 6}, "grouped": {"num_heads": 6, "num_kv_heads": 2, "bias": False}}
 
-Reference = Callable[[Any, Tensor, Any, Tensor | None], Tensor]
+Reference = Callable[..., Tensor]
 
 
 def padding(tokens: int) -> Tensor:
@@ -69,14 +72,15 @@ def assert_is(
     reference: Reference,
     *,
     tokens: int,
+    memory: int = 0,
     rotated: bool = False,
     padded: bool = False,
     tolerance: float = 1e-8,
 ) -> None:
-    """Fail unless values and gradients are those of the reference, in float64."""
+    """Fail unless values and gradients are those of the reference, in float64. `memory` is a number of tokens."""
     exact = copy.deepcopy(layer).double()
     rotate = RotaryPosition().rotate if rotated else None
-    real_BT = padding(tokens) if padded else None
+    real_BT = padding(memory or tokens) if padded else None
     inputs = {"rotate": rotate, "key_padding_mask": real_BT}
     arguments = {name: value for name, value in inputs.items() if name in takes(layer.forward)}
 
@@ -85,39 +89,12 @@ def assert_is(
             super().__init__()
             self.layer, self.written_out = exact, written_out
 
-        def forward(self, x: Tensor) -> Tensor:
-            return reference(self.layer, x, rotate, real_BT) if self.written_out else self.layer(x, **arguments)
+        def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+            looked_at = {} if memory is None else {"memory": memory}
+            if self.written_out:
+                return reference(self.layer, x, rotate, real_BT, **looked_at)
+            return self.layer(x, **arguments, **looked_at)
 
-    x = torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64)
+    tensors = [torch.randn(4, size, HIDDEN_DIM, dtype=torch.float64) for size in (tokens, memory) if size]
     tolerance = 1e-5 if rotated else tolerance  # the angles of rotary are float32
-    assert_same_step(Forward(True), Forward(False), x, rtol=tolerance, atol=tolerance)
-
-
-def assert_padding_is_nothing(layer: nn.Module, *, as_if_absent: bool = True) -> None:
-    """Fail if the values in padding change a real token, or if a padded row differs from the row without padding."""
-    layer = copy.deepcopy(layer).double()
-    for tokens in (7, 129):
-        real_BT = padding(tokens)
-        x = torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64)
-        other = torch.where(real_BT[..., None], x, 3 * torch.randn_like(x))
-        got = layer(x, key_padding_mask=real_BT)
-        torch.testing.assert_close(layer(other, key_padding_mask=real_BT)[real_BT], got[real_BT], rtol=1e-9, atol=1e-9)
-        if as_if_absent:
-            alone = layer(x[1:2, : tokens - 2])
-            torch.testing.assert_close(got[1:2, : tokens - 2], alone, rtol=1e-9, atol=1e-9)
-
-
-def assert_causal(layer: nn.Module) -> None:
-    """Fail if a later token changes an earlier result, or gets a gradient from it."""
-    layer = copy.deepcopy(layer).double()
-    for tokens, changed in ((7, 4), (129, 70), (129, 128)):
-        x = torch.randn(1, tokens, HIDDEN_DIM, dtype=torch.float64, requires_grad=True)
-        other = x.detach().clone()
-        other[:, changed:] = 3 * torch.randn_like(other[:, changed:])
-        for real_BT in (None, torch.arange(tokens)[None] > 1):
-            before = layer(x, key_padding_mask=real_BT)[:, :changed]
-            after = layer(other, key_padding_mask=real_BT)[:, :changed]
-            torch.testing.assert_close(after, before, rtol=1e-12, atol=1e-12)
-            (gradient,) = torch.autograd.grad(before.sum(), x)
-            assert gradient[:, changed:].abs().max() == 0
-            assert gradient[:, changed - 1].abs().max() > 0
+    assert_same_step(Forward(True), Forward(False), *tensors, rtol=tolerance, atol=tolerance)

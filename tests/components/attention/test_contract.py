@@ -10,7 +10,6 @@ from torch import nn
 from fuselayers.components import MultiHeadAttention, create, get
 from fuselayers.components.registry import Choice
 from fuselayers.partition import saved_bytes
-from tests.components.attention import contract
 from tests.components.attention.contract import HIDDEN_DIM, small
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -20,16 +19,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "linformer": {"num_heads": 6, "num_kv_heads": 2, "projected_length": 5},
     "nystrom": {"num_heads": 6, "num_kv_heads": 2, "num_landmarks": 3, "conv_kernel_size": 3},
     "pooling": {"window": 3},
-    "fourier_mix": {},
 }
 CAUSAL = ["favor", "linear", "local", "pooling"]
-BOTH_WAYS = [name for name in OPTIONS if name not in CAUSAL]
 WITH_HEADS = [name for name, options in OPTIONS.items() if options.get("num_heads")]
 
 
 def made(name: str, *, context_length: int = 131, **options: Any) -> nn.Module:
     built_in = {"context_length": context_length} if name == "linformer" else {}
-    built_in |= {"causal": options.pop("causal", True)} if name in CAUSAL else {}
+    built_in |= {"causal": True} if name in CAUSAL else {}
     return small(create("attention", Choice(name, {**OPTIONS[name], **options}), HIDDEN_DIM, **built_in))
 
 
@@ -50,24 +47,6 @@ def test_made_by_hand_it_sees_later_tokens(kind: str, name: str, options: dict[s
     later = x.clone()
     later[:, 2] = torch.randn(HIDDEN_DIM)
     assert not torch.allclose(layer(later)[:, 1], layer(x)[:, 1])
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_causal(name: str) -> None:
-    contract.assert_causal(made(name))
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        *((name, {"causal": causal}) for name in CAUSAL for causal in (True, False)),
-        *((name, {}) for name in BOTH_WAYS),
-        ("nystrom", {"num_landmarks": 64}),
-    ],
-    ids=str,
-)
-def test_padding(name: str, options: dict[str, Any]) -> None:
-    contract.assert_padding_is_nothing(made(name, **options), as_if_absent=name != "fourier_mix")
 
 
 @pytest.mark.parametrize("name", ["linear", "local", "linformer", "nystrom"])

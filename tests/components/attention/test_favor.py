@@ -7,7 +7,16 @@ from torch import Tensor
 
 from fuselayers.components import FavorAttention
 from tests.components.attention import contract
-from tests.components.attention.contract import HEADS, HIDDEN_DIM, allowed, heads_of, joined, small
+from tests.components.attention.contract import (
+    HEADS,
+    HIDDEN_DIM,
+    MEMORY,
+    MEMORY_CASES,
+    allowed,
+    heads_of,
+    joined,
+    small,
+)
 from tests.components.compare import run
 
 
@@ -15,14 +24,21 @@ def made(**options: object) -> FavorAttention:
     return small(FavorAttention(HIDDEN_DIM, **{"num_heads": 6, "num_features": 5, "causal": True, **options}))
 
 
-def reference(layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+def reference(
+    layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None, memory: Tensor | None = None
+) -> Tensor:
     q, k, v = heads_of(layer, x_BTD, rotate)
+    if memory is None:
+        pairs = allowed(x_BTD.shape[1], real_BT, causal=layer.causal)
+    else:
+        _, k, v = heads_of(layer, memory, None)
+        pairs = torch.ones(1) if real_BT is None else real_BT[:, None, None]
     w, scale = layer.directions, layer.head_dim**0.25
     q, k = (
         torch.exp(x / scale @ w.T - ((x / scale) ** 2).sum(-1, keepdim=True) / 2) / math.sqrt(layer.num_features)
         for x in (q, k)
     )
-    weights = q @ k.mT * allowed(x_BTD.shape[1], real_BT, causal=layer.causal)
+    weights = q @ k.mT * pairs
     below = weights.sum(-1, keepdim=True)
     return joined(layer, weights @ v / torch.where(below > 0, below, 1))
 
@@ -33,6 +49,12 @@ def reference(layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Ten
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int) -> None:
     contract.assert_is(made(causal=causal, **HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
+
+
+@pytest.mark.parametrize(("tokens", "padded"), MEMORY_CASES)
+def test_a_memory(tokens: int, padded: bool) -> None:
+    layer = made(causal=False, num_kv_heads=2)
+    contract.assert_is(layer, reference, tokens=tokens, memory=MEMORY, padded=padded)
 
 
 @pytest.mark.parametrize(

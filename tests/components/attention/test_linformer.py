@@ -19,8 +19,7 @@ def made(**options: object) -> LinformerAttention:
 def reference(layer: LinformerAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
     """The whole context, with zeros for padded and missing tokens."""
     q, k, v = heads_of(layer, x_BTD, rotate)
-    of_keys = layer.key_projection.weight
-    of_values = of_keys if layer.value_projection is None else layer.value_projection.weight
+    of_keys, of_values = layer.key_projection.weight, layer.value_projection.weight
     whole = torch.zeros(2, *k.shape[:2], of_keys.shape[1], layer.head_dim, dtype=k.dtype)
     real = torch.ones(x_BTD.shape[:2]) if real_BT is None else real_BT.to(k.dtype)
     whole[:, :, :, : x_BTD.shape[1]] = torch.stack((k, v)) * real[:, None, :, None]
@@ -32,20 +31,16 @@ def reference(layer: LinformerAttention, x_BTD: Tensor, rotate: object, real_BT:
 # Two of the eight ways to combine padding, rotation and grouped heads: none of them, and all.
 @pytest.mark.parametrize("tokens", [1, 7, 129, 131])
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
-@pytest.mark.parametrize("share_projection", [True, False])
-def test_values_and_gradients(share_projection: bool, heads: str, rotated: bool, padded: bool, tokens: int) -> None:
-    layer = made(share_projection=share_projection, **HEADS[heads])
-    contract.assert_is(layer, reference, tokens=tokens, padded=padded, rotated=rotated)
+def test_values_and_gradients(heads: str, rotated: bool, padded: bool, tokens: int) -> None:
+    contract.assert_is(made(**HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
 
 
-@pytest.mark.parametrize(
-    ("share_projection", "padded", "tokens"), [(True, False, 1), (False, True, 7), (True, True, 11), (False, False, 11)]
-)
-def test_an_adapter_in_place_of_a_projection_is_called(share_projection: bool, padded: bool, tokens: int) -> None:
-    merged = made(context_length=11, num_kv_heads=2, share_projection=share_projection).double()
+@pytest.mark.parametrize(("padded", "tokens"), [(False, 1), (True, 7), (False, 11)])
+def test_an_adapter_in_place_of_a_projection_is_called(padded: bool, tokens: int) -> None:
+    merged = made(context_length=11, num_kv_heads=2).double()
     adapted = copy.deepcopy(merged)
     with torch.no_grad():
-        for name in ("key_projection",) if share_projection else ("key_projection", "value_projection"):
+        for name in ("key_projection", "value_projection"):
             adapter = Adapter(getattr(adapted, name)).double()
             setattr(adapted, name, adapter)
             getattr(merged, name).weight.add_(adapter.high @ adapter.low)

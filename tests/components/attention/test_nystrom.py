@@ -6,30 +6,40 @@ from torch import Tensor
 
 from fuselayers.components import NystromAttention
 from tests.components.attention import contract
-from tests.components.attention.contract import HEADS, HIDDEN_DIM, heads_of, joined, small
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, MEMORY, MEMORY_CASES, heads_of, joined, small
 
 
 def made(**options: object) -> NystromAttention:
     return small(NystromAttention(HIDDEN_DIM, **{"num_heads": 6, "num_landmarks": 3, **options}))
 
 
-def reference(layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None) -> Tensor:
+def means(x_HTC: Tensor, most: int) -> Tensor:
+    """The means of segments of nearly equal length: [H, T, C] -> [H, M, C]."""
+    tokens = x_HTC.shape[1]
+    segments: list[list[int]] = [[] for _ in range(min(most, tokens))]
+    for token in range(tokens):
+        segments[token * len(segments) // tokens].append(token)
+    return torch.stack([x_HTC[:, at].mean(1) for at in segments], 1)
+
+
+def reference(
+    layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None, memory: Tensor | None = None
+) -> Tensor:
     """Row by row, with the padding taken out of the row first."""
     q, k, v = heads_of(layer, x_BTD, rotate)
+    if memory is not None:
+        _, k, v = heads_of(layer, memory, None)
     root = math.sqrt(layer.head_dim)
     rows = []
     for b, tokens in enumerate([x_BTD.shape[1]] * len(x_BTD)):
-        real = list(range(tokens)) if real_BT is None else real_BT[b].nonzero().flatten().tolist()
+        real = list(range(k.shape[2])) if real_BT is None else real_BT[b].nonzero().flatten().tolist()
         mixed = torch.zeros_like(q[b])
         if real:
-            landmarks = min(layer.num_landmarks, len(real))
-            segments: list[list[int]] = [[] for _ in range(landmarks)]
-            for number, token in enumerate(real):
-                segments[number * landmarks // len(real)].append(token)
-            q_means, k_means = (torch.stack([x[b][:, at].mean(1) for at in segments], 1) for x in (q, k))
+            q_means = means(q[b] if memory is not None else q[b][:, real], layer.num_landmarks)
+            k_means = means(k[b][:, real], layer.num_landmarks)
             a = (q_means @ k_means.mT / root).softmax(-1)
             z = torch.stack([head.T / (head.sum(0).max() * head.sum(1).max()) for head in a])
-            identity = torch.eye(landmarks, dtype=a.dtype)
+            identity = torch.eye(q_means.shape[1], dtype=a.dtype)
             for _ in range(layer.inverse_iterations):
                 z = z @ (13 * identity - a @ z @ (15 * identity - a @ z @ (7 * identity - a @ z))) / 4
             looks = (q[b] @ k_means.mT / root).softmax(-1)
@@ -48,6 +58,12 @@ def reference(layer: NystromAttention, x_BTD: Tensor, rotate: object, real_BT: T
 @pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
 def test_values_and_gradients(heads: str, rotated: bool, padded: bool, tokens: int) -> None:
     contract.assert_is(made(**HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
+
+
+@pytest.mark.parametrize(("tokens", "padded"), MEMORY_CASES)
+def test_a_memory(tokens: int, padded: bool) -> None:
+    layer = made(num_kv_heads=2, inverse_iterations=3)
+    contract.assert_is(layer, reference, tokens=tokens, memory=MEMORY, padded=padded)
 
 
 @pytest.mark.parametrize(("padded", "heads"), [(False, "all heads"), (True, "grouped")])

@@ -2,23 +2,10 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from fuselayers.components import LinearAttention, MultiHeadAttention
 from fuselayers.components.attention.packed_heads import PackedHeads
-
-
-class Adapter(nn.Module):
-    """Can be called like the layer, but has no weight or bias."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.layer = layer
-        self.high = nn.Parameter(torch.randn(layer.out_features, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x) + x[..., :1] @ self.high.T
-        return y
+from tests.components.adapter import Adapter
 
 
 @pytest.mark.parametrize(
@@ -31,7 +18,7 @@ def test_an_adapter_in_place_of_a_projection_needs_its_call_only(attention: type
         for name in ("qkv", "out"):
             adapter = Adapter(getattr(adapted, name)).double()
             setattr(adapted, name, adapter)
-            getattr(merged, name).weight[:, :1] += adapter.high
+            getattr(merged, name).weight.add_(adapter.high @ adapter.low)
     x, memory = torch.randn(2, 3, 5, 12, dtype=torch.float64)
     inputs = {"memory": memory} if crossed else {}
     torch.testing.assert_close(adapted(x, **inputs), merged(x, **inputs))

@@ -99,13 +99,14 @@ class Written(nn.Module):
 class WithLoss(nn.Module):
     """A mixture that returns its loss too, with the parameter names of `Written`."""
 
-    def __init__(self, layer: MixtureOfExperts) -> None:
+    def __init__(self, layer: MixtureOfExperts, mask: Tensor | None = None) -> None:
         super().__init__()
         self.router, self.experts, self.shared = layer.router, layer.experts, layer.shared
         self.layer = [layer]
+        self.mask = mask
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer[0](x)
+        y = self.layer[0](x, key_padding_mask=self.mask)
         loss = self.layer[0].auxiliary_loss
         assert loss.dtype == torch.float32
         return y, 7 * loss.double()  # not a weight of 1, which would hide a lost factor
@@ -208,16 +209,6 @@ def test_of_equal_logits_the_first_expert_is_taken(options: dict[str, object]) -
 
 
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
-def test_no_tokens(options: dict[str, object]) -> None:
-    layer = mixture(num_experts=3, shared_experts=1, **options)
-    y = layer(torch.zeros(2, 0, 6, dtype=torch.float64))
-    assert y.shape == (2, 0, 6)
-    (y.sum() + layer.auxiliary_loss).backward()
-    assert layer.auxiliary_loss == 0
-    assert all(not parameter.grad.any() for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, CHOICES[1]])
 def test_the_router_works_in_32_bits(options: dict[str, object]) -> None:
     layer = mixture(num_experts=3, **options).bfloat16()
     x = torch.randn(7, 6).bfloat16()
@@ -271,18 +262,6 @@ def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list
         torch.testing.assert_close(layer.auxiliary_loss, loss)
 
 
-class Padded(nn.Module):
-    def __init__(self, layer: MixtureOfExperts, *, padded: bool) -> None:
-        super().__init__()
-        self.layer = layer
-        self.mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer(x, key_padding_mask=self.mask)
-        assert self.layer.auxiliary_loss is not None
-        return y, self.layer.auxiliary_loss
-
-
 @pytest.mark.parametrize(
     ("backend", "padded"),
     [
@@ -295,7 +274,8 @@ class Padded(nn.Module):
 )
 def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
     """Also without `fullgraph=True`, although Dynamo then breaks a graph at sizes that depend on data."""
-    plain = Padded(mixture(num_experts=4, top_k=2), padded=padded)
+    mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
+    plain = WithLoss(mixture(num_experts=4, top_k=2), mask)
     compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
     compiled.compile(backend=counter)
     for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
@@ -384,24 +364,23 @@ def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
     x[~real_BT] = layer.router.weight[0].detach() * 9  # all padding prefers the first expert, more than any token
 
     class OfReal(WithLoss):
-        def __init__(self, mask: Tensor | None) -> None:
-            super().__init__(layer)
-            self.mask = mask
-
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             if self.mask is None:
                 return super().forward(x[real_BT])
-            y = layer(x, key_padding_mask=self.mask)
+            y, loss = super().forward(x)
             assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
-            return y[real_BT], 7 * layer.auxiliary_loss.double()
+            return y[real_BT], loss
 
-    assert_same_step(OfReal(None), OfReal(real_BT), x, **DENSE_TOLERANCE)
+    assert_same_step(OfReal(layer), OfReal(layer, real_BT), x, **DENSE_TOLERANCE)
 
 
+@pytest.mark.parametrize("tokens", [0, 3])
 @pytest.mark.parametrize("options", [{}, {"capacity_factor": 0.7}, CHOICES[1]])
-def test_where_all_is_padding_nothing_is_learnt(options: dict[str, object]) -> None:
+def test_without_real_tokens_nothing_is_learnt(options: dict[str, object], tokens: int) -> None:
     layer = mixture(num_experts=3, **options)
-    y = layer(torch.randn(2, 3, 6, dtype=torch.float64), key_padding_mask=torch.zeros(2, 3, dtype=torch.bool))
+    mask = torch.zeros(2, tokens, dtype=torch.bool) if tokens else None
+    y = layer(torch.randn(2, tokens, 6, dtype=torch.float64), key_padding_mask=mask)
+    assert y.shape == (2, tokens, 6)
     assert not y.any()
     assert layer.auxiliary_loss == 0
     (y.sum() + layer.auxiliary_loss).backward()

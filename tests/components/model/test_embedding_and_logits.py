@@ -21,7 +21,6 @@ SIZES = {
     "attention": Choice("multi_head", {"num_heads": 2}),
     "init_std": 0.5,
 }
-SCALED = Choice("token", {"scale": True})
 
 
 class NoTable(nn.Module):
@@ -35,20 +34,6 @@ def made(model: type[nn.Module], **options: object) -> nn.Module:
 
 def same_weights(model: nn.Module, other: nn.Module) -> None:
     other.load_state_dict(model.state_dict())
-
-
-# Each model builds its own head, tied or not.
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("model", [Decoder, Encoder])
-def test_a_scaled_embedding_is_a_larger_table_under_the_same_head(model: type[nn.Module], tied: bool) -> None:
-    scaled, plain = made(model, embedding=SCALED, tie_embeddings=tied), made(model, tie_embeddings=False)
-    state = scaled.state_dict()
-    assert list(state) == list(made(model, tie_embeddings=tied).state_dict())
-    table, head = state["token.weight"], state["token.weight" if tied else "head.weight"]
-    plain.load_state_dict({**state, "token.weight": table * 8**0.5, "head.weight": head})
-    tokens_BT = torch.randint(13, (3, 6))
-    torch.testing.assert_close(scaled(tokens_BT), plain(tokens_BT), rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(scaled(tokens_BT), made(model)(tokens_BT))
 
 
 @pytest.mark.parametrize(

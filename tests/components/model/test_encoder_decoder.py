@@ -22,41 +22,18 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(13, shape)
 
 
-def attend(attention: torch.nn.Module, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
-    """Two heads of four channels, written out; `allowed` is broadcastable to [B, 1, T, S]."""
-    weight, bias = attention.qkv.weight.split(8), attention.qkv.bias.split(8)
-    q, k, v = (
-        (of @ w.T + b).unflatten(-1, (2, 4)).transpose(1, 2)
-        for of, w, b in zip((x, memory, memory), weight, bias, strict=True)
-    )
-    scores = (q @ k.mT / 2).masked_fill(~allowed, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ attention.out.weight.T + attention.out.bias
-
-
 def written_out(model: EncoderDecoder, source: Tensor, inputs: Tensor, real: Tensor | None = None) -> Tensor:
-    def norm(x: Tensor, module: torch.nn.Module) -> Tensor:
-        return F.layer_norm(x, (8,), module.weight, module.bias)
-
-    real = torch.ones_like(source, dtype=torch.bool) if real is None else real
-    seen = real[:, None, None, :]
+    """Calls the model's own blocks."""
     memory = model.token.weight[source] + model.encoder.position.table.weight[: source.shape[1]]
     for block in model.encoder.blocks:
-        first, second = block.residual.norms
-        x = norm(memory, first)
-        memory = memory + attend(block.attention, x, x, seen)
-        memory = memory + block.feedforward(norm(memory, second))
-    memory = norm(memory, model.encoder.norm)
-    length = inputs.shape[1]
-    before = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
-    y = model.token.weight[inputs] + model.decoder.position.table.weight[:length]
+        memory = block(memory, key_padding_mask=real)
+    memory = F.layer_norm(memory, (8,), model.encoder.norm.weight, model.encoder.norm.bias)
+    y = model.token.weight[inputs] + model.decoder.position.table.weight[: inputs.shape[1]]
     for block in model.decoder.blocks:
-        first, second, third = block.residual.norms
-        x = norm(y, first)
-        y = y + attend(block.attention, x, x, before)
-        y = y + attend(block.cross_attention, norm(y, second), memory, seen)
-        y = y + block.feedforward(norm(y, third))
+        y = block(y, memory=memory, memory_padding_mask=real)
+    y = F.layer_norm(y, (8,), model.decoder.norm.weight, model.decoder.norm.bias)
     head = model.token.weight if model.head is None else model.head.weight
-    return norm(y, model.decoder.norm) @ head.T * model.logit_scale
+    return y @ head.T * model.logit_scale
 
 
 @pytest.mark.parametrize(("tied", "padded"), [(True, False), (False, True)])

@@ -12,7 +12,6 @@ from fuselayers.components import Choice, HierarchicalVision, LayerChange
 from fuselayers.configs import RebuildWarning
 from fuselayers.ops import dropout
 from tests.components.compare import assert_same_step, randomise
-from tests.components.model.refused import assert_refused
 
 HEADS = Choice("multi_head", {"num_heads": 1, "num_kv_heads": 1})
 SIZES: dict[str, Any] = {
@@ -31,7 +30,7 @@ def made(**options: Any) -> HierarchicalVision:
 
 
 class WrittenOut(nn.Module):
-    """Cuts the patches by hand, and calls the model's own blocks."""
+    """Calls the model's own patches and blocks."""
 
     def __init__(self, model: HierarchicalVision) -> None:
         super().__init__()
@@ -42,16 +41,13 @@ class WrittenOut(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = images
         for patch, stage in zip(self.patch, self.stages, strict=True):  # type: ignore[arg-type]
-            size, stride = patch.patch_size, patch.stride
-            x = F.pad(x, 4 * [(size - 1) // 2])
-            starts = range(0, x.shape[-1] - size + 1, stride)
-            cut = torch.stack([x[:, :, i : i + size, j : j + size].flatten(1) for i in starts for j in starts], dim=1)
-            y = cut @ patch.projection.weight.flatten(1).T + patch.projection.bias
-            y = dropout(y + stage.position.table.weight, self.p)
+            assert (patch.patch_size - 1) // 2 == patch.padding
+            side = patch.patches_along(x.shape[-1])
+            y = dropout(patch(x) + stage.position.table.weight, self.p)
             for block in stage.blocks:
                 y = block(y)
             y = F.layer_norm(y, y.shape[-1:], stage.norm.weight, stage.norm.bias)
-            x = torch.stack([y[:, n] for n in range(y.shape[1])], -1).view(len(y), -1, len(starts), len(starts))
+            x = torch.stack([y[:, n] for n in range(y.shape[1])], -1).view(len(y), -1, side, side)
         return x.mean((2, 3)) @ self.head.weight.T + self.head.bias
 
 
@@ -80,7 +76,8 @@ def test_the_shipped_config_trains() -> None:
         optimizer.step()
     assert model(images, targets).item() < 0.3 * before
     assert model(images).argmax(1).tolist() == targets.tolist()
-    with pytest.warns(RebuildWarning, match=r"stages.0-2.blocks.0-1.attention: qkv.weight, .* left behind"):
+    left = r"stages.0.blocks.0.attention to stages.2.blocks.1.attention \(6\): qkv.weight, .* left behind"
+    with pytest.warns(RebuildWarning, match=left):
         rebuild(model, ["attention=pooling", "model.depths=[1,2,1]"])
 
 
@@ -92,7 +89,7 @@ def test_the_shipped_config_trains() -> None:
         ({"depths": (1, 0)}, "depths[1] must be at least 1, got 0"),
         (
             {"image_size": 2, "strides": (3, 1)},
-            "the sides of the images of stage 1 must be at least 2 pixels, for one patch, got 1",
+            "stage 1: the sides of images must be at least 2 pixels, for one patch, got 1",
         ),
         (
             {"widths": (4, 6)},
@@ -106,8 +103,3 @@ def test_the_shipped_config_trains() -> None:
 def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         made(**options)
-
-
-def test_images_of_another_size() -> None:
-    text = "images must be 10 x 10 pixels, got [2, 3, 10, 12]; resize them, or build the model with another image_size"
-    assert_refused(made(), ValueError, text, torch.zeros(2, 3, 10, 12))

@@ -25,20 +25,17 @@ def made(**options: object) -> VisionTransformer:
 
 
 class WrittenOut(nn.Module):
-    """Cuts the patches by hand, and calls the model's own blocks."""
+    """Calls the model's own patches and blocks."""
 
     def __init__(self, model: VisionTransformer) -> None:
         super().__init__()
         for name, module in model.named_children():
             self.add_module(name, module)
         self.class_token = model.class_token
-        self.image_size, self.p = model.image_size, model.dropout
+        self.p = model.dropout
 
     def forward(self, images: Tensor) -> Tensor:
-        side = self.patch.patch_size
-        places = [(top, left) for top in range(0, self.image_size, side) for left in range(0, self.image_size, side)]
-        x = torch.stack([images[:, :, y : y + side, x : x + side].flatten(1) for y, x in places], dim=1)
-        x = x @ self.patch.projection.weight.flatten(1).T + self.patch.projection.bias
+        x = self.patch(images)
         if self.class_token is not None:
             x = torch.cat((self.class_token.repeat(len(x), 1, 1), x), dim=1)
         x = dropout(x + self.position.table.weight, self.p)
@@ -66,7 +63,10 @@ def test_values_and_gradients(sizes: dict[str, int], pooling: str, p: float) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"image_size": 13}, "image_size must be a multiple of patch_size, got 13 and 4"),
+        (
+            {"image_size": 13},
+            "the sides of images must be multiples of patch_size, 4, got 13; resize or pad the images",
+        ),
         ({"pooling": "max"}, "no pooling 'max'; there are: class_token, mean"),
         (
             {"embedding": "token"},
@@ -90,18 +90,23 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
             "images must be 12 x 12 pixels, got [1, 3, 8, 12]; resize them, or build the model with another image_size",
         ),
         ([[1.0]], torch.tensor([1]), TypeError, "images must be a tensor [B, 3, height, width], got list"),
-        (torch.zeros(2, 3, 12, 12), [1, 2], TypeError, "targets must be a tensor [B], got list; use torch.tensor"),
+        (
+            torch.zeros(2, 3, 12, 12),
+            [1, 2],
+            TypeError,
+            "targets must be a tensor like images, one class each, got list",
+        ),
         (
             torch.zeros(2, 3, 12, 12),
             torch.tensor([1]),
             ValueError,
-            "targets must be torch.int64 [2], one class per image, got torch.int64 [1]",
+            "targets must be torch.int64 [2] like images, one class each, got torch.int64 [1]",
         ),
         (
             torch.zeros(2, 3, 12, 12),
             torch.tensor([1.0, 2.0]),
             ValueError,
-            "targets must be torch.int64 [2], one class per image, got torch.float32 [2]",
+            "targets must be torch.int64 [2] like images, one class each, got torch.float32 [2]",
         ),
         (
             torch.zeros(2, 3, 12, 12),

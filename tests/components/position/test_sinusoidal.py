@@ -26,7 +26,7 @@ def written_out(x: Tensor, *, base: float = 10000.0, first: int = 0) -> Tensor:
 def test_it_is_the_papers_table(base: float, hidden_dim: int, tokens: int, first: int) -> None:
     x = torch.randn(2, tokens, hidden_dim).double()
     position = SinusoidalPosition(base=base)
-    got = run(lambda x: position.embed(x, first=first), [x])
+    got = run(lambda x: position(x, first=first), [x])
     expected = run(lambda x: written_out(x, base=base, first=first), [x])
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=0, atol=2e-5)  # the angles are float32

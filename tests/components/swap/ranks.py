@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -49,20 +48,10 @@ def wrapped_by_class(model: nn.Module) -> nn.Module:
     return wrapped
 
 
-def accelerated(model: nn.Module) -> nn.Module:
-    import accelerate
-
-    accelerator = accelerate.Accelerator(cpu=True)
-    prepared: nn.Module = accelerator.prepare(model)
-    assert isinstance(prepared, nn.parallel.DistributedDataParallel) == (dist.get_world_size() > 1)
-    return prepared
-
-
 CASES: Final[dict[str, Callable[[nn.Module], nn.Module]]] = {
     "FSDP2": sharded,
     "DDP": data_parallel,
     "FSDP by class": wrapped_by_class,
-    "Accelerate": accelerated,
 }
 
 
@@ -108,10 +97,6 @@ def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
 def run_rank(rank: int, world: int, folder: Path, name: str, levels: list[str | None], cases: list[str]) -> None:
     """Run cases as one process of a group, and write the results."""
     torch.set_num_threads(1)
-    # Accelerate reads these variables, which torchrun would set, and uses the group that exists.
-    ranks = dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
-    os.environ.update(ranks | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world)))
-    os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})  # where nothing listens
     dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
     results = {(case, level): run_case(name, case, level) for case in cases for level in levels}
     torch.save(results, folder / f"rank{rank}.pt")

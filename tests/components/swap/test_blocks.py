@@ -48,15 +48,6 @@ def test_blocks_share_a_graph(name: str, backend: str) -> None:
     torch.testing.assert_close(loss_of(model.eval(), batch), expected)
 
 
-def test_a_bare_sequence_of_blocks() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Gated(), Gated()).eval(), torch.randn(3, 8)
-    wanted = model(x)
-    report = swap(model, level="blocks", backend="eager", batch=x)
-    assert [(site.name, site.rule) for site in report.sites] == [("0", "block"), ("1", "block")]
-    torch.testing.assert_close(model(x), wanted)
-
-
 @pytest.mark.parametrize(
     "compress", ["int8", *(pytest.param(way, marks=pytest.mark.slow) for way in ("bfloat16", "float8"))]
 )
@@ -75,16 +66,21 @@ def test_blocks_save_compressed_values(compress: str) -> None:
         swap(model, compress="int8")
 
 
-class OtherwiseCompiled(Feedforward):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        return 1.05 * y if torch.compiler.is_compiling() else y
+class OtherWhenCompiled(nn.Module):
+    """A block with a fault of a compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feedforward = Feedforward()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feedforward(x) * (1.05 if torch.compiler.is_compiling() else 1.0)
 
 
 # The bound for 16-bit results is 3 %. Compression changes gradients, but no results.
 @pytest.mark.parametrize(("dtype", "compress"), [(torch.bfloat16, None), (torch.float32, "int8")])
 def test_a_wrong_block_is_not_swapped(dtype: torch.dtype, compress: str | None) -> None:
-    model = nn.Sequential(OtherwiseCompiled(), OtherwiseCompiled()).to(dtype)
+    model = nn.Sequential(OtherWhenCompiled(), OtherWhenCompiled()).to(dtype)
     with pytest.warns(UserWarning, match="its error is "):
         report = swap(model, level="blocks", backend="eager", compress=compress, batch=torch.randn(3, 8, dtype=dtype))
     assert report.sites == ()
@@ -119,7 +115,9 @@ def _decoder(layers: int = 2) -> Any:
 def test_a_model_in_training_makes_no_cache_unless_it_is_asked_to(level: str) -> None:
     plain, model = _decoder().train(), _decoder().train()
     report = swap(model, level=level, backend="eager", verify=False)  # type: ignore[arg-type]
-    assert "in training the model runs with use_cache=False" in " ".join(str(report).split())
+    text = " ".join(str(report).split())
+    assert "in training the model runs with use_cache=False" in text
+    assert "in training with labels the logits of the output are None" in text
     batch = batch_for("llama")
     got = model(**batch)
     assert got.past_key_values is None
@@ -183,22 +181,11 @@ def test_linear_layers_in_a_list_are_no_blocks() -> None:
     assert report.notes == ("there are no repeated blocks: level layers, nothing compressed",)
 
 
-class OtherWhenCompiled(nn.Module):
-    """A block with a fault of a compiler."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.feedforward = Feedforward()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.feedforward(x) * (2.0 if torch.compiler.is_compiling() else 1.0)
-
-
 def test_the_default_takes_layers_if_no_block_passes() -> None:
     model = nn.Sequential(OtherWhenCompiled(), OtherWhenCompiled())
     x = torch.randn(4, 8)
     expected = model(x)
-    report = swap(model, backend="eager", batch=x)
+    report = swap(model, batch=x)
     assert report.level == "layers"
     assert [site.name for site in report.sites] == ["0.feedforward", "1.feedforward"]
     assert [(module.name, module.kind) for module in report.skipped] == [
@@ -229,8 +216,12 @@ class SomeFail(nn.Sequential):
         super().__init__(nn.Sequential(Gated(), Gated()), nn.Sequential(*(OtherWhenCompiled() for _ in range(4))))
 
 
-@pytest.mark.parametrize("kind", [lambda: nn.Sequential(OutsideTheGraph(), OutsideTheGraph()), SomeFail])
+# Inductor compiles the blocks of SomeFail.
+@pytest.mark.parametrize(
+    "kind",
+    [lambda: nn.Sequential(OutsideTheGraph(), OutsideTheGraph()), pytest.param(SomeFail, marks=pytest.mark.slow)],
+)
 def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(kind: Any) -> None:
     x = torch.randn(64, 8)
-    report, layers = (swap(kind(), backend="eager", level=level, batch=x) for level in ("auto", "layers"))  # type: ignore[arg-type]
+    report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))  # type: ignore[arg-type]
     assert (report.level, report.saved_after) == ("layers", layers.saved_after)

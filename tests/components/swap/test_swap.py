@@ -54,6 +54,24 @@ class OfTensor(Feedforward):
         return self.down(torch.Tensor.relu(self.up(x)))
 
 
+class Recursive(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.again(self.up(x)))
+
+    def again(self, x: Tensor) -> Tensor:
+        return self.other(x)
+
+    def other(self, x: Tensor) -> Tensor:
+        return self.again(x)
+
+
+class Registered(Feedforward):
+    """A subclass without a name raises."""
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+
+
 class Fused(Feedforward):
     @fuse(backend="eager")
     def forward(self, x: Tensor) -> Tensor:
@@ -83,6 +101,7 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
         (Decorated, "its forward is decorated by context_decorator"),
         (Fused, "its forward is decorated by FusedFunction"),
         (OfTensor, "its forward names torch.Tensor.relu, whose module is unknown"),
+        (Recursive, "its forward calls again recursively, or with arguments that cannot be read"),
     ],
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
@@ -93,6 +112,12 @@ def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
     assert [skipped.reason for skipped in report.skipped] == [reason]
     assert reason in " ".join(str(said[0].message).split())
     assert type(model) is kind
+
+
+def test_a_class_that_acts_on_its_subclasses_is_left_alone() -> None:
+    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+        report = swap(Registered(), verify=False)
+    assert report.skipped[0].reason == "its class has an __init_subclass__"
 
 
 def test_an_activation_with_parameters_is_no_part_of_a_rule() -> None:

@@ -42,11 +42,6 @@ def gradients_of_each_sample(model: nn.Module, name: str, _: Path) -> Results:
     return per_sample
 
 
-def compiled(model: nn.Module, name: str, _: Path) -> Results:
-    model.compile(backend="aot_eager")
-    return gradients(model, batch_for(name))
-
-
 def exported(model: nn.Module, name: str, _: Path, *, strict: bool = False) -> Results:
     # Without labels, and without a cache among the results.
     batch: dict[str, Any] = {key: value for key, value in batch_for(name).items() if key != "labels"}
@@ -144,7 +139,6 @@ QUICK: dict[str, Callable[..., Results]] = {
     "files": saved_as_files,
 }
 SLOW: dict[str, Callable[..., Results]] = {
-    "compiled": compiled,
     "exported, strict": functools.partial(exported, strict=True),
     "without a cache": functools.partial(generated, do_sample=False, use_cache=False),
     "beams": functools.partial(generated, do_sample=False, num_beams=3),
@@ -222,16 +216,3 @@ def test_ragged_batches_are_compiled_once_more(name: str) -> None:
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[1] <= graphs[0], graphs
     assert sum(graphs[2:]) == 0, graphs
-
-
-@pytest.mark.filterwarnings("ignore")  # there is no such device
-def test_a_plan_of_devices_keeps_blocks_whole() -> None:
-    accelerate = pytest.importorskip("accelerate")
-    most = {0: 80_000, "cpu": 10_000_000}  # bytes: one block and a half
-    plans = []
-    for model in pair("llama", "blocks"):
-        kinds: Any = model._no_split_modules
-        plans.append(accelerate.infer_auto_device_map(model, max_memory=most, no_split_module_classes=kinds))
-    assert plans[0] == plans[1]
-    assert set(plans[1].values()) == {0, "cpu"}
-    assert not any(name.startswith("model.layers.") and name.count(".") > 2 for name in plans[1]), plans[1]

@@ -86,16 +86,6 @@ def test_a_checkpoint_frees_what_a_layer_has_saved(name: str) -> None:
 
 
 @every_layer
-def test_tensors_that_are_kept_elsewhere_come_back(name: str) -> None:
-    module, tensors = swapped(layer(name), name).train(), inputs(name)
-    torch.manual_seed(3)
-    wanted = results(module, tensors)
-    torch.manual_seed(3)
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().numpy().copy(), torch.from_numpy):
-        assert_alike(results(module, tensors), wanted)
-
-
-@every_layer
 @both_modes
 def test_under_autocast(name: str, training: bool) -> None:
     plain, tensors = without_dropout(layer(name)).train(training), inputs(name)
@@ -113,8 +103,3 @@ def test_a_compiler_sees_one_graph(name: str, training: bool) -> None:
     got = results(compiled, tensors)  # type: ignore[arg-type]
     if not (training and name in DROPPING):
         assert_alike(got, results(module, tensors))
-
-
-def test_a_swapped_module_can_be_scripted() -> None:
-    module, (x,) = swapped(layer("sequence"), "sequence").eval(), inputs("sequence")
-    torch.testing.assert_close(torch.jit.script(module)(x), module(x))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fuselayers import ops
 from tests.gpu.hollow.driver import counted
 from tests.ops.cases import CASES, Case
 from tests.ops.contract import tensors
@@ -45,6 +46,24 @@ def test_forward_is_one_launch(name: str) -> None:
     count = counted(lambda: CASES[name].op(*inputs, **options))
     assert count.launches == [1, 0]
     assert count.waits == [0, 0], count.lines
+
+
+def test_torch_takes_a_small_norm_that_it_has_one_kernel_for() -> None:
+    """The kernels take a large one, one with a dropout or a sum, and one that torch would copy to another dtype."""
+
+    def taken_by(rows: int, weight_dtype: torch.dtype = torch.bfloat16) -> str:
+        x = torch.zeros(rows, 1024, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        y = ops.layer_norm(x, weight=torch.ones(1024, dtype=weight_dtype, device="cuda"))
+        return type(y.grad_fn).__name__
+
+    assert taken_by(2047) == "NativeLayerNormBackward0"
+    assert taken_by(2048) == "_NormaliseBackward"
+    assert taken_by(2, torch.float32) == "_NormaliseBackward"
+    with torch.autocast("cuda", torch.bfloat16):
+        assert taken_by(2) == "_NormaliseBackward"
+    x = torch.zeros(2, 8, device="cuda", requires_grad=True)
+    y, _ = ops.residual_layer_norm(x, x, weight=torch.ones(8, device="cuda"))
+    assert type(y.grad_fn).__name__ == "_NormaliseBackward"
 
 
 @all_nodes

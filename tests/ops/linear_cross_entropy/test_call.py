@@ -138,19 +138,6 @@ def test_compiled_with_one_tensor_as_x_and_weight(rows: int, reduction: str, bac
 
 @both_backends
 @reductions
-@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
-def test_is_that_of_torch(label_smoothing: float, reduction: str, backend: str) -> None:
-    leaves = x, weight, bias = leaves_of(14, 5)
-    target = target_for(x, weight)
-    options: dict[str, Any] = {"label_smoothing": label_smoothing, "reduction": reduction}
-    got = linear_cross_entropy(x, weight, target, bias=bias, backend=backend, **options)
-    expected = F.cross_entropy(F.linear(x, weight, bias), target, **options)
-    torch.testing.assert_close(got, expected)
-    torch.testing.assert_close(gradients(got, leaves), gradients(expected, leaves))
-
-
-@both_backends
-@reductions
 def test_rows_that_are_all_ignored(reduction: str, backend: str) -> None:
     leaves = x, weight, bias = leaves_of(14, 5)
     target = torch.full((14,), -100, device=DEVICE)
@@ -276,15 +263,6 @@ def test_autocast_mixes_dtypes_and_leaves_float64() -> None:
     torch.testing.assert_close(exact, op(*(tensor.double() for tensor in (x, weight, bias))), rtol=1e-12, atol=0)
 
 
-@both_backends
-def test_a_second_derivative_is_refused(backend: str) -> None:
-    for reduction in ("mean", "none"):
-        leaves = leaves_of(14, 5)
-        loss = op(*leaves, reduction=reduction, backend=backend).sum()
-        with pytest.raises(RuntimeError, match=r"^linear_cross_entropy can be differentiated only once; for a b"):
-            torch.autograd.grad(loss, leaves, create_graph=True)
-
-
 def test_a_backward_in_a_transform_is_refused() -> None:
     leaves = leaves_of(14, 5)
     loss = op(*leaves)
@@ -330,13 +308,6 @@ def test_a_subclass_and_a_parameter() -> None:
     assert isinstance(got, Mine)
     torch.testing.assert_close(got.as_subclass(Tensor), expected)
     torch.testing.assert_close(op(x, nn.Parameter(weight), bias), expected)
-
-
-@reductions
-def test_gradcheck(reduction: str) -> None:
-    leaves = leaves_of(5, 2, classes=6, dtype=torch.float64)
-    for form in (reference, op):
-        assert torch.autograd.gradcheck(partial(form, reduction=reduction, **FULL), leaves)
 
 
 @pytest.mark.parametrize(

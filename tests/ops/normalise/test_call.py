@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.ops.normalise import norm_reference, normalise
-from tests.ops.contract import both_backends, tensors
+from tests.ops.contract import DEVICE, both_backends, on_kernels, tensors
 
 NORMS = (
     *(ops.layer_norm, ops.residual_layer_norm, ops.bias_dropout_residual_layer_norm),
@@ -68,6 +68,13 @@ def test_errors_of_every_norm(op: Callable[..., Any]) -> None:
     for shape in ([1, 5], [3, 4]) if joins else ():
         with pytest.raises(ValueError, match=rf"^residual must have x's shape \[3, 5\], got {re.escape(str(shape))}$"):
             op(x, torch.ones(shape), weight=weight)
+
+
+@on_kernels
+def test_kernels_refuse_rows_that_no_program_holds() -> None:
+    x, weight = torch.ones(1, (1 << 16) + 8, device=DEVICE), torch.ones((1 << 16) + 8, device=DEVICE)
+    with pytest.raises(RuntimeError, match=r"its kernels take rows of at most 65536 columns, got 65544; use backend="):
+        ops.rms_norm(x, weight=weight, backend="triton")
 
 
 @pytest.mark.parametrize("op", [op for op in NORMS if "style" in inspect.signature(op).parameters])

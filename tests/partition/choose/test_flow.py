@@ -6,10 +6,7 @@ import networkx as nx
 import pytest
 from networkx.algorithms.flow import boykov_kolmogorov, preflow_push
 
-from fuselayers.partition import CostModel, machine_of
 from fuselayers.partition.choose.flow import SINK, SOURCE, UnboundedCutError, minimum_cut
-from fuselayers.partition.choose.min_cut import priced_edges
-from tests.partition.tracing import GPT
 
 Graph = nx.DiGraph
 
@@ -54,16 +51,6 @@ def test_value_is_minimal_and_the_cut_has_it(seed: int) -> None:
     uncuttable.add_nodes_from((SOURCE, SINK))
     assert not nx.has_path(uncuttable, SOURCE, SINK)
     assert_is_minimal(graph)
-
-
-@pytest.mark.parametrize("price", [1.5, 1e9])
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_graph_of_a_model(fused: bool, price: float) -> None:
-    cost = CostModel(machine_of("cpu"), fused=fused, memory_price=price)
-    graph = nx.DiGraph()
-    for edge in priced_edges(GPT.decomposed(layers=2).joint(), cost=cost):
-        graph.add_edge(edge.start, edge.end, **({} if edge.price is None else {"capacity": cost.total(edge.price)}))
-    assert assert_is_minimal(graph) > 0
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink() -> None:

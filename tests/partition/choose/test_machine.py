@@ -45,19 +45,12 @@ class TestStated:
 
 
 class TestTuned:
-    def test_written_and_read(self, tmp_path: Path) -> None:
-        path = write_tuned("cpu", MINE)
-        assert path == tmp_path / "machines.json"
-        assert machine_of("cpu") == MINE
+    def test_written_and_read_beside_other_devices(self, tmp_path: Path) -> None:
+        other = dataclasses.replace(MINE, name="other")
+        assert write_tuned("cpu", MINE) == write_tuned("xpu", other) == tmp_path / "machines.json"
+        assert (machine_of("cpu"), machine_of("xpu")) == (MINE, other)
         assert machine_of("cuda").name == "stated: NVIDIA H200"
         assert [file.name for file in tmp_path.iterdir()] == ["machines.json"]
-
-    def test_other_devices_stay(self) -> None:
-        other = dataclasses.replace(MINE, name="other")
-        write_tuned("cpu", MINE)
-        write_tuned("xpu", other)
-        assert machine_of("cpu") == MINE
-        assert machine_of("xpu") == other
 
     def test_a_second_measurement_counts(self) -> None:
         path = write_tuned("cpu", MINE)

@@ -9,17 +9,13 @@ from torch import Tensor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
-from fuselayers._torch.tracing import aot_autograd, make_boxed_func
 from fuselayers.partition import (
     PartitionError,
     budget,
     explain,
     fuse,
-    min_cut,
     partitioner,
-    saved_bytes,
 )
-from fuselayers.partition import default as default_partitioner
 from tests.partition.tracing import saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
@@ -99,18 +95,6 @@ def test_a_users_own_partitioner_that_returns_no_two_graphs(returned: Any, text:
             call(*leaves(4))
 
 
-@pytest.mark.parametrize("partition", ["default", "min_cut"])
-def test_sizes_are_saved_as_numbers(partition: str) -> None:
-    def scaled(x: Tensor) -> Tensor:
-        return x.sum() / x.shape[0]
-
-    fused = fuse(scaled, backend="eager", partition=partition, dynamic=True)
-    for rows in (3, 5, 8):
-        x = torch.randn(rows, 4, requires_grad=True)
-        torch.testing.assert_close(torch.autograd.grad(fused(x), x)[0], torch.full((rows, 4), 1 / rows))
-    assert saved_bytes(fused, torch.randn(8, 4, requires_grad=True)) == 0
-
-
 def test_a_budget_by_name() -> None:
     assert partitioner("budget:0.5") == budget(0.5)
     assert partitioner("budget:1000000") == partitioner("budget:1 MB") == budget(1_000_000)
@@ -122,31 +106,3 @@ def test_a_budget_by_name() -> None:
             match=rf"^'{name}' is not a budget: write budget:0\.5 for a share of what 'default' saves, budget:200MB",
         ):
             partitioner(name)
-
-
-@pytest.mark.parametrize(
-    "partition",
-    [default_partitioner, min_cut, budget(1.0), budget(1 << 20)],
-    ids=["default", "min_cut", "share", "bytes"],
-)
-def test_as_the_partition_fn_of_aot_autograd(partition: Any) -> None:
-    """A partitioner has AOTAutograd's signature and works without `fuse`."""
-    compiled: list[str] = []
-
-    def compiler(graph_module: Any, inputs: Any) -> Any:
-        compiled.append("")
-        return make_boxed_func(graph_module.forward)
-
-    run = torch.compile(tutorial, backend=aot_autograd(fw_compiler=compiler, partition_fn=partition), fullgraph=True)
-    inputs, twins = leaves(4), leaves(4)
-    for tensor, twin in zip(inputs, twins, strict=True):
-        twin.data.copy_(tensor.data)
-    out, expected = run(*inputs), tutorial(*twins)
-    incoming = torch.randn_like(out)
-    torch.testing.assert_close(out, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(out, inputs, incoming), torch.autograd.grad(expected, twins, incoming)
-    )
-    assert len(compiled) == 2
-    # like eager, the default saves two tensors
-    assert saved_bytes(run, *inputs) == (2 * ACTIVATION if partition is default_partitioner else ACTIVATION)

@@ -36,35 +36,6 @@ def test_backward_may_run_twice() -> None:
     assert torch.equal(first, second)
 
 
-class MixerBlock(nn.Module):
-    """An MLP over the tokens, then a linear over the features, with dropout."""
-
-    def __init__(self, tokens: int, dim: int) -> None:
-        super().__init__()
-        self.over_tokens = nn.Sequential(nn.Linear(tokens, 2 * tokens), nn.GELU(), nn.Dropout(0.1))
-        self.back_to_tokens = nn.Linear(2 * tokens, tokens)
-        self.over_features = nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = self.back_to_tokens(self.over_tokens(F.layer_norm(x, x.shape[-1:]).transpose(1, 2)))
-        x = x + F.dropout(mixed, 0.1).transpose(1, 2)
-        return x + self.over_features(F.layer_norm(x, x.shape[-1:]))
-
-
-class ConvNextBlock(nn.Module):
-    """A convolution, then an MLP over the channels as the last dimension."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.up, self.down = nn.Linear(dim, 2 * dim), nn.Linear(2 * dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.convolution(x).permute(0, 2, 3, 1)
-        hidden = F.dropout(self.down(F.dropout(F.gelu(self.up(hidden)), 0.1)), 0.1)
-        return x + hidden.permute(0, 3, 1, 2)
-
-
 class Projected(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -74,22 +45,14 @@ class Projected(nn.Module):
         return x + F.dropout(self.linear(x.transpose(1, 2)), 0.1).transpose(1, 2)
 
 
-BLOCKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
-    "projected": (Projected(8), (2, 8, 6)),
-    "mixer": (MixerBlock(6, 8), (2, 6, 8)),
-    "convnext": (ConvNextBlock(4), (2, 4, 5, 3)),
-}
-
-
-@pytest.mark.parametrize(("name", "transposed", "torch_random"), every_value((*BLOCKS,), (False, True), (True, False)))
-def test_views_of_values_with_other_strides_than_traced(name: str, transposed: bool, torch_random: bool) -> None:
-    block, shape = BLOCKS[name]
-    x = torch.randn(shape[::-1]).permute(*range(len(shape))[::-1]) if transposed else torch.randn(shape)
-    x.requires_grad_()
+@pytest.mark.parametrize(("transposed", "torch_random"), every_value((False, True), (True, False)))
+def test_views_of_values_with_other_strides_than_traced(transposed: bool, torch_random: bool) -> None:
+    block, shape = Projected(8), (2, 8, 6)
+    x = (torch.randn(shape[::-1]).permute(2, 1, 0) if transposed else torch.randn(shape)).requires_grad_()
     fused = fuse(block, backend="eager", fallback=(), torch_random=torch_random)
     # Without torch's masks, the reference is the fused block on contiguous tensors, which has the same masks.
     reference, x_of_reference = (block, x) if torch_random else (fused, x.detach().contiguous().requires_grad_())
-    for incoming in (torch.randn(shape), torch.randn(shape[::-1]).permute(*range(len(shape))[::-1])):
+    for incoming in (torch.randn(shape), torch.randn(shape[::-1]).permute(2, 1, 0)):
         results = []
         for fn, source, tangent in ((fused, x, incoming), (reference, x_of_reference, incoming.contiguous())):
             torch.manual_seed(1)

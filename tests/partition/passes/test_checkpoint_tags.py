@@ -1,5 +1,4 @@
 import functools
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -60,19 +59,6 @@ class TestTags:
         hand.tagged(hooked, inside)
         assert hooked.meta["recompute"] is SAVE
         assert read_on.meta["recompute"] is AGAIN  # the region reads it: recomputing it closes no cycle
-
-    def test_what_an_op_with_an_effect_returns(self) -> None:
-        hand = Hand()
-        token = hand.graph.placeholder("token")
-        effect = hand.call(token, target=torch.ops.higher_order.with_effects, val=(torch.ones(()), (torch.ones(()),)))
-        new_token = hand.call(effect, 0, target=operator.getitem)
-        several = hand.call(effect, 1, target=operator.getitem, val=(torch.ones(()),))
-        element = hand.call(several, 0, target=operator.getitem)
-        later = hand.call(new_token, target=torch.ops.higher_order.with_effects, partitioner_tag="is_backward")
-        in_backward = hand.call(later, 0, target=operator.getitem)
-        hand.tagged(element, in_backward)
-        assert [node.meta.get("recompute") for node in (new_token, several, element)] == [SAVE, None, SAVE]
-        assert "recompute" not in in_backward.meta
 
 
 def with_policy(policy: CheckpointPolicy, target: Any) -> Callable[..., Any]:
@@ -135,21 +121,6 @@ class TestPolicies:
         # mm: backward has two for each of forward; the rest is recomputed
         assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
         assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
-
-    def test_selective_through_fuse(self) -> None:
-        contexts = with_policy(CheckpointPolicy.MUST_SAVE, torch.ops.aten.mm.default)
-
-        def layer(x: Tensor, weight: Tensor) -> Tensor:
-            out: Tensor = checkpoint(body, x, weight, use_reentrant=False, context_fn=contexts)
-            return out.sin()
-
-        tensors = inputs()
-        fused = fuse(layer, backend="eager", fallback=())
-        torch.testing.assert_close(
-            results(fused, tensors), results(lambda *args: body(*args).sin(), tensors), rtol=1e-4, atol=1e-5
-        )
-        # x, the weight, and both matmuls
-        assert saved_bytes(fused, *tensors) == 4 * UNIT
 
     def test_an_input_that_the_region_overwrites(self) -> None:
         """Eager recomputes such a region from the new value, so its gradient is wrong; `fuse` keeps the old value."""

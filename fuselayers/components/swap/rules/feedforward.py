@@ -113,16 +113,6 @@ def _hidden(hidden: Callable[..., Tensor], p: float, dtype: torch.dtype | None, 
     return x if dtype is None else x.to(dtype)
 
 
-def t5_mlp(self: nn.Module, **parts: Any) -> Tensor:
-    """`mlp` with a cast before its last layer."""
-    return mlp(self, **parts, cast=True)
-
-
-def t5_gated_mlp(self: nn.Module, **parts: Any) -> Tensor:
-    """`gated_mlp` with a cast before its last layer."""
-    return gated_mlp(self, **parts, cast=True)
-
-
 def dense_activation_norm(
     self: nn.Module, *, x: Tensor, dense: nn.Module, activation: _Activation, norm: nn.LayerNorm
 ) -> Tensor:
@@ -169,7 +159,7 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "gated_mlp",
         of=(_T5.format(hidden="self.activation(self.gate(x)) * self.up(x)"),),
-        forward=t5_gated_mlp,
+        forward=functools.partial(gated_mlp, cast=True),
         parts=_PARTS,
     ),
     Rule(
@@ -206,7 +196,12 @@ RULES: Final[tuple[Rule, ...]] = (
         forward=mlp,
         parts=_PARTS,
     ),
-    Rule("mlp", of=(_T5.format(hidden="self.activation(self.up(x))"),), forward=t5_mlp, parts=_PARTS),
+    Rule(
+        "mlp",
+        of=(_T5.format(hidden="self.activation(self.up(x))"),),
+        forward=functools.partial(mlp, cast=True),
+        parts=_PARTS,
+    ),
     Rule(
         "dense_activation_norm",
         of=("def forward(self, x): return self.norm(self.activation(self.dense(x)))",),

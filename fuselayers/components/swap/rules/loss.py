@@ -62,10 +62,7 @@ class _Reading:
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the output with a loss and without logits in training with labels; else call the model's own forward."""
     cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP makes subclasses of the swapped class
-    key = cls, cls.forward
-    if key not in _readings:  # a copy in another process
-        _readings[key] = _read(cls)
-    reading = _readings[key]
+    reading = _reading_of(cls)
     if reading is None:  # the class was patched
         return own_forward(self, *args, **kwargs)
     passed = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
@@ -74,7 +71,9 @@ def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
-    if not (wanted and plain and _fits(self, head) and not any(name in _OF_DECORATORS for name in options)):
+    # The model's own loss views the logits as [tokens, config.vocab_size].
+    fits = plain and self.config.vocab_size == head.weight.shape[0]
+    if not (wanted and fits and not any(name in _OF_DECORATORS for name in options)):
         return own_forward(self, *args, **kwargs)
     inner = self
     for name in reading.model.split("."):
@@ -97,11 +96,6 @@ _OF_DECORATORS: Final = frozenset({"return_dict", "past_key_values"})
 def _keeps_all(arguments: Any) -> bool:
     kept = arguments.get("logits_to_keep", 0)
     return isinstance(kept, int) and kept == 0
-
-
-def _fits(model: Any, head: Any) -> bool:
-    """Return whether the model's own loss accepts the head's logits: it views them as [tokens, config.vocab_size]."""
-    return bool(model.config.vocab_size == head.weight.shape[0])
 
 
 def _is_causal(loss_function: Any) -> bool:
@@ -136,6 +130,13 @@ def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
 _readings: dict[tuple[type, Any], _Reading | None] = {}
 """The readings by class and forward, since a patch may replace the forward. A plain mapping, since Dynamo would trace
 `_read` through a `functools.cache`."""
+
+
+def _reading_of(cls: Any) -> _Reading | None:
+    key = cls, cls.forward
+    if key not in _readings:
+        _readings[key] = _read(cls)
+    return _readings[key]
 
 
 def _read(cls: Any) -> _Reading | None:
@@ -208,15 +209,9 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    cls: Any = original_type(module)
-    if not hasattr(module, "loss_function"):  # most modules are not models, and their forwards are not read
-        return False
-    key = cls, cls.forward
-    reading = _readings.get(key) or _read(cls)
-    if reading is None or not _is_causal(module.loss_function):
-        return False
-    _readings[key] = reading
-    return True
+    # Most modules are not models, and their forwards are not read.
+    is_causal = hasattr(module, "loss_function") and _is_causal(module.loss_function)
+    return is_causal and _reading_of(original_type(module)) is not None
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)

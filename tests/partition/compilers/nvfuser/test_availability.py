@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fuselayers.partition import BackendStatus, BackendUnavailableError, FallbackWarning, backends, fuse
+from fuselayers.partition import BackendStatus, backends
 
 ON_A_CPU = "nvFuser compiles for CUDA only, and this runs on a CPU"
 
@@ -54,14 +54,3 @@ def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, 
     reason = status("cuda").reason
     assert reason.startswith(f"nvfuser_direct cannot be imported: {said}")
     assert "\n" not in reason
-
-
-def test_another_backend_serves_or_it_raises() -> None:
-    fused = fuse(torch.tan, backend="nvfuser", fallback=("eager",))
-    with pytest.warns(FallbackWarning, match=rf"^backend 'nvfuser' is not used: {ON_A_CPU}; 'eager' is used instead$"):
-        fused(torch.ones(3))
-    assert fused.served_by == ("eager",)
-    with pytest.raises(
-        BackendUnavailableError, match=rf"^no backend could compile this function \(nvfuser: {ON_A_CPU}\);"
-    ):
-        fuse(torch.sin, backend="nvfuser", fallback=())(torch.randn(3))
