@@ -5,7 +5,6 @@ A config may come from a stranger, so nothing in it runs: no tags, no import pat
 
 import io
 import re
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ _NO_RESOLVERS: Final = (
     "${...} may only stand alone and name another value, such as ${model.dropout}; resolvers such as ${oc.env:...} are "
     "not run. In your own application, call OmegaConf.resolve(cfg) first"
 )
+_QUOTED: Final = re.compile(r"'.*'|\".*\"", flags=re.DOTALL)
 _MOST_BYTES: Final = 100_000
 _DEEPEST: Final = 8
 
@@ -47,16 +47,22 @@ def parse_yaml(content: bytes, source: str) -> Any:
     Raises:
         ValueError: as `read_yaml`.
     """
+    # The path may name a secret file. So the texts here quote only a duplicate key, and no error is chained to its
+    # cause. Later checks quote keys and the values of known keys, 80 characters at most.
     try:
         if len(content) > _MOST_BYTES:
             raise ValueError(f"a config file may have at most {_MOST_BYTES:,} bytes")
         return _parsed(content.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise ValueError(f"{source}: a config file must be UTF-8 text") from None
     except RecursionError:
         raise ValueError(f"{source} is nested deeper than the {_DEEPEST} levels allowed") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = textwrap.shorten(getattr(error, "problem", None) or str(error), 200)
+        problem = _QUOTED.sub("...", getattr(error, "problem", None) or "a character that is not allowed")
+        start, duplicate, key = problem.partition("found duplicate key ")
+        problem = f"{start}{duplicate}{shown(key)}" if duplicate else problem
         raise ValueError(f"{source}: not YAML{line}: {problem}") from None
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
@@ -65,6 +71,9 @@ def parse_yaml(content: bytes, source: str) -> Any:
 def _parsed(text: str) -> Any:
     # The events are checked before anything is built, since anchors can expand a few lines into gigabytes.
     events = list(yaml.parse(text, Loader=yaml.SafeLoader))
+    first = next((event for event in events if isinstance(event, yaml.NodeEvent)), None)
+    if isinstance(first, yaml.ScalarEvent):  # OmegaConf would read it as a key
+        raise ValueError("a config must be a mapping of groups, got a single value")
     for event in events:
         assert event.start_mark is not None
         line = f"line {event.start_mark.line + 1}"

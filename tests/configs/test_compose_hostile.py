@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ FILES = [
     ("train:\n  output: '${oc.env:HOME}'", f"line 2: {STAND_ALONE}"),
     ("hydra: {searchpath: [/tmp]}", "no config group 'hydra'"),
     ("defaults: [/etc/passwd]", "an entry of defaults must be group: choice, got '/etc/passwd'"),
-    (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key {'x' * 100}"),
+    (f"{'x' * 100}: 1\n{'x' * 100}: 2", f"not YAML, line 2: found duplicate key '{'x' * 79}..."),
     ("a: " + "[" * 600 + "]" * 600, "theirs.yaml is nested deeper than the 8 levels allowed"),
     ("# " + "x" * 100_001, "a config file may have at most 100,000 bytes"),
 ]
@@ -83,6 +84,25 @@ def test_a_mapping_that_holds_itself() -> None:
     endless["model"] = endless
     with pytest.raises(ValueError, match=r"model.* is nested deeper than the 8 levels allowed"):
         compose(endless)
+
+
+@pytest.mark.parametrize(
+    "content",
+    # A scalar, a reference, a tag, an anchor, broken quotes, and a secret in place of a section's options.
+    [
+        "my secret",
+        "password: my secret",
+        "a: *my_secret",
+        'a: "\\my \\secret"',
+        "model: [my secret]",
+    ],
+)
+def test_a_file_that_is_no_config_is_not_quoted(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "theirs.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"theirs\.txt: |no config group |must be a |must be the name of a ") as caught:
+        compose(str(path))
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 LONG = "x" * 9000
