@@ -88,9 +88,8 @@ def run_suite(jobs: Sequence[Job], report: Report, *, folder: Path, device: torc
     Returns:
         The exit code: 0, or 1 when a candidate of ours computes wrong numbers or raises an error.
     """
-    # A folder that cannot be written must be an error before the work starts.
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "results.json").open("ab").close()
+    write_folder(folder, report)  # one that cannot be written is an error before the work starts
     say(console, report.machine)
     for job in jobs:
         say(console, job.title)
