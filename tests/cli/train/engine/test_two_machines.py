@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from .torchrun import curve, ended, launch, overrides, start, written_text
+from tests.cli.conftest import write_text_file
+
+from .torchrun import curve, ended, launch, overrides, start
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
@@ -38,7 +40,7 @@ def _variables(port: str, machine: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("way", ["arguments", "variables"])
 def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
-    asked = [*overrides(written_text(tmp_path)), "parallel=fsdp", "train.steps=2"]
+    asked = [*overrides(write_text_file(tmp_path)), "parallel=fsdp", "train.steps=2"]
     alone = ended(start(2, "-m", "fuselayers", "train", *asked, f"train.output={tmp_path / 'one'}", folder=tmp_path))
     assert alone.returncode == 0, alone.stderr
     port, programs = _free_port(), []
