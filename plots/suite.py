@@ -41,7 +41,7 @@ def _mean_speeds(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, float]]:
         subject = f"{row['title']} {row['shape']}"
         if row["candidate"] == "plain":
             plain[subject] = seconds
-        else:
+        elif subject in plain:
             of_op = speeds.setdefault(row["title"], {})
             of_op.setdefault(row["candidate"], []).append(plain[subject] / seconds)
     return {
@@ -57,8 +57,8 @@ def _draw(path: Path, speeds: dict[str, dict[str, float]], *, title: str, said: 
         axes = figure.add_subplot(facecolor="none")
         height = 0.55 / len(_COLOURS)
         for place, (name, colour) in enumerate(_COLOURS.items()):
-            middles = [number - height * (place + 0.5) for number in range(len(ops))]
-            lengths = [speeds[op].get(name, 0.0) for op in ops]
+            measured = {number: speeds[op][name] for number, op in enumerate(ops) if name in speeds[op]}
+            middles, lengths = [number - height * (place + 0.5) for number in measured], list(measured.values())
             bars = axes.barh(middles, lengths, 0.9 * height, color=colour, label=name)
             axes.bar_label(bars, fmt=" {:.2f}", fontsize=8)
         for number, op in enumerate(ops):

@@ -72,9 +72,14 @@ def compiler() -> str:
     return f"Triton {triton.__version__}, ptxas {triton.knobs.nvidia.ptxas.version}"
 
 
+def warps_of(launch: Launch, arch: str) -> int:
+    """The warps of one program, which has 1024 threads at most."""
+    return min(launch.num_warps, 1024 // CHIPS[arch].target[2])
+
+
 def threads_of(launch: Launch, arch: str) -> int:
     """The threads of one program."""
-    return launch.num_warps * CHIPS[arch].target[2]
+    return warps_of(launch, arch) * CHIPS[arch].target[2]
 
 
 def kind_of(launch: Launch) -> tuple[Any, ...]:
@@ -106,7 +111,7 @@ def compile_for(launch: Launch, arch: str) -> tuple[Code, int]:
 def _compiled(launch: Launch, arch: str) -> tuple[Code, int]:
     with tempfile.TemporaryDirectory(prefix="fuselayers-lint-") as folder, _target(arch, cache=folder):
         compiled = launch.function.warmup(
-            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=launch.num_warps
+            *launch.arguments, *launch.constants, grid=launch.grid, num_warps=warps_of(launch, arch)
         )
         if "amdgcn" in compiled.asm:
             return read_amdgcn(compiled.asm["amdgcn"]), compiled.metadata.shared

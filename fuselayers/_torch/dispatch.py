@@ -118,18 +118,6 @@ def is_intercepted() -> bool:
     )
 
 
-def is_in_memory(argument: object) -> bool:
-    """True for a tensor whose memory on a CPU or a CUDA GPU holds its values.
-
-    False for subclasses, for the wrappers of transforms, and where torch negates or zeroes values lazily.
-    """
-    return (
-        (type(argument) is torch.Tensor or type(argument) is torch.nn.Parameter)
-        and (argument.is_cuda or argument.is_cpu)
-        and not (argument.is_neg() or argument._is_zerotensor() or is_batched_gradient(argument))
-    )
-
-
 def hooks_of_all_modules() -> bool:
     """True if a hook for all modules is set, for example by `torch.nn.modules.module.register_module_forward_hook`."""
     return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]

@@ -61,7 +61,9 @@ def export(checkpoint: str, folder: Path) -> tuple[Path, int]:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt", "step": str(content.step)})
         # safetensors makes its file readable for the owner only.
         shutil.copymode(folder / CONFIG, folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if not isinstance(error, (OSError, SafetensorError)):
+            raise
         raise OSError(f"cannot write {folder}: {error}") from error
     return path, sum(tensor.numel() for tensor in tensors.values())

@@ -4,36 +4,45 @@ import os
 import re
 import shutil
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 _LEFT_OVER: Final = re.compile(r".+\.[0-9a-f]{32}\.part")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8 into a second file, then rename that to `path`.
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a second file, then rename it to `path`.
 
-    A kill or a full disk leaves the old file unchanged.
+    A kill, a full disk or an exception leaves the old file unchanged.
 
     Args:
         path: the file to replace or create; its folder must exist.
+        write: takes the open binary file.
 
     Raises:
         OSError: the file could not be written; the text names it and the reason.
     """
     beside = temporary_name(path)
     try:
-        with open(beside, "x", encoding="utf-8", newline="") as file:
-            file.write(text)
+        with open(beside, "xb") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
         flush_folder(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with suppress(OSError):  # a full disk may also stop the removal; the first error is reported
             beside.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in UTF-8, as `write_whole` does."""
+    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def temporary_name(path: Path) -> Path:

@@ -3,7 +3,6 @@
 Weights are the parameters and persistent buffers in a state_dict.
 """
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..partition import eager_view
+
+_Lines = list[tuple[tuple[str, ...], str]]
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,27 @@ class Carried:
         count = len(self.carried) + len(self.new) + len(self.reshaped)
         if self.complete:
             return f"all {count} weights carried over"
-        return "\n".join([f"{len(self.carried)} of {count} weights carried over; what did not:", *self._lines()])
+        lines = [
+            f"  {'.'.join(submodule)}: {text}" if submodule else f"  {text}"
+            for submodule, text in _grouped(self._lines())
+        ]
+        return "\n".join([f"{len(self.carried)} of {count} weights carried over; what did not:", *lines])
 
-    def _lines(self) -> list[str]:
-        """Return a line for each submodule with weights that were not copied.
-
-        Equal lines of submodules that differ only in numbers, such as those of blocks, are one line.
-        """
-        fates: dict[str, dict[str, list[str]]] = {}
+    def _lines(self) -> _Lines:
+        """Return a line per submodule with a weight that was not copied."""
+        fates: dict[tuple[str, ...], dict[str, list[str]]] = {}
         entries = [(name, "new") for name in self.new]
         entries += [(name, f"was {list(was)}, is {list(now)}") for name, (was, now) in self.reshaped.items()]
         entries += [(name, "left behind") for name in self.left]
         for name, fate in entries:
             # A weight is listed with its layer, "gate.weight", under the submodule that holds the layer.
             *submodule, layer, weight = ("", "", *name.split("."))
-            of_submodule = fates.setdefault(".".join(filter(None, submodule)), {})
+            of_submodule = fates.setdefault(tuple(filter(None, submodule)), {})
             of_submodule.setdefault(fate, []).append(f"{layer}.{weight}".lstrip("."))
-        alike: dict[tuple[str, str], list[str]] = {}
-        for path, of_submodule in fates.items():
-            text = "; ".join(f"{', '.join(names)} {fate}" for fate, names in of_submodule.items())
-            alike.setdefault((re.sub(r"\d+", "0", path), text), []).append(path)
-        lines = []
-        for (_, text), paths in alike.items():
-            where = paths[0] if len(paths) == 1 else f"{paths[0]} to {paths[-1]} ({len(paths)})"
-            lines.append(f"  {where}: {text}" if where else f"  {text}")
-        return lines
+        return [
+            (submodule, "; ".join(f"{', '.join(names)} {fate}" for fate, names in of_submodule.items()))
+            for submodule, of_submodule in fates.items()
+        ]
 
 
 def carry_weights(source: nn.Module, target: nn.Module) -> Carried:
@@ -148,7 +145,7 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
     for name, module in target.named_modules(remove_duplicate=False):
         other = theirs.get(name, module)
         start = f"{name}." if name else ""
-        if getattr(module, "weights_mean", None) != getattr(other, "weights_mean", None):
+        if _meaning_of(module) != _meaning_of(other):
             apart.append(start)
             continue
         is_layer = not (list(module.children()) or list(other.children()))
@@ -157,3 +154,40 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
         if {key for key in before if key.startswith(start)} != {key for key in after if key.startswith(start)}:
             apart.append(start)
     return tuple(apart)
+
+
+def _meaning_of(module: nn.Module) -> str | None:
+    meaning: str | None = getattr(module, "weights_mean", None)
+    return meaning
+
+
+def _grouped(lines: _Lines) -> _Lines:
+    """Merge equal lines of submodules whose names differ in a number: blocks.0-11.feedforward."""
+    for place in reversed(range(max(len(submodule) for submodule, _ in lines))):
+        numbers: dict[tuple[tuple[str, ...], tuple[str, ...] | None, str], list[int]] = {}
+        for submodule, text in lines:
+            if place < len(submodule) and submodule[place].isdecimal():
+                key = submodule[:place], submodule[place + 1 :], text
+                numbers.setdefault(key, []).append(int(submodule[place]))
+            else:
+                numbers[submodule, None, text] = []
+        lines = [
+            (above if below is None else (*above, _ranges(places), *below), text)
+            for (above, below, text), places in numbers.items()
+        ]
+    return lines
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as text, with consecutive numbers as a range.
+
+    >>> _ranges([0, 1, 2, 5])
+    '0-2,5'
+    """
+    rows: list[list[int]] = []
+    for number in sorted(numbers):
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    return ",".join(str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows)

@@ -1,7 +1,7 @@
 """How a layer calls an op: directly, or through the fusion core. Used by every layer with a `backend`."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from .._torch.dispatch import is_compiling
@@ -41,10 +41,12 @@ def op_for(op: Callable[..., Any], *, backend: str, partition: str) -> Callable[
 
 def _call_fused(op: Callable[..., Any], backend: str, partition: str, *tensors: Any, **options: Any) -> Any:
     constants = {name: options.pop(name) for name in _CONSTANTS if name in options}
+    if not all(isinstance(value, Hashable) for value in constants.values()):
+        return op(*tensors, **constants, **options)  # it raises
     return _fused(op, backend, partition, **constants)(*tensors, **options)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)  # a schedule may change p at each step
 def _fused(op: Callable[..., Any], backend: str, partition: str, **constants: Any) -> Callable[..., Any]:
     # Dynamo would make a symbol of a number that changes from call to call.
     return fuse(functools.partial(op, **constants), backend=backend, partition=partition)

@@ -178,7 +178,8 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
         entries: the folders of `hydra.searchpath`; relative ones are below the working directory.
 
     Raises:
-        ValueError: `entries` is not a list of texts; or the name or the content of a file is refused.
+        ValueError: `entries` is not a list of texts; a folder has no groups; or the name or the content of a file is
+            refused.
         OSError: there is no such folder, or a file cannot be read.
     """
     if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, str) for entry in entries):
@@ -187,6 +188,8 @@ def open_folders(entries: Any) -> tuple[Path, ...]:
     for folder in folders[1:]:
         if not folder.is_dir():
             raise NotADirectoryError(f"hydra.searchpath: there is no folder {folder}")
+        if not any((folder / group).is_dir() for group in GROUPS):
+            raise ValueError(f"hydra.searchpath: {folder} has no folder named after a group: {', '.join(GROUPS)}")
         for group in GROUPS:
             for name, path in _files(folder, group).items():
                 try:
@@ -213,10 +216,12 @@ def _check_file(name: str, path: Path, group: str, folders: Sequence[Path]) -> N
         raise ValueError("a group file must be a mapping of options, whose defaults are a list")
     for entry in defaults:
         _check_default(entry, folders, group)
-    package = _PACKAGE.search(path.read_text(encoding="utf-8"))
+    text = path.read_text(encoding="utf-8")
+    package = _PACKAGE.search(text)
     # Hydra merges the files of other groups later, so they would win silently.
     is_of_model = content.keys() <= set(COMPONENT_SECTIONS) and all(isinstance(part, dict) for part in content.values())
-    if package and not (group == "model" and package[1] == "_global_" and is_of_model):
+    is_first = package is not None and not text[: package.start()].strip()
+    if package and not (group == "model" and package[1] == "_global_" and is_first and is_of_model):
         raise ValueError(
             f"the package {shown(package[1])} is refused: a file sets options of its group. Only a file of model may "
             f"begin with # @package _global_, and then sets sections: {', '.join(COMPONENT_SECTIONS)}"
@@ -227,14 +232,14 @@ def _check_default(entry: Any, folders: Sequence[Path], group: str) -> None:
     if entry == "_self_":
         return
     choice = entry
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((key, choice),) = entry.items()
-        override = _OVERRIDE.fullmatch(key)
+    if isinstance(entry, dict):
+        ((key, choice),) = entry.items() if len(entry) == 1 else [("", None)]
+        override = _OVERRIDE.fullmatch(key) if group == "model" else None
         group = override[1] if override else ""
     if not group or not isinstance(choice, str):
         raise ValueError(
-            "an entry of defaults must be the name of a file of the same group, or override /component: choice, "
-            f"got {shown(entry)}"
+            "an entry of defaults must be the name of a file of the same group or, in a file of model, "
+            f"override /component: choice, got {shown(entry)}"
         )
     # Names must be in the list: a path would lead to a file that is not checked.
     _check_name(folders, group, choice)

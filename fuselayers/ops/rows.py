@@ -29,8 +29,8 @@ __all__ = [
 _TILE_BYTES: Final = 8192
 _WIDEST: Final = 2048
 MOST_PROGRAMS: Final = 65535  # the limit of a grid in y and in z; in x it is 2**31 - 1
-LONGEST_ROW: Final = 1 << 16
-"""The longest row that a kernel of whole rows takes, as in Liger-Kernel."""
+LONGEST_ROW: Final = 1 << 15
+"""The longest row that a kernel of whole rows takes: of longer ones the registers hold too little."""
 _MOST_ELEMENTS_OF_FOUR_WARPS: Final = 4096
 _MOST_WARPS: Final = 32 if torch.version.hip is None else 16  # 1024 threads
 WARPS_WITH_SUMS: Final = 16

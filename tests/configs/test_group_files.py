@@ -189,7 +189,8 @@ def test_search_paths_that_are_refused(value: str, error: type[Exception], text:
 
 
 ENTRY = (
-    "x.yaml: an entry of defaults must be the name of a file of the same group, or override /component: choice, got "
+    "x.yaml: an entry of defaults must be the name of a file of the same group or, in a file of model, "
+    "override /component: choice, got "
 )
 PACKAGE = (
     "is refused: a file sets options of its group. Only a file of model may begin with # @package _global_, and then "
@@ -211,8 +212,10 @@ REFUSED = [
     ({"model/x.yaml": "defaults: [{override /norm: [a]}]"}, "model=x", f"{ENTRY}{{'override /norm': ['a']}}"),
     ({"model/x.yaml": "defaults: [{override /norm: _self_}]"}, "model=x", "no norm '_self_'; there are: "),
     ({"model/x.yaml": "defaults: [null]"}, "model=x", f"{ENTRY}None"),
-    ({"norm/x.yaml": "defaults: [{override /norm: dyt}]"}, "norm=x", "cannot compose +norm=x: In 'norm/x': Could not"),
+    ({"norm/x.yaml": "defaults: [{override /norm: dyt}]"}, "norm=x", f"{ENTRY}{{'override /norm': 'dyt'}}"),
     ({"train/x.yaml": "# @package _global_\nsteps: 1"}, "train=x", f"train/x.yaml: the package '_global_' {PACKAGE}"),
+    ({"model/x.yaml": "# mine\n# @package _global_\ndefaults: [gpt_nano]"}, "model=x", PACKAGE),
+    ({"other/x.yaml": "eps: 1"}, "norm=dyt", "has no folder named after a group: model, feedforward, attention"),
     ({"model/x.yaml": "# @package norm\ndefaults: [gpt_nano]"}, "model=x", f"the package 'norm' {PACKAGE}"),
     ({"model/x.yaml": "# @package _global_\ntrain: {steps: 1}"}, "model=x", f"the package '_global_' {PACKAGE}"),
     ({"model/x.yaml": "# @package _global_\nmodel: 5"}, "model=x", f"the package '_global_' {PACKAGE}"),

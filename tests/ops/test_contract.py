@@ -104,7 +104,7 @@ def test_kernels_over_several_tiles(case: Case, backend: str) -> None:
     ("case", "width"),
     [
         named(name, width, marks=slow_unless(name == PRENORM and width == 9001))
-        for width in (9001, 40000)  # tiles of 16384 and of 65536
+        for width in (9001, 20000)  # tiles of 16384 and of 32768
         for name in CASES
         if "norm" in name
     ],

@@ -25,7 +25,7 @@ from .engine import Engine
 from .interrupt import noted_signals
 from .metrics import Metrics, MetricsFile, peak_memory, show_progress
 from .optimizer import build_optimizer, learning_rate
-from .state import state_of
+from .state import not_finite, state_of
 from .tensorboard import event_files
 
 
@@ -241,6 +241,7 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
                 update = unread.popleft()
                 rows.append(curve.add(update, validates=validates and update.step == step))
             if saves:
+                _check_weights(trainer, step)
                 _save(run, step)
                 curve.last_end = time.perf_counter()
             # Printed last: a closed terminal must not stop the writing.
@@ -259,6 +260,12 @@ def _save(run: Run, step: int) -> None:
     content = Content(step, run.config_yaml, trainer.text.fingerprint, [list(astuple(row)) for row in run.metrics.rows])
     tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
     save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
+
+
+def _check_weights(trainer: Trainer, step: int) -> None:
+    """Raise ValueError if a weight is not finite. The step's loss cannot show this: it comes before the update."""
+    names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
+    check_finite(step, dict.fromkeys(names, math.nan))
 
 
 def check_finite(step: int, numbers: dict[str, float]) -> None:

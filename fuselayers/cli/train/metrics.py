@@ -44,7 +44,7 @@ class Metrics:
     peak_memory_bytes: int
 
 
-_HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
+HEADER = ",".join(field.name for field in fields(Metrics)) + "\n"
 
 
 class MetricsFile:
@@ -63,7 +63,7 @@ class MetricsFile:
         self.path = path
         self.rows = list(rows)
         if path is not None:
-            write_text(path, _HEADER + "".join(map(_line, self.rows)))
+            write_text(path, HEADER + "".join(map(_line, self.rows)))
 
     def append(self, row: Metrics) -> None:
         """Write one row. It survives a kill of this process, and after `sync` a power cut."""

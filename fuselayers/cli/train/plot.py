@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...figure import new_figure
+from ..files import write_whole
 from .metrics import Metrics
 
 FILE_NAME = "loss.png"
@@ -25,4 +26,4 @@ def plot_loss(path: Path, rows: Sequence[Metrics], *, title: str) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per byte)", title=title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
+    write_whole(path, lambda file: figure.savefig(file, format="png"))

@@ -19,7 +19,7 @@ from .data import VOCAB_SIZE, Text, check_length, read_text
 from .engine import Processes, device_of, fusion_of, grid_of, start_engine
 from .lock import locked
 from .loop import Run, Trainer
-from .metrics import FILE_NAME, Metrics, MetricsFile
+from .metrics import FILE_NAME, HEADER, Metrics, MetricsFile
 from .plot import FILE_NAME as PICTURE
 from .state import load_state
 
@@ -148,6 +148,9 @@ def _new_folder(output: str, stack: ExitStack) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     stack.enter_context(locked(folder))
     held = [f"{FOLDER_NAME}/{path.name}" for _, path in listed(checkpoints_of(folder))]
+    curve = folder / FILE_NAME
+    if curve.exists() and not curve.read_bytes().startswith(HEADER.encode()):  # a table that the user made
+        held.append(FILE_NAME)
     if (folder / PICTURE).exists():  # of a finished run whose checkpoints were deleted
         held.append(PICTURE)
     if held:

@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
+from torch.distributed.tensor import DTensor
 
 from .checkpoint import read_tensors, saved_tensors
 from .engine import Processes
@@ -61,6 +62,15 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
     set_optimizer_state_dict(
         model, optimizer, optimizer_state | {"state": entries}, options=StateDictOptions(strict=False)
     )
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """Return the name of the first parameter that is not finite, or None; of a DTensor only this rank's part counts."""
+    for name, parameter in model.named_parameters():
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        if not local.isfinite().all():
+            return name
+    return None
 
 
 def _model_state(model: nn.Module) -> dict[str, Tensor]:

@@ -91,23 +91,26 @@ def _join(
         # parameters to a loaded state_dict.
         if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
             continue
-        halves: list[Tensor] = []
-        num_fitting = 0
-        for key, own in zip(keys, parameter.detach().chunk(2), strict=True):
-            half = state_dict.pop(key, None)
-            if half is None:
-                missing_keys.append(key)
-            elif half.shape != own.shape:
-                error_msgs.append(
-                    f"size mismatch for {key}: copying a param with shape {half.shape} from checkpoint, the shape in "
-                    f"current model is {own.shape}."
-                )
-            fits = half is not None and half.shape == own.shape
-            halves.append(half if fits else own)  # a missing half keeps its values
-            num_fitting += fits
-        if num_fitting == 1:
-            halves = [half.to(parameter.device) for half in halves]
-        both = _sharded_like(parameter, torch.cat(halves)) if num_fitting else parameter
+        halves = {key: state_dict.pop(key) for key in keys if key in state_dict}
+        missing = [key for key in keys if key not in halves]
+        fitting: list[Tensor | None] = []
+        for key, half in zip(keys, parameter.detach().chunk(2), strict=True):
+            wrong = _misfit(key, halves[key], half) if key in halves else None
+            error_msgs += [] if wrong is None else [wrong]
+            fitting.append(halves[key] if key in halves and wrong is None else None)
+        first, second = fitting
+        both: Tensor = parameter  # a missing half keeps its values, and torch finds the packed name
+        if first is not None and second is not None:
+            both = _sharded_like(parameter, torch.cat((first, second)))
+        elif parameter.is_meta:
+            # A meta parameter has no values for a missing half, so one half cannot be loaded alone.
+            missing = keys if missing else []
+        elif first is not None or second is not None:
+            both = parameter.detach().clone()
+            for own, value in zip(both.chunk(2), fitting, strict=True):
+                if value is not None:
+                    own.copy_(value)
+        missing_keys += missing
         state_dict[f"{prefix}{packed}.{name}"] = both
 
 
@@ -121,6 +124,21 @@ def _sharded_like(parameter: Tensor, both: Tensor) -> Tensor:
         return both
     # Every process has the whole and keeps its shard, so nothing is sent.
     return distribute_tensor(both.detach(), parameter.device_mesh, parameter.placements, src_data_rank=None)
+
+
+def _misfit(key: str, value: Any, half: Tensor) -> str | None:
+    """Return torch's error text for a value that cannot be loaded, or None."""
+    if not torch.overrides.is_tensor_like(value):  # type: ignore[no-untyped-call]
+        return (
+            f'While copying the parameter named "{key}", expected torch.Tensor or Tensor-like object from checkpoint '
+            f"but received {type(value)}"
+        )
+    if value.shape != half.shape:
+        return (
+            f"size mismatch for {key}: copying a param with shape {value.shape} from checkpoint, the shape in current "
+            f"model is {half.shape}."
+        )
+    return None
 
 
 def _parameters(module: nn.Module, packed: str) -> Iterator[tuple[str, nn.Parameter]]:

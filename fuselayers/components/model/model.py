@@ -83,7 +83,7 @@ class Model(nn.Module):
                     title = f"argument of {type(self).__name__}.forward"
                     raise TypeError(no_such(title, unknown[0], known)) from None
                 # Users call `forward`, which takes the same arguments.
-                raise TypeError(str(error).replace("check_arguments()", "forward()")) from None
+                raise TypeError(str(error).replace("check_arguments()", "forward()")) from error
         return super().__call__(*args, **kwargs)
 
     def check_arguments(self, *args: Any, **kwargs: Any) -> None:
@@ -98,8 +98,7 @@ class Model(nn.Module):
 
         In training a model adds it to its own loss. None if no module has one, as in eval mode.
         """
-        # `vars`: for the modules without the attribute, torch's `__getattr__` would take half of the call's time.
-        attributes = [vars(module).get("auxiliary_loss") for module in self.modules()]
+        attributes = [getattr(module, "auxiliary_loss", None) for module in self.modules()]
         losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
 

@@ -150,8 +150,10 @@ class VisionTransformer(Classifier, Stack):
         patch: nn.Module = create(
             "embedding", embedding, hidden_dim=hidden_dim, patch_size=patch_size, channels=channels
         )
-        # The patches of a user's embedding must not overlap.
-        side = patch.patches_along(image_size) if isinstance(patch, PatchEmbedding) else image_size // patch_size
+        overlap = isinstance(patch, PatchEmbedding) and (patch.stride != patch_size or patch.padding)
+        if image_size % patch_size and not overlap:  # the patches of a user's embedding must not overlap
+            raise ValueError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
+        side = patch.patches_along(image_size) if overlap else image_size // patch_size  # type: ignore[operator]
         super().__init__(
             hidden_dim,
             num_layers=num_layers,

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
 from ...ops.implementations import gradients_by_formula
 
 
 def _records() -> bool:
     """Return whether autograd alone decides what is saved: it records, and no compiler or transform is active."""
-    return not (is_compiling() or transforms_are_active()) and torch.is_grad_enabled()
+    return not (is_compiling() or transforms_are_active() or jit_is_tracing()) and torch.is_grad_enabled()
 
 
 def linear_again(

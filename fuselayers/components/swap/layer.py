@@ -140,7 +140,8 @@ def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key
     Its modules are pickled with `make` and its arguments, which create the class again.
     """
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    return type(cls.__name__, (cls,), {**members, **face, "__reduce_ex__": _reduce, "_made_by": (make, *key)})
+    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
+    return type(cls.__name__, (cls,), {**members, **face, **ways})
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
@@ -151,3 +152,10 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
 def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
     module: nn.Module = object.__new__(make(*key))
     return module
+
+
+def _unswapped(module: nn.Module) -> nn.Module:
+    """Return a module with the original class and the same attributes. `torch.jit.script` compiles it instead."""
+    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
+    twin.__dict__.update(module.__dict__)
+    return twin

@@ -23,8 +23,6 @@ class Site:
         error_before: the same for the original module.
         saved_before: bytes that it kept for backward, on the inputs of the verification; None if it was not verified.
         saved_after: bytes that it keeps now.
-        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
-            free.
     """
 
     name: str
@@ -59,6 +57,8 @@ class SwapReport:
         saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
             does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
+        held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
+            free.
         notes: how the model is called from now on, why nothing was verified or compressed, or that nothing is saved.
     """
 

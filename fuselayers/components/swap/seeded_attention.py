@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ... import ops
-from ..._torch.dispatch import transforms_are_active
+from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
 
 class SeededDropout(TorchFunctionMode):
@@ -29,7 +29,7 @@ class SeededDropout(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and not transforms_are_active():
+        if func is F.scaled_dot_product_attention and not (jit_is_tracing() or transforms_are_active()):
             call = Attention(*args, **kwargs)
             if call.drops_here():
                 return seeded_attention(call)

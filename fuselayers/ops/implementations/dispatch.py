@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from ..._torch.dispatch import (
     is_compiling,
     is_dynamo_tracing,
-    is_in_memory,
-    is_intercepted,
     is_wrapper,
     jit_is_tracing,
     transforms_are_active,
@@ -59,7 +57,8 @@ class Op:
 
     On a GPU Dynamo records a call as one node, and the compiler of the graph decides what the node becomes.
     `fuse(backend="triton")` takes `fused`, except for tensor subclasses and under transforms of `torch.func`. Every
-    other compiler takes `formula`. A graph that runs without a compiler calls the op as in eager mode.
+    other compiler takes `formula`. A graph that runs without a compiler calls the op as in eager mode, but takes the
+    kernels for small norms too.
 
     Args:
         name: the name of the node.
@@ -218,8 +217,6 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
-        if not compiling and tensor.is_neg():
-            return "torch negates a tensor lazily, and kernels read its memory"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
     if not compiling and jit_is_tracing():
@@ -304,9 +301,7 @@ def gradients_by_formula(
 def define(
     schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, keys: Sequence[str] = ("CUDA", "CPU")
 ) -> Callable[..., Any]:
-    """Register `torch.ops.fuselayers.name`, and return a function that calls it, or calls `launch` directly.
-
-    It calls `launch` where nothing intercepts the op: no compiler, transform or mode, and no tensor subclass.
+    """Register `torch.ops.fuselayers.name`, and return it.
 
     Args:
         schema: "name(Tensor x, ...) -> Tensor".
@@ -319,13 +314,7 @@ def define(
     for key in keys:
         _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
+    # A call goes through torch's dispatcher, which takes 4 to 9 us: a gradient, and what a hook on saved tensors
+    # returns, may be a subclass, negated, or batched.
     op: Callable[..., Any] = getattr(torch.ops.fuselayers, name).default
-
-    def call(*arguments: Any) -> Any:
-        # torch's dispatcher takes 9 to 13 us (AMD EPYC). The first two tensors of a backward may be gradients of any
-        # kind. The others were inputs of the forward, and `Op` has looked at them.
-        if not is_intercepted() and all(tensor is None or is_in_memory(tensor) for tensor in arguments[:2]):
-            return launch(*arguments)
-        return op(*arguments)
-
-    return call
+    return op

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._torch.dispatch import is_compiling
 from ..dropout import dropout_formula
 from ..implementations import Op, autocast_dtype, backward_takes_formula, differentiable, gradients_by_formula
 from ..rows import LONGEST_ROW
@@ -51,8 +52,10 @@ def normalise(
         and weight.dtype == x.dtype == (x if norm_bias is None else norm_bias).dtype
         and autocast_dtype(x.device) is None
     )
-    width = x.shape[-1]
-    reason = f"its kernels take rows of at most {LONGEST_ROW} columns, got {width}" if width > LONGEST_ROW else None
+    width, reason = x.shape[-1], None
+    # Inside a compiler a condition on a size becomes a guard.
+    if (x.is_cuda or not is_compiling()) and width > LONGEST_ROW:
+        reason = f"its kernels take rows of at most {LONGEST_ROW} columns, got {width}"
     results: tuple[Tensor, Tensor] = _op(
         backend,
         (x, residual, bias, weight, norm_bias, seed, row_R),

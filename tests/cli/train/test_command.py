@@ -220,7 +220,7 @@ def test_a_run_goes_on_from_the_newest_whole_checkpoint(
     assert_same_run(own, finished)
 
 
-@pytest.mark.parametrize("number", ["loss", "validation loss"])
+@pytest.mark.parametrize("number", ["loss", "weights", "validation loss"])
 def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def spoil(trainer: Trainer) -> None:
         next(trainer.model.parameters()).data[:] = math.nan
@@ -229,9 +229,12 @@ def test_a_number_that_is_not_finite_is_divergence(number: str, own: Path, monke
         if number == "validation loss":
             patch.setattr(Trainer, "validation_loss", lambda trainer: math.inf)
             text = r"training diverged at step 12: the validation loss is inf; checkpoints, if any, are from"
-        else:
+        elif number == "loss":
             before_step(patch, 10, spoil)
             text = r"training diverged at step 10: the loss is nan and the norm of its gradient is nan; checkpoints,"
+        else:
+            patch.setattr(Trainer, "validation_loss", lambda trainer: spoil(trainer) or 1.0)
+            text = r"training diverged at step 12: blocks\.0\.attention\.qkv\.weight is nan; checkpoints, if any, are"
         shutil.rmtree(own / "checkpoints" / "step-000012")
         with pytest.raises(ValueError, match=text):
             run_train([f"train.resume={own}"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fuselayers.cli.files import write_text
+from fuselayers.cli.files import write_whole
 from fuselayers.cli.train.lock import locked
 from tests.processes import run
 
@@ -14,17 +14,16 @@ def test_a_killed_process_holds_nothing_and_its_half_file_is_removed(tmp_path: P
     script = """
 import os, signal, sys
 from pathlib import Path
-from fuselayers.cli.files import write_text
+from fuselayers.cli.files import write_whole
 from fuselayers.cli.train.lock import locked
-os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
 with locked(Path(sys.argv[1])):
-    write_text(Path(sys.argv[1]) / "a", "whole")
+    write_whole(Path(sys.argv[1]) / "a", lambda file: os.kill(os.getpid(), signal.SIGKILL))
 """
     assert run(script, str(tmp_path)).code == -signal.SIGKILL
     assert len(list(tmp_path.glob("a.*.part"))) == 1
     (tmp_path / "mine.part").touch()
     with locked(tmp_path):
-        write_text(tmp_path / "a", "whole")
+        write_whole(tmp_path / "a", lambda file: file.write(b"whole"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.part", "run.lock"]
 
 

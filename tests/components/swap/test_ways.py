@@ -103,3 +103,8 @@ def test_a_compiler_sees_one_graph(name: str, training: bool) -> None:
     got = results(compiled, tensors)  # type: ignore[arg-type]
     if not (training and name in DROPPING):
         assert_alike(got, results(module, tensors))
+
+
+def test_a_swapped_module_can_be_scripted() -> None:
+    module, (x,) = swapped(layer("sequence"), "sequence").eval(), inputs("sequence")
+    torch.testing.assert_close(torch.jit.script(module)(x), module(x))
