@@ -100,7 +100,7 @@ setup(
         "safetensors>=0.4.3",
     ],
     extras_require={
-        # For the picture of a run, of `bench suite`, and of a memory report's curve.
+        # For the picture of a run.
         "plots": ["matplotlib>=3.8"],
         # For from_pretrained.
         "hub": ["huggingface_hub>=0.34"],

@@ -37,8 +37,8 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 # Note: [causal is the model's] A component that takes `causal` gets it from the model, whether or not its `built_in`
 # lists it. Left at its default, attention in a causal model could silently see later tokens.
 _KINDS_WITH_CAUSAL: Final = ("attention", "feedforward", "position", "block")
-# The default of an option that has none. It stays the same object through pickle and deepcopy.
 REQUIRED: Final = inspect.Parameter.empty
+"""The default of an option that has none. It stays the same object through pickle and deepcopy."""
 
 
 @dataclass(frozen=True)

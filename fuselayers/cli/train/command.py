@@ -37,8 +37,8 @@ Trains a byte-level language model; by default a small one on the source of Pyth
 
 A run's folder holds the curve (metrics.csv, loss.png), the last checkpoints (checkpoints/step-<number>), config.yaml,
 sample.txt, comparison.json, and run.lock, which keeps a second process out.
-On Ctrl-C or SIGTERM a run finishes its step, writes a checkpoint and says how to continue; the exit code is 0 after
-SIGTERM, else 128 + the signal."""
+On Ctrl-C, SIGTERM or a closed terminal a run finishes its step, writes a checkpoint and says how to continue; the exit
+code is 0 after SIGTERM, else 128 + the signal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,6 @@ def _launched(cases: Iterable[Case]) -> set[str]:
 
 @compiles
 @pytest.mark.slow
-def test_every_kernel_is_compiled_every_day() -> None:
+def test_the_daily_set_launches_every_kernel() -> None:
     assert "fuselayers.ops.normalise.backward._backward_kernel" in _kernels()
     assert _kernels() - _launched(case for case in CASES if case.daily) == set()
