@@ -135,6 +135,17 @@ class TestOnACPU:
         torch.testing.assert_close(*gradients)
 
 
+@in_cpp
+def test_a_hook_on_saved_tensors_may_return_a_lazily_negated_one() -> None:
+    gradients = []
+    for unpack in (lambda saved: saved, lambda saved: torch._neg_view(-saved) if saved.dim() == 2 else saved):
+        x, weight = torch.randn(4, 64, generator=torch.Generator().manual_seed(0)), torch.ones(64, requires_grad=True)
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, unpack):
+            ops.rms_norm(x, weight=weight, backend="cpp").square().sum().backward()
+        gradients.append(weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_errors_in_cpp() -> None:
     x = torch.ones(2, 8, device="meta")
     with pytest.raises(
