@@ -180,13 +180,13 @@ def keep_factors(
     for size in shape[:-1]:
         num_rows = num_rows * size
     # torch.jit.trace would record the sizes of a registered op as constants, and the trace would need this library.
-    make = _keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
+    make = keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
     keep = make(seed, row_R, num_rows, first_group, groups, threshold, again=again)
     kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
     return kept
 
 
-def _keep_by_formula(
+def keep_by_formula(
     seed: Tensor,
     row_R: Tensor | None,
     num_rows: int,
@@ -196,6 +196,7 @@ def _keep_by_formula(
     *,
     again: bool = False,
 ) -> Tensor:
+    """Run the op `keep_factors` in plain torch, with a bool result. It is the definition of the mask."""
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
     group_G = positions(first_group, groups, device=seed.device)
     lanes = _lanes(seed, row_R, group_G)
@@ -239,7 +240,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     if not has_kernels():
-        return _keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
+        return keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
     keep = seed.new_empty((numbers[0], numbers[2] * LANES), dtype=torch.bfloat16)
     row_R = None if row_R is None else row_R.contiguous()
     run("keep_factors", pointer(keep), pointer(seed), pointer(row_R), *numbers)
@@ -250,7 +251,7 @@ def keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool =
     """Run the op `keep_factors` on a GPU, or in Triton's interpreter, as the tests do."""
     num_rows, first_group, groups, threshold = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
-        return _keep_by_formula(seed, row_R, *numbers)
+        return keep_by_formula(seed, row_R, *numbers)
     keep = _empty_keep(seed, row_R, *numbers)
     if threshold == _LANE_VALUES:  # `keep_tile` leaves p = 1 to the scale
         return keep.zero_()
@@ -283,7 +284,7 @@ def _empty_keep(
 
 _library.impl("keep_factors", outside_dynamo(_keep_on_cpu), "CPU")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
-_library.impl("keep_factors", _keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("keep_factors", keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
 

@@ -9,7 +9,7 @@ from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
 from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
-from fuselayers.ops.philox import _keep_by_formula, keep_on_gpu, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.philox import keep_by_formula, keep_on_gpu, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
@@ -43,7 +43,7 @@ ROWS = torch.tensor([0, 5, 2**32 - 1, 2**32 + 3, 2**40 + 1])
 EVERY_KERNEL = """
 import torch
 from fuselayers.ops.cpu import has_kernels
-from fuselayers.ops.philox import _keep_by_formula
+from fuselayers.ops.philox import keep_by_formula
 from tests.ops.test_philox import ROWS
 
 assert has_kernels()
@@ -55,7 +55,7 @@ for index, number in enumerate((0, 7, -1, -2**63, 2**63 - 1, 2**32, 123456789123
         threshold = (0, 1, 6554, 32767, 32768, 65535, 65536)[(index + groups) % 7]
         for rows in (ROWS, ROWS[::2], None):
             call = seed, rows, 5 if rows is None else len(rows), 3 * index, groups, threshold
-            assert torch.equal(keep(*call).bool(), _keep_by_formula(*call)), (number, groups, threshold)
+            assert torch.equal(keep(*call).bool(), keep_by_formula(*call)), (number, groups, threshold)
 print(torch.backends.cpu.get_cpu_capability())
 """
 
@@ -81,7 +81,7 @@ def test_every_width_is_the_formula(columns: int) -> None:
     mask = keep_mask(seed_of(), (3, columns), p=0.3, shard=shard)
     row_R = torch.arange(2**32 - 2, 2**32 + 1)
     groups = (first % 8 + columns + 7) // 8
-    expected = _keep_by_formula(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
+    expected = keep_by_formula(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
     assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns])
 
 
@@ -128,7 +128,7 @@ def test_the_kernel_of_a_mask_is_the_formula(row_R: torch.Tensor | None, groups:
     for number, first_group in ((7, 0), (-1, 2**33 + 5), (2**32, 3)):
         seed, call = torch.tensor(number), (num_rows, first_group, groups, 6554)
         made = keep_on_gpu(seed.to(DEVICE), None if row_R is None else row_R.to(DEVICE), *call)
-        assert torch.equal(made.cpu(), _keep_by_formula(seed, row_R, *call))
+        assert torch.equal(made.cpu(), keep_by_formula(seed, row_R, *call))
     assert keep_on_gpu(seed_of(), None, 0, 0, 3, 9).shape == (0, 24)
 
 
