@@ -292,11 +292,12 @@ def compile_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
-def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
-    """Return torch's decompositions of these ops into simpler ops, by overload. Used by the nvFuser compiler."""
+@functools.cache
+def decompositions_of(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
+    """Return torch's decompositions of ATen ops into simpler ops, by overload. Used by the nvFuser compiler."""
     from torch._decomp import get_decompositions
 
-    return dict(get_decompositions(ops))
+    return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
 
 
 # All lowerings share this: fake implementations run outside of the compile lock too, and may register a second lowering
