@@ -339,22 +339,21 @@ def cpp_compiler() -> str:
 
 
 def trace_with_inductor(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partitioner: Any,
-    *,
-    run: Callable[..., Callable[..., Any]],
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs go to `run` uncompiled."""
+    """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs run op by op."""
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx
+
+    def run(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        return boxed(graph_module)
 
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
         settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
-        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=cast(Any, run), config_patches=settings)
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 

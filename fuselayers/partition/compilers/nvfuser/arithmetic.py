@@ -107,9 +107,8 @@ def _convert(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_copy(node: fx.Node) -> bool:
-    moved = {"device", "layout", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
-    same = tensor_of(source_of(node)).device == tensor_of(node).device and tensor_of(node).layout == torch.strided
-    return same and moved <= {"device", "layout"}
+    stays = tensor_of(source_of(node)).device == tensor_of(node).device
+    return stays and node.kwargs.get("pin_memory") is None
 
 
 def _dims(node: fx.Node) -> list[int]:
