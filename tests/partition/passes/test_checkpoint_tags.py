@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
-from tests.partition.tracing import called, saved_of, split_of
+from tests.partition.tracing import ops_of, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
@@ -119,8 +119,8 @@ class TestPolicies:
         handed = {str(node.target) for node in saved_of(forward)}
         assert str(op) in handed
         # mm: backward has two for each of forward; the rest is recomputed
-        assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
-        assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
+        assert ops_of(backward).count("exp") == (0 if op is torch.ops.aten.exp.default else 1)
+        assert ops_of(backward).count("mm") == (4 if op is torch.ops.aten.mm.default else 6)
 
     def test_an_input_that_the_region_overwrites(self) -> None:
         """Eager recomputes such a region from the new value, so its gradient is wrong; `fuse` keeps the old value."""
