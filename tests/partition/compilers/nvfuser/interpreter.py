@@ -62,8 +62,8 @@ def check(condition: object, message: str) -> None:
 class Value:
     """A tensor of a definition, or a constant, whose `axes` are None."""
 
-    def __init__(self, definition: FusionDefinition, name: str, dtype: DataType, axes: Axes | None) -> None:
-        self.definition, self.name, self.dtype, self.axes = definition, name, dtype, axes
+    def __init__(self, name: str, dtype: DataType, axes: Axes | None) -> None:
+        self.name, self.dtype, self.axes = name, dtype, axes
 
     def __repr__(self) -> str:
         return self.name
@@ -121,12 +121,10 @@ def _elementwise(function: Callable[..., Tensor], takes: Sequence[type], *, give
     return emit
 
 
-def _cast(fd: FusionDefinition, arg: Value, dtype: DataType) -> Value:
-    return fd.add(dtype, _axes(arg), lambda x: x.to(dtype.value), (arg,), computes=False)
-
-
-def _set(fd: FusionDefinition, arg: Value) -> Value:
-    return fd.add(arg.dtype, _axes(arg), Tensor.clone, (arg,), computes=False)
+def _cast(fd: FusionDefinition, arg: Value, dtype: DataType | None = None) -> Value:
+    """A copy, in another dtype if one is given."""
+    dtype = dtype or arg.dtype
+    return fd.add(dtype, _axes(arg), lambda x: x.to(dtype.value, copy=True), (arg,), computes=False)
 
 
 def _without(arg: Value, dims: Sequence[int], keepdim: bool) -> Axes:
@@ -226,7 +224,7 @@ OPERATIONS: Mapping[str, Any] = {
     "logical_and": _elementwise(torch.logical_and, [bool]),
     "where": _elementwise(torch.where, [float, int, bool]),
     **{"broadcast": _broadcast, "cast": _cast, "cat": _cat, "expand": _expand, "full": _full, "permute": _permute},
-    **{"reshape": _reshape, "set": _set, "squeeze": _squeeze, "var_mean": _var_mean},
+    **{"reshape": _reshape, "set": _cast, "squeeze": _squeeze, "var_mean": _var_mean},
     "max": _reduction(torch.amax),
     "sum": _reduction(torch.sum),
 }
@@ -275,7 +273,6 @@ class FusionDefinition:
         self._outputs: list[Value] = []
         self._steps: list[tuple[Value, Callable[..., Any], tuple[Any, ...]]] = []
         self._lines: list[str] = []
-        self._num_values = 0
 
     def __enter__(self) -> FusionDefinition:
         return self
@@ -306,7 +303,6 @@ class FusionDefinition:
         """Add a value that `compute` makes of the arguments; only casts and copies accept half precision."""
 
         def checked(value: Value) -> None:
-            check(value.definition is self, f"{value} is a value of another definition")
             check(not computes or value.dtype in KINDS, f"{value} is {value.dtype}: cast it to Float first")
 
         _map(arguments, checked)
@@ -316,9 +312,8 @@ class FusionDefinition:
 
     def _value(self, dtype: DataType, axes: Axes | None) -> Value:
         check(axes is None or len(axes) <= 8, "a tensor has at most 8 dimensions")
-        made = Value(self, f"{'s' if axes is None else 't'}{self._num_values}", dtype, axes)
-        self._num_values += 1
-        return made
+        number = len(self.inputs) + len(self._steps)
+        return Value(f"{'s' if axes is None else 't'}{number}", dtype, axes)
 
     def define_scalar(self, value: Any, dtype: DataType) -> Value:
         """A constant."""
