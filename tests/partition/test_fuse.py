@@ -277,33 +277,8 @@ class TestAsDecorator:
         assert saved_bytes(decorated_with_options, x) <= 16 * 16 * 4 * 3 // 2
         assert decorated_with_options.served_by == ("eager",)
 
-    def test_on_methods(self) -> None:
-        class Layer(nn.Module):
-            def __init__(self, factor: float) -> None:
-                super().__init__()
-                self.factor = nn.Parameter(torch.tensor(factor))
-
-            @fuse(backend="eager", fallback=(), fullgraph=True)
-            def scale(self, x: Tensor) -> Tensor:
-                return x.sin() * self.factor
-
-            @fuse(backend="eager", fallback=())
-            def forward(self, x: Tensor) -> Tensor:
-                return self.scale(x) + 1
-
-        x = torch.randn(3)
-        for factor in (2.0, 3.0):
-            layer = Layer(factor)
-            torch.testing.assert_close(layer.scale(x), x.sin() * factor)
-            out = layer(x)
-            torch.testing.assert_close(out, x.sin() * factor + 1)
-            torch.testing.assert_close(torch.autograd.grad(out.sum(), layer.factor)[0], x.sin().sum())
-        assert Layer.scale.served_by == ("eager",)
-
     def test_it_can_be_pickled_by_its_name(self) -> None:
         assert pickle.loads(pickle.dumps(decorated)) is decorated
-        other = pickle.loads(pickle.dumps(fuse(tutorial, backend="eager")))
-        assert (other.fn, other.options.backend) == (tutorial, "eager")
 
 
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
