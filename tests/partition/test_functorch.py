@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._decomp import get_decompositions
 
 from fuselayers.partition import FallbackWarning, aot_function, aot_module, print_compile, ts_compile
+from fuselayers.testing import results
 
 
 def chain(a: Tensor, b: Tensor) -> Tensor:
@@ -29,15 +30,9 @@ class Recorder:
         return [str(node.target) for node in self.graphs[place].graph.nodes if node.op == "call_function"]
 
 
-def check(fn: Callable[..., Any], traced: Callable[..., Any], *args: Any) -> None:
+def check(fn: Callable[..., Any], traced: Callable[..., Any], *args: Tensor) -> None:
     """Assert that values and gradients are those of the plain function."""
-    results = []
-    for call in (fn, traced):
-        inputs = [arg.detach().requires_grad_(arg.requires_grad) if isinstance(arg, Tensor) else arg for arg in args]
-        out = call(*inputs)
-        leaves = [arg for arg in inputs if isinstance(arg, Tensor) and arg.requires_grad]
-        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)) if out.requires_grad else (out,))
-    torch.testing.assert_close(results[0], results[1])
+    torch.testing.assert_close(results(traced, args), results(fn, args))
 
 
 def grown(size: int = 5, **options: Any) -> Tensor:
@@ -114,13 +109,13 @@ class TestModules:
         for training in (True, False):
             traced.train(training)
             assert module.training is training
-            results = []
+            gradients = []
             for model in (module, traced):
                 torch.manual_seed(0)
                 module.zero_grad()
                 model(x).square().sum().backward()
-                results.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
-            torch.testing.assert_close(results[0], results[1])
+                gradients.append([parameter.grad.clone() for parameter in module.parameters()])  # type: ignore[union-attr]
+            torch.testing.assert_close(*gradients)
 
     def test_a_function_is_none(self) -> None:
         with pytest.raises(

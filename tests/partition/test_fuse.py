@@ -27,6 +27,7 @@ from fuselayers.partition import (
     memory_efficient_fusion,
     saved_bytes,
 )
+from fuselayers.testing import results
 
 # Compiling takes seconds, and `fuse` does the same around every backend.
 either_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -38,12 +39,6 @@ def tutorial(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 def with_exponent(x: Tensor, exponent: Any, *, shift: float = 0.0) -> Tensor:
     return x.abs().pow(exponent).sin() + shift
-
-
-def gradients(fn: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
-    leaves = [value.detach().clone().requires_grad_() for value in inputs]
-    out = fn(*leaves)
-    return (out.detach(), *torch.autograd.grad(out.square().sum(), leaves))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def gradients(fn: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
 def test_values_gradients_and_saved_tensors(backend: str, partition: str, saved: int) -> None:
     inputs = [torch.randn(16, 32, requires_grad=True) for _ in range(4)]
     fused = fuse(tutorial, backend=backend, partition=partition, fallback=())
-    torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+    torch.testing.assert_close(results(fused, inputs), results(tutorial, inputs))
     assert fused.served_by == (backend,)
     assert saved_bytes(fused, *inputs) == saved * inputs[0].nbytes
 
@@ -82,7 +77,7 @@ class TestGuards:
         for shape in ((2, 3), (4, 3), (5, 7), (6,)):
             for dtype in (torch.float32, torch.float64):
                 inputs = [torch.randn(shape, dtype=dtype) for _ in range(4)]
-                torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+                torch.testing.assert_close(results(fused, inputs), results(tutorial, inputs))
 
     def test_python_value(self) -> None:
         fused = fuse(with_exponent, backend="eager")
@@ -226,7 +221,7 @@ class TestTransparency:
         fused = fuse(inner, backend="eager", fallback=())
         assert fused.fn is tutorial
         assert (fused.options.partition, inner.options.partition) == ("min_cut", "default")
-        torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+        torch.testing.assert_close(results(fused, inputs), results(tutorial, inputs))
         assert str(inner.report()).endswith(" training, default: eager, as asked")
         assert str(fused.report()).endswith(" training: eager, as asked")
 
@@ -235,7 +230,7 @@ def test_dynamic_sizes_share_a_graph() -> None:
     fused = fuse(tutorial, backend="eager", dynamic=True)
     for size in (5, 9, 17, 33):
         inputs = [torch.randn(size, 4) for _ in range(4)]
-        torch.testing.assert_close(gradients(fused, *inputs), gradients(tutorial, *inputs))
+        torch.testing.assert_close(results(fused, inputs), results(tutorial, inputs))
     assert len(fused.report().graphs) == 1
 
 

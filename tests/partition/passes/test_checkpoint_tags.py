@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
+from fuselayers.testing import results
 from tests.partition.tracing import ops_of, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
@@ -80,12 +81,6 @@ def body(x: Tensor, weight: Tensor) -> Tensor:
 
 def inputs() -> list[Tensor]:
     return [torch.randn(SIZE, SIZE, requires_grad=True) * 0.1 for _ in range(2)]
-
-
-def results(fn: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
-    out = fn(*leaves)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
 
 class TestPolicies:
