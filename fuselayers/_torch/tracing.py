@@ -193,6 +193,13 @@ def of_one_list(run: Callable[..., Any]) -> Callable[..., Any]:
     return run if getattr(run, "_boxed_call", False) else cast(Callable[..., Any], make_boxed_func(run))
 
 
+def recompiled(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Lint a changed graph, and return its module with new code."""
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
 def rename(node: fx.Node, name: str) -> None:
     """Rename a node. If another node has the name, a number is appended."""
     node._rename(name)

@@ -28,7 +28,16 @@ from ..._torch.dispatch import tree_map
 from ..._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
 from ...hardware import Machine
 from ..joint_graph import JointGraph
-from ..node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
+from ..node_kinds import (
+    is_fusible,
+    looks_at_its_input,
+    num_bytes,
+    num_elements,
+    only_moves,
+    prefers_save,
+    readers_of,
+    storage_of,
+)
 
 _SYMBOL_BYTES: Final = 8.0
 # An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
@@ -195,4 +204,4 @@ def _with_every_head(arguments: Sequence[Any], first: int) -> list[Any]:
 
 def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:
     """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
-    return any((user in joint.forward) == forward and not is_fusible(user) for user in joint.readers_of(node))
+    return any((user in joint.forward) == forward and not is_fusible(user) for user in readers_of(node))

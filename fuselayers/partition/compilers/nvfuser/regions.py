@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ...._torch.tracing import recompiled
 from ...node_kinds import draws, writes
 from ...passes import merge_equal_nodes_pass
 from .arithmetic import ARITHMETIC
@@ -162,5 +163,4 @@ def extract(
                 user.replace_input_with(node, after)
         for node in reversed(group):
             graph.erase_node(node)
-    graph.lint()
-    graph_module.recompile()
+    recompiled(graph_module)
