@@ -8,6 +8,7 @@ import torch
 import torch.fx as fx
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.testing import EagerAndRecordGraphs
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -75,14 +76,9 @@ class TestCalls:
     """The pass over Dynamo's graph, before Inductor."""
 
     def dynamo_graph(self, fn: Callable[[Tensor], Tensor]) -> fx.GraphModule:
-        seen: list[fx.GraphModule] = []
-
-        def backend(module: fx.GraphModule, inputs: Any) -> Any:
-            seen.append(module)
-            return module.forward
-
-        torch.compile(fn, backend=backend, fullgraph=True)(torch.randn(4, 6))
-        return seen[0]
+        recorder = EagerAndRecordGraphs()
+        torch.compile(fn, backend=recorder, fullgraph=True)(torch.randn(4, 6))
+        return recorder.graphs[0]
 
     @pytest.mark.parametrize(
         "fn",
