@@ -149,12 +149,7 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
-    def broken(x: Tensor) -> Tensor:
-        y = x.sin().exp()
-        torch._dynamo.graph_break()
-        return y.cos()
-
-    report = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
+    report = explain(_in_two_graphs, torch.randn(ROWS, HIDDEN, requires_grad=True))
     assert len(report.graphs) == 2
     assert report.totals["this"].saved_bytes == 2 * ACTIVATION
     with pytest.raises(ValueError, match=r"^a curve needs one graph, this report has 2; explain each part on its own$"):

@@ -14,6 +14,7 @@ It cannot test nvFuser's kernels. `make test-nvfuser` builds the same definition
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -246,28 +247,13 @@ def _text(value: Any) -> str:
     return repr(value) if finite else f'float("{value}")'
 
 
-class _Ops:
-    """`FusionDefinition.ops`: each operation as a method that also records the call."""
-
-    def __init__(self, definition: FusionDefinition) -> None:
-        self._definition = definition
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            made = OPERATIONS[name](self._definition, *args, **kwargs)
-            return self._definition.record(f"fd.ops.{name}", made, *args, **kwargs)
-
-        return call
-
-
 class FusionDefinition:
-    """`nvfuser_direct.FusionDefinition`, with a `script()` of its calls and a count of its `executions`."""
+    """`nvfuser_direct.FusionDefinition`, with a `script()` of its calls."""
 
     stand_in: StandIn
 
     def __init__(self) -> None:
-        self.ops = _Ops(self)
-        self.executions = 0
+        self.ops = types.SimpleNamespace(**{name: functools.partial(self._operate, name) for name in OPERATIONS})
         self.inputs: list[Value] = []
         self._checks: list[Callable[[Any], None]] = []
         self._outputs: list[Value] = []
@@ -280,6 +266,9 @@ class FusionDefinition:
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is None:
             self.stand_in.defined.append(self)
+
+    def _operate(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self.record(f"fd.ops.{name}", OPERATIONS[name](self, *args, **kwargs), *args, **kwargs)
 
     def record(self, function: str, made: Any, *args: Any, **kwargs: Any) -> Any:
         """Record a call, and return its result."""
@@ -368,7 +357,7 @@ class FusionDefinition:
                 if made.axes is not None:
                     assert (result.dtype, result.dim()) == (made.dtype.value, len(made.axes)), made
                 values[made] = result
-        self.executions += 1
+        self.stand_in.executions += 1
         return [values[output] for output in self._outputs]
 
 
@@ -377,15 +366,12 @@ class StandIn(types.ModuleType):
 
     Attributes:
         defined: the finished definitions.
+        executions: the number of times that definitions were executed.
     """
 
     def __init__(self) -> None:
         super().__init__("nvfuser_direct")
         self.defined: list[FusionDefinition] = []
+        self.executions = 0
         self.DataType = DataType
         self.FusionDefinition = type("FusionDefinition", (FusionDefinition,), {"stand_in": self})
-
-    @property
-    def executions(self) -> int:
-        """The number of times that definitions were executed."""
-        return sum(definition.executions for definition in self.defined)
