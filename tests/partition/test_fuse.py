@@ -184,25 +184,24 @@ class Block(nn.Module):
         return ops.bias_dropout_residual(self.down(hidden), x, p=0.1, training=self.training) + self.shift
 
 
-class TestModules:
-    @either_backend
-    def test_trains_like_the_module(self, backend: str) -> None:
-        block = Block()
-        fused = fuse(copy.deepcopy(block), backend=backend, fallback=())
-        x = torch.randn(8, 16)
-        losses: list[list[float]] = []
-        for model in (block, fused):
-            torch.manual_seed(4)
-            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-            losses.append([])
-            for _ in range(4):
-                loss = model(x).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                losses[-1].append(loss.item())
-        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-        assert losses[0][-1] < losses[0][0]
+@either_backend
+def test_a_module_trains_like_the_plain_one(backend: str) -> None:
+    block = Block()
+    fused = fuse(copy.deepcopy(block), backend=backend, fallback=())
+    x = torch.randn(8, 16)
+    losses: list[list[float]] = []
+    for model in (block, fused):
+        torch.manual_seed(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses.append([])
+        for _ in range(4):
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0]
 
 
 class TestTransparency:

@@ -203,17 +203,16 @@ class TestPeak:
         assert self.cut(exact, budget(peak=peak), compress="int8") == (peak, 0)
 
 
-class TestThroughFuse:
-    @pytest.mark.parametrize(
-        ("backend", "share"),
-        [("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
-    )
-    def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
-        stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
-        whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
-        fused = fuse(copy.deepcopy(stack), backend=backend, partition=budget(share))
-        assert_same_step(stack, fused, x)
-        assert saved_bytes(fused, x) <= share * whole
+@pytest.mark.parametrize(
+    ("backend", "share"),
+    [("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
+)
+def test_values_gradients_and_bytes(backend: str, share: float) -> None:
+    stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
+    whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
+    fused = fuse(copy.deepcopy(stack), backend=backend, partition=budget(share))
+    assert_same_step(stack, fused, x)
+    assert saved_bytes(fused, x) <= share * whole
 
 
 def test_a_smaller_budget_does_not_raise_the_peak() -> None:

@@ -44,8 +44,9 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
     has_operands = _has(count, *dtypes)
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        handle = getattr(builder.ops, name)(*builder.operands(node, count))
-        return Value(handle, computed_in(tensor_of(node).dtype))
+        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
+        operands = [builder.operand(argument, dtype, rank) for argument in node.args[:count]]
+        return Value(getattr(builder.ops, name)(*operands), dtype)
 
     # torch runs an add or a sub with a factor.
     return Rule(emit, accepts=lambda node: has_operands(node) and argument_of(node, 2, "alpha", 1) == 1)

@@ -113,11 +113,6 @@ class Builder:
         missing = rank - argument.meta["val"].dim()
         return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
 
-    def operands(self, node: fx.Node, count: int) -> list[Any]:
-        """The first arguments of an elementwise op, in the dtype and the rank of its result."""
-        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
-        return [self.operand(argument, dtype, rank) for argument in node.args[:count]]
-
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A Python number converted to the dtype's kind: a bool, an integer or a float."""
         if dtype == torch.bool:
