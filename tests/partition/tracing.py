@@ -15,7 +15,26 @@ from fuselayers.partition import CapturedGraph, Partitioner, capture, partitione
 from fuselayers.partition.choose.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
 
-__all__ = ["gpt", "joint_graph_of", "ops_of", "peak_of_step", "recomputed_flops", "saved_of", "split_of"]
+__all__ = ["Hand", "gpt", "joint_graph_of", "ops_of", "peak_of_step", "recomputed_flops", "saved_of", "split_of"]
+
+
+class Hand:
+    """A graph made by hand, with inputs of these names. Its values are vectors of four numbers."""
+
+    def __init__(self, *names: str) -> None:
+        self.graph = fx.Graph()
+        self.inputs = [self.graph.placeholder(name) for name in names]
+        for node in self.inputs:
+            node.meta["val"] = torch.ones(4)
+
+    def call(self, target: Any, *arguments: Any, **meta: Any) -> fx.Node:
+        node = self.graph.call_function(target, arguments)
+        node.meta = {"val": torch.ones(4), **meta}
+        return node
+
+    def module(self, *outputs: fx.Node) -> fx.GraphModule:
+        self.graph.output(outputs)
+        return fx.GraphModule({}, self.graph)
 
 
 def joint_graph_of(fn: Callable[..., Any], *args: Any, dynamic: bool = False) -> JointGraph:

@@ -11,28 +11,18 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
 from fuselayers.testing import results
-from tests.partition.tracing import ops_of, saved_of, split_of
+from tests.partition.tracing import Hand, ops_of, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
 
-class Hand:
-    """A graph made by hand. A call is a sine unless `target` names another op."""
+SINE = torch.ops.aten.sin.default
 
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
 
-    def call(self, *sources: Any, target: Any = torch.ops.aten.sin.default, **meta: Any) -> fx.Node:
-        node = self.graph.call_function(target, sources)
-        node.meta = {"val": torch.ones(()), **meta}
-        return node
-
-    def tagged(self, *outputs: fx.Node) -> None:
-        self.graph.output(outputs)
-        module = fx.GraphModule({}, self.graph)
-        before = str(module.graph)
-        assert checkpoint_tags_pass(module) is module
-        assert str(module.graph) == before
+def tag(module: fx.GraphModule) -> None:
+    before = str(module.graph)
+    assert checkpoint_tags_pass(module) is module
+    assert str(module.graph) == before
 
 
 def region(number: int, **more: Any) -> dict[str, Any]:
@@ -42,22 +32,21 @@ def region(number: int, **more: Any) -> dict[str, Any]:
 class TestTags:
     def test_a_collective_is_saved_unless_its_region_is_checkpointed(self) -> None:
         pytest.importorskip("torch.distributed._functional_collectives")
-        hand = Hand()
-        x = hand.graph.placeholder("x")
+        hand = Hand("x")
+        (x,) = hand.inputs
         reduce = torch.ops._c10d_functional.all_reduce.default
-        plain = hand.call(x, "sum", "", target=reduce)
-        checkpointed = hand.call(x, "sum", "", target=reduce, **region(1))
-        hand.tagged(plain, checkpointed)
+        plain = hand.call(reduce, x, "sum", "")
+        checkpointed = hand.call(reduce, x, "sum", "", **region(1))
+        tag(hand.module(plain, checkpointed))
         assert plain.meta["recompute"] is SAVE
         assert checkpointed.meta["recompute"] is AGAIN
 
     def test_an_output_of_a_region_whose_gradient_a_hook_waits_for(self) -> None:
-        hand = Hand()
-        x = hand.graph.placeholder("x")
-        hooked = hand.call(x, **region(1, has_backward_hook=True))
-        read_on = hand.call(x, **region(1, has_backward_hook=True))
-        inside = hand.call(read_on, **region(1))
-        hand.tagged(hooked, inside)
+        hand = Hand("x")
+        hooked = hand.call(SINE, *hand.inputs, **region(1, has_backward_hook=True))
+        read_on = hand.call(SINE, *hand.inputs, **region(1, has_backward_hook=True))
+        inside = hand.call(SINE, read_on, **region(1))
+        tag(hand.module(hooked, inside))
         assert hooked.meta["recompute"] is SAVE
         assert read_on.meta["recompute"] is AGAIN  # the region reads it: recomputing it closes no cycle
 

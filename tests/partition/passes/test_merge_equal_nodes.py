@@ -9,7 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers.ops import draw_seed
 from fuselayers.partition.passes import merge_equal_nodes_pass
-from tests.partition.tracing import joint_graph_of, ops_of
+from tests.partition.tracing import Hand, joint_graph_of, ops_of
 
 
 def merged(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, list[str]]:
@@ -50,16 +50,12 @@ def test_a_graph_that_mutates_is_left_alone() -> None:
 
 def by_hand(*metas: dict[str, Any]) -> list[str]:
     """The ops left of a graph that calls the same sine once with each `meta`."""
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    x.meta["val"] = torch.randn(4)
-    total = x
+    hand = Hand("x")
+    (total,) = hand.inputs
     for meta in metas:
-        sine = graph.call_function(torch.ops.aten.sin.default, (x,))
-        sine.meta = {"val": torch.randn(4), **meta}
-        total = graph.call_function(torch.ops.aten.add.Tensor, (total, sine))
-    graph.output((total,))
-    return ops_of(merge_equal_nodes_pass(fx.GraphModule({}, graph)))
+        sine = hand.call(torch.ops.aten.sin.default, *hand.inputs, **meta)
+        total = hand.call(torch.ops.aten.add.Tensor, total, sine)
+    return ops_of(merge_equal_nodes_pass(hand.module(total)))
 
 
 class TestNotAcross:
