@@ -290,20 +290,18 @@ def test_a_copy_has_the_options(clone: Any) -> None:
     assert str(module.report()).endswith(" training, own partition: eager, as asked")
 
 
-class TestPartitionErrors:
+@pytest.mark.parametrize("backend", ["eager", "auto"])  # "auto" begins with Inductor
+def test_a_budget_that_is_too_small(backend: str) -> None:
     """A graph that cannot be split as asked raises: another backend would get the same graph."""
-
-    @pytest.mark.parametrize("backend", ["eager", "auto"])  # "auto" begins with Inductor
-    def test_a_budget_that_is_too_small(self, backend: str) -> None:
-        fused = fuse(tutorial, backend=backend, partition=budget(10))
-        inputs = [torch.randn(64, requires_grad=True) for _ in range(4)]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", FallbackWarning)
-            with pytest.raises(PartitionError, match=r"^this graph needs more than 10 bytes saved for backward: the"):
-                fused(*inputs)
-        assert fused.served_by == ()
-        with pytest.raises(PartitionError):
+    fused = fuse(tutorial, backend=backend, partition=budget(10))
+    inputs = [torch.randn(64, requires_grad=True) for _ in range(4)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        with pytest.raises(PartitionError, match=r"^this graph needs more than 10 bytes saved for backward: the"):
             fused(*inputs)
+    assert fused.served_by == ()
+    with pytest.raises(PartitionError):
+        fused(*inputs)
 
 
 async def waits(x: Tensor) -> Tensor:
