@@ -25,6 +25,7 @@ from .node_kinds import (
     num_bytes,
     only_moves,
     prefers_save,
+    readers_of,
     storage_of,
     why_not_saveable,
     why_runs_once,
@@ -199,6 +200,10 @@ class JointGraph:
         if written and not any(placement(user) == "must_be_in_backward" for user in node.users):
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
+
+    def has_unfused_reader(self, node: fx.Node, *, forward: bool) -> bool:
+        """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
+        return any((user in self.forward) == forward and not is_fusible(user) for user in readers_of(node))
 
     @functools.cached_property
     def returned(self) -> frozenset[fx.Node]:

@@ -28,16 +28,7 @@ from ..._torch.dispatch import tree_map
 from ..._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
 from ...hardware import Machine
 from ..joint_graph import JointGraph
-from ..node_kinds import (
-    is_fusible,
-    looks_at_its_input,
-    num_bytes,
-    num_elements,
-    only_moves,
-    prefers_save,
-    readers_of,
-    storage_of,
-)
+from ..node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
 
 _SYMBOL_BYTES: Final = 8.0
 # An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
@@ -128,7 +119,7 @@ class CostModel:
         tie = _TIE * (1.0 if storage is node else 2.0)
         if node in joint.compressed:
             fewer, whole = float(joint.compressed[node]), float(num_bytes(node))
-            restored = not self.fused or _has_unfused_reader(node, joint, forward=False)
+            restored = not self.fused or joint.has_unfused_reader(node, forward=False)
             moved = 2.0 * fewer + whole * (1.0 + 2.0 * restored + tie)
             return NodePrice(moved=moved + 1.0, saved=fewer)
         size = float(num_bytes(storage))
@@ -137,7 +128,7 @@ class CostModel:
         # Outputs, and inputs and results of matmuls, are in memory anyway. A value inside a fused kernel would have to
         # be written.
         alone = self.fused and is_fusible(storage) and storage not in joint.returned
-        in_memory = not alone or _has_unfused_reader(storage, joint, forward=True)
+        in_memory = not alone or joint.has_unfused_reader(storage, forward=True)
         reads_and_writes = (1.0 if in_memory else 2.0) + tie
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
@@ -149,7 +140,7 @@ class CostModel:
         size = float(num_bytes(node))
         arithmetic = 0.0
         if self.fused and is_fusible(node):
-            moved = self._arithmetic(node) + (2.0 * size if _has_unfused_reader(node, joint, forward=False) else 0.0)
+            moved = self._arithmetic(node) + (2.0 * size if joint.has_unfused_reader(node, forward=False) else 0.0)
         else:
             gathers = overload_packet(node) in _GATHERS
             reads = sum(
@@ -200,8 +191,3 @@ def _with_every_head(arguments: Sequence[Any], first: int) -> list[Any]:
     query = arguments[first]
     grouped = [tensor.new_empty((*query.shape[:-2], *tensor.shape[-2:])) for tensor in arguments[first + 1 : first + 3]]
     return [*arguments[: first + 1], *grouped, *arguments[first + 3 :]]
-
-
-def _has_unfused_reader(node: fx.Node, joint: JointGraph, *, forward: bool) -> bool:
-    """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
-    return any((user in joint.forward) == forward and not is_fusible(user) for user in readers_of(node))
