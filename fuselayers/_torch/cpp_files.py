@@ -20,10 +20,9 @@ class _Kernel:
 
     def __init__(self, argument_types: list[str], source: str) -> None:
         self.argument_types, self.source = argument_types, source
-        self.loaded: Callable[[], Callable[..., Any]] | None = None
+        self.loaded: Callable[[], Callable[..., Any]]  # set by `_compile`
 
     def __call__(self, *arguments: Any) -> None:
-        assert self.loaded is not None
         self.loaded()(*arguments)
 
 
@@ -65,7 +64,6 @@ def cpp_files() -> Iterator[None]:
     ):
         yield
     for scope, name, kernel in waiting:
-        assert kernel.loaded is not None
         scope[name] = kernel.loaded()
 
 

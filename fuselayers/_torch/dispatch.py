@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves as tree_leaves
 from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_map_only as tree_map_only
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

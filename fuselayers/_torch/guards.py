@@ -37,35 +37,23 @@ def outside_dynamo(fn: _Function) -> _Function:
     return fn
 
 
-def torch_compile(
-    fn: Callable[..., Any], *, recompile_limit: int, name: str = "", **options: Any
-) -> Callable[..., Any]:
+def torch_compile(fn: Any, *, name: str, recompile_limit: int, **options: Any) -> Callable[..., Any]:
     """Call `torch.compile` with a recompile limit for this function, also before 2.13, where the limit is global.
 
-    A Python function is copied with a new code object, named `name` or like the function. The compiled code is freed
-    with the copy. Functions that one line defines share a code object, and freeing it while Dynamo compiles another of
-    them would crash the process. Dynamo remembers by file, line and name which sizes changed.
+    The Python function is copied with a new code object of this name. The compiled code is freed with the copy.
+    Functions that one line defines share a code object, and freeing it while Dynamo compiles another of them would
+    crash the process. Dynamo remembers by file, line and name which sizes changed.
+
+    Module hooks are guarded, also hooks that are added after tracing. By default Dynamo guards only hooks that exist.
+    Equal modules share a graph, so a hook of one of them would be lost.
     """
-    if isinstance(fn, types.FunctionType):
-        fn = _with_own_code(fn, name or fn.__name__)
-        weakref.finalize(fn, _forget, fn.__code__).atexit = False
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+    code = fn.__code__.replace(co_name=name)
+    own = types.FunctionType(code, fn.__globals__, name, fn.__defaults__, fn.__closure__)
+    weakref.finalize(own, _forget, code).atexit = False
+    takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+    if takes_limit:
         options["recompile_limit"] = recompile_limit
-        return _with_guards_on_hooks(torch.compile(fn, **options))
-    compiled = _with_guards_on_hooks(torch.compile(fn, **options))
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch._dynamo.config.patch(recompile_limit=recompile_limit):
-            return compiled(*args, **kwargs)
-
-    return call
-
-
-def _with_guards_on_hooks(compiled: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `compiled` with guards on module hooks, also on hooks that are added after tracing.
-
-    By default Dynamo guards only hooks that exist. Equal modules share a graph, so a hook of one of them would be lost.
-    """
+    compiled = torch.compile(own, **options)
     config: Any = torch._dynamo.config
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -75,13 +63,11 @@ def _with_guards_on_hooks(compiled: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             config.skip_nnmodule_hook_guards = before
 
-    return call
+    def call_with_limit(*args: Any, **kwargs: Any) -> Any:
+        with config.patch(recompile_limit=recompile_limit):
+            return call(*args, **kwargs)
 
-
-def _with_own_code(fn: types.FunctionType, name: str) -> types.FunctionType:
-    own = types.FunctionType(fn.__code__.replace(co_name=name), fn.__globals__, name, fn.__defaults__, fn.__closure__)
-    own.__kwdefaults__, own.__doc__ = fn.__kwdefaults__, fn.__doc__
-    return own
+    return call if takes_limit else call_with_limit
 
 
 def _forget(code: types.CodeType) -> None:

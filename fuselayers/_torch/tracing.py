@@ -193,6 +193,13 @@ def of_one_list(run: Callable[..., Any]) -> Callable[..., Any]:
     return run if getattr(run, "_boxed_call", False) else cast(Callable[..., Any], make_boxed_func(run))
 
 
+def recompiled(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """Lint a changed graph, and return its module with new code."""
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return graph_module
+
+
 def rename(node: fx.Node, name: str) -> None:
     """Rename a node. If another node has the name, a number is appended."""
     node._rename(name)
@@ -292,11 +299,12 @@ def compile_with_inductor(
     return cast(Callable[..., Any], compiled)
 
 
-def decompositions_of(ops: Sequence[torch._ops.OpOverloadPacket]) -> dict[Any, Callable[..., Any]]:
-    """Return torch's decompositions of these ops into simpler ops, by overload. Used by the nvFuser compiler."""
+@functools.cache
+def decompositions_of(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
+    """Return torch's decompositions of ATen ops into simpler ops, by overload. Used by the nvFuser compiler."""
     from torch._decomp import get_decompositions
 
-    return dict(get_decompositions(ops))
+    return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
 
 
 # All lowerings share this: fake implementations run outside of the compile lock too, and may register a second lowering
@@ -338,22 +346,21 @@ def cpp_compiler() -> str:
 
 
 def trace_with_inductor(
-    graph_module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partitioner: Any,
-    *,
-    run: Callable[..., Callable[..., Any]],
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs go to `run` uncompiled."""
+    """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs run op by op."""
     from torch._inductor import config as inductor_config
     from torch._inductor.compile_fx import compile_fx
+
+    def run(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        return boxed(graph_module)
 
     with (
         functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
         inductor_config.patch(force_disable_caches=True),
     ):
         settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
-        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=cast(Any, run), config_patches=settings)
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 

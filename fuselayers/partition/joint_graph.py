@@ -25,6 +25,7 @@ from .node_kinds import (
     num_bytes,
     only_moves,
     prefers_save,
+    readers_of,
     storage_of,
     why_not_saveable,
     why_runs_once,
@@ -200,17 +201,9 @@ class JointGraph:
             return "it is overwritten before backward runs"
         return why_not_saveable(node)
 
-    def readers_of(self, node: fx.Node) -> list[fx.Node]:
-        """The ops that read a value or a view of it, except the output of the graph."""
-        readers: list[fx.Node] = []
-        stack = [node]
-        while stack:
-            for user in stack.pop().users:
-                if looks_at_its_input(user):
-                    stack.append(user)
-                elif user.op != "output":
-                    readers.append(user)
-        return readers
+    def has_unfused_reader(self, node: fx.Node, *, forward: bool) -> bool:
+        """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
+        return any((user in self.forward) == forward and not is_fusible(user) for user in readers_of(node))
 
     @functools.cached_property
     def returned(self) -> frozenset[fx.Node]:
@@ -266,7 +259,7 @@ class JointGraph:
         before they are read, most of them for the second time.
         """
         forward, backward = extract_forward_and_backward(
-            tables_once_pass(self.module, self.made_from_scalars, readers_of=self.readers_of),
+            tables_once_pass(self.module, self.made_from_scalars),
             list(saved_values),
             num_fwd_outputs=self.num_forward_outputs,
             static_inputs=self.static_inputs,

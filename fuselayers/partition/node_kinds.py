@@ -71,6 +71,19 @@ def storage_of(node: fx.Node) -> fx.Node:
     return source if why_not_saveable(source) is None else node
 
 
+def readers_of(node: fx.Node) -> list[fx.Node]:
+    """The ops that read a value or a view of it, except the output of the graph."""
+    readers: list[fx.Node] = []
+    stack = [node]
+    while stack:
+        for user in stack.pop().users:
+            if looks_at_its_input(user):
+                stack.append(user)
+            elif user.op != "output":
+                readers.append(user)
+    return readers
+
+
 def prefers_save(node: fx.Node) -> bool:
     """True if the user's checkpoint policy prefers to save the value."""
     return node.meta.get("recompute") is CheckpointPolicy.PREFER_SAVE

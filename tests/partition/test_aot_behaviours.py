@@ -50,32 +50,31 @@ def layout(value: Tensor) -> Any:
     return value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad
 
 
-class TestInputMutation:
-    # The backward of `mul_` needs x as it was before the write, that of `add_` does not.
-    @pytest.mark.parametrize(
-        ("backend", "partition", "op"),
-        [
-            ("eager", "min_cut", "mul_"),
-            ("eager", "default", "mul_"),
-            pytest.param("inductor", "min_cut", "add_", marks=pytest.mark.slow),
-            ("inductor", "min_cut", "mul_"),
-        ],
-    )
-    def test_data(self, backend: str, partition: str, op: str) -> None:
-        def change(x: Tensor, y: Tensor) -> Tensor:
-            getattr(x, op)(y)
-            return x.sin()
+# The backward of `mul_` needs x as it was before the write, that of `add_` does not.
+@pytest.mark.parametrize(
+    ("backend", "partition", "op"),
+    [
+        ("eager", "min_cut", "mul_"),
+        ("eager", "default", "mul_"),
+        pytest.param("inductor", "min_cut", "add_", marks=pytest.mark.slow),
+        ("inductor", "min_cut", "mul_"),
+    ],
+)
+def test_a_mutated_input(backend: str, partition: str, op: str) -> None:
+    def change(x: Tensor, y: Tensor) -> Tensor:
+        getattr(x, op)(y)
+        return x.sin()
 
-        def use(fn: Any) -> Any:
-            start, y = leaf(3, 4), leaf(4)
-            x = start * 1
-            address, version = x.data_ptr(), x._version
-            out = fn(x, y)
-            assert (x.data_ptr(), x._version > version) == (address, True)
-            # The gradient flows through the mutated input and through the result.
-            return x, out, gradients((out, x), start, y)
+    def use(fn: Any) -> Any:
+        start, y = leaf(3, 4), leaf(4)
+        x = start * 1
+        address, version = x.data_ptr(), x._version
+        out = fn(x, y)
+        assert (x.data_ptr(), x._version > version) == (address, True)
+        # The gradient flows through the mutated input and through the result.
+        return x, out, gradients((out, x), start, y)
 
-        same_as_eager(change, use, backend, partition=partition)
+    same_as_eager(change, use, backend, partition=partition)
 
 
 class TestAliases:
@@ -135,30 +134,29 @@ def change_one(a: Tensor, b: Tensor) -> Tensor:
     return a * b
 
 
-class TestTensorSubclasses:
-    def test_dtensor(self, one_process_mesh: Any) -> None:
-        from torch.distributed.tensor import DTensor, Replicate, Shard
+def test_dtensor(one_process_mesh: Any) -> None:
+    from torch.distributed.tensor import DTensor, Replicate, Shard
 
-        def layer(x: Tensor, weight: Tensor) -> Tensor:
-            return (x @ weight).sin()
+    def layer(x: Tensor, weight: Tensor) -> Tensor:
+        return (x @ weight).sin()
 
-        placements = []
+    placements = []
 
-        def use(fn: Any) -> Any:
-            values = torch.randn(4, 6), torch.randn(6, 8)
-            x = DTensor.from_local(values[0], one_process_mesh, [Replicate()]).requires_grad_()
-            weight = DTensor.from_local(values[1], one_process_mesh, [Shard(1)]).requires_grad_()
-            out = fn(x, weight)
-            # In eager, the tangent's placements can change those of the gradients.
-            out.backward(DTensor.from_local(torch.randn(4, 8), one_process_mesh, [Shard(1)]))
-            parts = out, x.grad, weight.grad
-            placements.append([part.placements for part in parts])
-            torch.testing.assert_close(out.to_local(), layer(*values))
-            return [part.to_local() for part in parts]
+    def use(fn: Any) -> Any:
+        values = torch.randn(4, 6), torch.randn(6, 8)
+        x = DTensor.from_local(values[0], one_process_mesh, [Replicate()]).requires_grad_()
+        weight = DTensor.from_local(values[1], one_process_mesh, [Shard(1)]).requires_grad_()
+        out = fn(x, weight)
+        # In eager, the tangent's placements can change those of the gradients.
+        out.backward(DTensor.from_local(torch.randn(4, 8), one_process_mesh, [Shard(1)]))
+        parts = out, x.grad, weight.grad
+        placements.append([part.placements for part in parts])
+        torch.testing.assert_close(out.to_local(), layer(*values))
+        return [part.to_local() for part in parts]
 
-        same_as_eager(layer, use)
-        assert placements[0] == placements[1]
-        assert placements[1][0] == (Shard(1),)
+    same_as_eager(layer, use)
+    assert placements[0] == placements[1]
+    assert placements[1][0] == (Shard(1),)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -230,46 +228,34 @@ class TestBackwardTwice:
             first[0].sum().backward()
 
 
-class TestGradientHooks:
-    @pytest.mark.parametrize("on", ["the module", "its fused view", "a child"])
-    def test_of_a_module(self, on: str) -> None:
-        layer, value = TwoLinears(), leaf(3, 4)
-        seen = []
-        for compiled in (False, True):
-            model, x = copy.deepcopy(layer), value.detach().clone().requires_grad_()
-            fused = fuse(model, backend="eager", fallback=()) if compiled else model
-            calls: list[tuple[Tensor, Tensor]] = []
+@pytest.mark.parametrize("on", ["the module", "its fused view", "a child"])
+def test_gradient_hooks_of_a_module(on: str) -> None:
+    layer, value = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)), leaf(3, 4)
+    seen = []
+    for compiled in (False, True):
+        model, x = copy.deepcopy(layer), value.detach().clone().requires_grad_()
+        fused = fuse(model, backend="eager", fallback=()) if compiled else model
+        calls: list[tuple[Tensor, Tensor]] = []
 
-            def hook(module: nn.Module, dinputs: Any, doutputs: Any, calls: list[Any] = calls) -> Any:
-                calls.append((dinputs[0].clone(), doutputs[0].clone()))
-                return (dinputs[0] * 2,)
+        def hook(module: nn.Module, dinputs: Any, doutputs: Any, calls: list[Any] = calls) -> Any:
+            calls.append((dinputs[0].clone(), doutputs[0].clone()))
+            return (dinputs[0] * 2,)
 
-            {"the module": model, "its fused view": fused, "a child": model.down}[on].register_full_backward_hook(hook)
-            out = fused(x)
-            seen.append((out, gradients(out, x, *model.parameters()), calls))
-            assert len(calls) == 1
-        torch.testing.assert_close(seen[1], seen[0])
-
-
-class TwoLinears(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Linear(4, 6)
-        self.down = nn.Linear(6, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(x).tanh())
+        {"the module": model, "its fused view": fused, "a child": model[2]}[on].register_full_backward_hook(hook)
+        out = fused(x)
+        seen.append((out, gradients(out, x, *model.parameters()), calls))
+        assert len(calls) == 1
+    torch.testing.assert_close(seen[1], seen[0])
 
 
-class TestFunctionTransforms:
-    # Dynamo does not trace a function that a transform calls, so the plain function runs.
-    @pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
-    def test_around_a_fused_function(self, transform: Callable[..., Any]) -> None:
-        def total(x: Tensor) -> Tensor:
-            return x.sin().sum()
+# Dynamo does not trace a function that a transform calls, so the plain function runs.
+@pytest.mark.parametrize("transform", [torch.vmap, torch.func.grad])
+def test_transforms_around_a_fused_function(transform: Callable[..., Any]) -> None:
+    def total(x: Tensor) -> Tensor:
+        return x.sin().sum()
 
-        x = torch.randn(3, 4)
-        torch.testing.assert_close(transform(fuse(total, backend="eager"))(x), transform(total)(x))
-        whole = fuse(total, backend="eager", fullgraph=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"compiled_fn\) function from eager mode is not supp"):
-            transform(whole)(x)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(transform(fuse(total, backend="eager"))(x), transform(total)(x))
+    whole = fuse(total, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"compiled_fn\) function from eager mode is not supp"):
+        transform(whole)(x)

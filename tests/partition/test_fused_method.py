@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from fuselayers.partition import FusedFunction, fuse
 
@@ -48,17 +49,6 @@ class Breaks(Layer):
         return method(y, power=2)  # type: ignore[no-any-return]
 
 
-class Graphs:
-    """A backend that counts its graphs and runs them unchanged."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, graph: torch.fx.GraphModule, _: Any) -> Any:
-        self.count += 1
-        return graph.forward
-
-
 class TestInsideACompiledFunction:
     @pytest.mark.parametrize("kind", [Layer, Inherits, FusedForward])
     @pytest.mark.parametrize("outer", [torch.compile, fuse])
@@ -72,11 +62,11 @@ class TestInsideACompiledFunction:
             torch.testing.assert_close(*gradients)
 
     def test_two_instances_share_a_graph(self) -> None:
-        graphs, x = Graphs(), torch.rand(4)
+        graphs, x = CompileCounter(), torch.rand(4)
         whole = torch.compile(lambda layer, x: layer.scale(x, power=2), backend=graphs, fullgraph=True)
         for factor in (2.0, 3.0):
             torch.testing.assert_close(whole(Layer(factor), x), x**2 * factor)
-        assert graphs.count == 1
+        assert graphs.frame_count == 1
 
     def test_over_a_graph_break(self) -> None:
         layer, x = Breaks(2.0), torch.rand(4)

@@ -2,12 +2,11 @@ import copy
 import inspect
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from fuselayers.partition import FusedModule, disable_fusion, eager_view, fuse, fuse_in_place
@@ -187,25 +186,14 @@ def test_disable_fusion_is_for_its_own_thread() -> None:
     other.join()
 
 
-@pytest.fixture
-def gloo_mesh() -> Iterator[Any]:
-    if not dist.is_available():
-        pytest.skip("this torch was built without torch.distributed")
-    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-    try:
-        yield dist.device_mesh.init_device_mesh("cpu", (1,))
-    finally:
-        dist.destroy_process_group()
-
-
-def test_sharded_modules_are_fused_and_train_as_plain_ones_do(gloo_mesh: Any) -> None:
+def test_sharded_modules_are_fused_and_train_as_plain_ones_do(one_process_mesh: Any) -> None:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Sequential(nn.Linear(7, 1)))
     sharded = copy.deepcopy(plain)
     fuse_in_place(sharded, backend="eager", partition="min_cut")
     for part in (sharded[0], sharded[2], sharded):
-        fully_shard(part, mesh=gloo_mesh)
+        fully_shard(part, mesh=one_process_mesh)
     assert isinstance(sharded[0], FSDPModule)
     x = torch.randn(5, 3)
     for _ in range(2):

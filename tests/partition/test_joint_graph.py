@@ -8,7 +8,6 @@ from torch import Tensor
 
 from fuselayers.partition import budget, default, fuse, min_cut, saved_bytes
 from fuselayers.partition.choose.partitioners import SavePolicy
-from fuselayers.partition.joint_graph import JointGraph
 from tests.partition.tracing import joint_graph_of
 
 
@@ -23,12 +22,11 @@ def test_a_size_traced_in_backward_is_saved_instead_of_its_tensor(rule: SavePoli
     torch.testing.assert_close(got, x.detach().sum(1, keepdim=True).cos().expand(100, 50))
 
 
-class TestScalarsHaveAPrice:
-    def test_one_instead_of_those_that_it_is_made_from(self) -> None:
-        inputs = [torch.randn(3, requires_grad=True) for _ in range(4)]
-        joint = joint_graph_of(lambda a, b, c, d: (a + b + c + d).cos().cos(), *inputs)
-        assert joint.saved_bytes(min_cut.saved_values(joint, fused=True)) == 12
-        assert joint.saved_bytes(min_cut.saved_values(joint, fused=False)) == 24  # as plain eager saves
+def test_one_scalar_is_saved_instead_of_those_that_it_is_made_from() -> None:
+    inputs = [torch.randn(3, requires_grad=True) for _ in range(4)]
+    joint = joint_graph_of(lambda a, b, c, d: (a + b + c + d).cos().cos(), *inputs)
+    assert joint.saved_bytes(min_cut.saved_values(joint, fused=True)) == 12
+    assert joint.saved_bytes(min_cut.saved_values(joint, fused=False)) == 24  # as plain eager saves
 
 
 def test_a_tuple_of_scalars_is_no_scalar() -> None:
@@ -39,22 +37,16 @@ def test_a_tuple_of_scalars_is_no_scalar() -> None:
     torch.testing.assert_close(got, torch.autograd.grad(F.cross_entropy(logits, labels), logits)[0])
 
 
-class TestMutatedInputs:
-    # The smaller two count as scalars, from which values are recomputed.
-    SHAPES = ((64,), (4,), ())
+@pytest.mark.parametrize("choice", [default, min_cut], ids=["default", "min_cut"])
+# The smaller two count as scalars, from which values are recomputed.
+@pytest.mark.parametrize("shape", [(64,), (4,), ()])
+def test_of_a_mutated_input_the_clone_is_saved(shape: tuple[int, ...], choice: SavePolicy) -> None:
+    def step(x: Tensor, counts: Tensor) -> Tensor:
+        before = counts.clone()
+        counts.add_(1)
+        return (x * before).sin()
 
-    def traced(self, *shape: int) -> JointGraph:
-        def step(x: Tensor, counts: Tensor) -> Tensor:
-            before = counts.clone()
-            counts.add_(1)
-            return (x * before).sin()
-
-        return joint_graph_of(step, torch.randn(64, 1, requires_grad=True), torch.ones(shape))
-
-    @pytest.mark.parametrize("choice", [default, min_cut], ids=["default", "min_cut"])
-    @pytest.mark.parametrize("shape", SHAPES)
-    def test_the_clone_is_what_is_saved(self, shape: tuple[int, ...], choice: SavePolicy) -> None:
-        joint = self.traced(*shape)
-        saved = choice.saved_values(joint, fused=True)
-        assert torch.ops.aten.clone.default in [node.target for node in saved]
-        assert not joint.mutated_inputs & set(saved)
+    joint = joint_graph_of(step, torch.randn(64, 1, requires_grad=True), torch.ones(shape))
+    saved = choice.saved_values(joint, fused=True)
+    assert torch.ops.aten.clone.default in [node.target for node in saved]
+    assert not joint.mutated_inputs & set(saved)

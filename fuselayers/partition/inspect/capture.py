@@ -22,7 +22,7 @@ from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..._torch.tracing import boxed, copy_of, trace_with_inductor
 from ...names import name_of, no_such
 from ...ops.implementations.own_kernels import own_kernels
-from ..choose.partitioners import Partitioner, default
+from ..choose.partitioners import default
 from ..compilers import compile_eager, compile_nvfuser
 from ..joint_graph import JointGraph
 from ..passes import compression, plain_dropout_calls_pass, seeded_dropout_calls_pass
@@ -103,8 +103,14 @@ def capture(
         raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
     graphs: list[CapturedGraph] = []
 
+    def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        static = tuple(options.get("static_lifetime_input_indices") or ())
+        graphs.append(CapturedGraph(copy_of(joint_module), options["num_fwd_outputs"], static, joint_inputs))
+        # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
+        return default(joint_module, joint_inputs, **options)
+
     def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_op_by_op(graph_module, example_inputs, _capturing(graphs), backend=backend)
+        return compile_op_by_op(graph_module, example_inputs, cut, backend=backend)
 
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
 
@@ -128,28 +134,6 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         ) from error
 
 
-def _capturing(captured: list[CapturedGraph]) -> Partitioner:
-    """Return a partitioner that stores a copy of the joint graph."""
-
-    def cut(
-        joint_module: fx.GraphModule,
-        joint_inputs: Any,
-        /,
-        *,
-        num_fwd_outputs: int,
-        static_lifetime_input_indices: Sequence[int] | None = None,
-        **options: Any,
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        static = list(static_lifetime_input_indices or ())
-        captured.append(CapturedGraph(copy_of(joint_module), num_fwd_outputs, tuple(static), joint_inputs))
-        # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
-        return default(
-            joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
-        )
-
-    return cut
-
-
 def compile_op_by_op(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
 ) -> Callable[..., Any]:
@@ -164,16 +148,12 @@ def _compile_inductor(
     graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: Any, torch_random: bool
 ) -> Callable[..., Any]:
     graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
-    return trace_with_inductor(graph_module, example_inputs, partition, run=_run_op_by_op)
+    return trace_with_inductor(graph_module, example_inputs, partition)
 
 
 def _compile_triton(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     with own_kernels():
         return _compile_inductor(graph_module, example_inputs, **options)
-
-
-def _run_op_by_op(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    return boxed(graph_module)
 
 
 _BACKENDS: Final[Mapping[str, Callable[..., Any]]] = types.MappingProxyType(

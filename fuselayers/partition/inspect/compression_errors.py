@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 from torch import Tensor, nn
 
-from ..._torch.dispatch import forked_rng, tree_leaves, tree_map
+from ..._torch.dispatch import forked_rng, tree_leaves, tree_map_only
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..choose.partitioners import Partitioner, SavePolicy, default
 from ..fused_function import FusedFunction
@@ -72,11 +72,13 @@ def _gradients(
     fn = fn.fn if isinstance(fn, FusedFunction) else fn
     fn = eager_view(fn) if isinstance(fn, FusedModule) else fn
     fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
-    args, kwargs = tree_map(_fresh, (tuple(args), kwargs))
+    args, kwargs = tree_map_only(
+        Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (tuple(args), kwargs)
+    )
     named = fn.named_parameters() if isinstance(fn, nn.Module) else _named(args, kwargs)
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
     # A function may write to its arguments, but autograd forbids a write to a leaf.
-    args, kwargs = tree_map(_copied, (args, kwargs))
+    args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
     compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
     with forget_compiled_code(compile_graph):
         returned = tensors_of(dynamo_optimize(compile_graph)(lambda: fn(*args, **kwargs))())
@@ -88,14 +90,6 @@ def _gradients(
         ]
         gradients = torch.autograd.grad(results, list(inputs.values()), weights, allow_unused=True) if inputs else ()
     return {name: gradient for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
-
-
-def _fresh(value: Any) -> Any:
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:

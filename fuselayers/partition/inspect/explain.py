@@ -138,11 +138,10 @@ class _Explained:
     def __init__(self, captured: CapturedGraph, cut: Partitioner, errors: Mapping[str, float], *, fused: bool) -> None:
         self.joint = captured.joint(compress=getattr(cut, "compress", None))
         self._errors = errors
-        choice = cut if isinstance(cut, SavePolicy) else None
-        self._rule = choice.name if choice else ""
-        self.cost = (choice.cost if choice else None) or cost_model_for(self.joint, fused=fused)
-        if choice is not None:
-            forward, backward = choice.split(self.joint, fused=fused)
+        self._policy = cut if isinstance(cut, SavePolicy) else None
+        self.cost = (self._policy and self._policy.cost) or cost_model_for(self.joint, fused=fused)
+        if self._policy is not None:
+            forward, backward = self._policy.split(self.joint, fused=fused)
         else:
             forward, backward = _cut_copy(captured, cut)
         self.graph = CutGraph(self.joint, forward, backward)
@@ -157,7 +156,7 @@ class _Explained:
             saved_nodes[node] = None
             if exact is not part:
                 fewer[node] = fewer.get(node, 0) + num_bytes(part)
-        self.saved = tuple(self._saved_values(saved_nodes, fewer, chosen_by_us=choice is not None))
+        self.saved = tuple(self._saved_values(saved_nodes, fewer))
         again = _recomputed_nodes(forward, backward)
         recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
@@ -171,9 +170,7 @@ class _Explained:
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
 
-    def _saved_values(
-        self, nodes: Iterable[fx.Node], fewer: Mapping[fx.Node, int], *, chosen_by_us: bool
-    ) -> Iterable[SavedValue]:
+    def _saved_values(self, nodes: Iterable[fx.Node], fewer: Mapping[fx.Node, int]) -> Iterable[SavedValue]:
         counted: set[fx.Node] = set()
         for node in nodes:
             value, storage = node.meta.get("val"), storage_of(node)
@@ -191,12 +188,14 @@ class _Explained:
                 num_bytes=fewer.get(node, size),
                 exact_bytes=size,
                 error=self._errors.get(node.name),
-                reason=self._why_saved(node, static) if chosen_by_us else "your partitioner chose it",
+                reason=self._why_saved(node, static),
                 why_exact=None if node in fewer else self.joint.why_exact(node),
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
         """Compare the price of saving a value with that of recomputing it."""
+        if self._policy is None:
+            return "your partitioner chose it"
         readers = [user.name for user in node.users if user in self.joint.from_gradients]
         reads = f"read by {', '.join(readers[:2])}{' and others' if len(readers) > 2 else ''}; " if readers else ""
         if static:
@@ -206,7 +205,7 @@ class _Explained:
         once = why_runs_once(node)
         if once is not None:
             return f"{reads}{once}"
-        if self._rule == default.name:
+        if self._policy.name == default.name:
             return f"{reads}the default rule saves what backward reads, and recomputes only views"
         saving, recomputing = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {readable_bytes(self.cost.total(saving))} moved"

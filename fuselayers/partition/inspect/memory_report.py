@@ -150,10 +150,7 @@ class MemoryReport:
     def to_json(self) -> str:
         """Return all but the graphs and the prices as JSON."""
         content = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("graphs", "cost")}
-        content["saved"] = [asdict(value) for value in self.saved]
-        content["recomputed"] = [asdict(value) for value in self.recomputed]
-        content["totals"] = {rule: asdict(totals) for rule, totals in self.totals.items()}
-        return json.dumps(content, indent=2)
+        return json.dumps(content, indent=2, default=asdict)
 
     def pareto(self) -> tuple[ParetoPoint, ...]:
         """Return the curve of memory against recompute for other budgets, from the most memory to the least.

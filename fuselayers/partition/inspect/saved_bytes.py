@@ -51,7 +51,7 @@ def saved_by_call(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> int:
 
     Used by `saved_bytes`, `explain` and `swap`, and, with fake tensors, by `configs.model_costs`.
     """
-    _, sizes = _saved_storages(call, unpack=lambda tensor: tensor)
+    _, sizes = _saved_storages(call, keep=True)
     return _total(sizes, exempt)
 
 
@@ -64,7 +64,7 @@ def saved_and_held(call: Callable[[], Any], *, exempt: Iterable[Tensor]) -> Save
     call()  # compiles, and fills caches
     gc.collect()
     before = _alive()
-    result, sizes = _saved_storages(call, unpack=None)
+    result, sizes = _saved_storages(call, keep=False)
     results = set(map(storage_key, tensors_of(result)))
     held = {key: size for key, size in _alive().items() if key not in before and key not in results}
     return Saved(_total(sizes | held, exempt), sum(held.values()))
@@ -76,10 +76,8 @@ def tensors_of(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _saved_storages(
-    call: Callable[[], Any], *, unpack: Callable[[Tensor], Tensor] | None
-) -> tuple[Any, dict[Hashable, int]]:
-    """Return the result of a call, and the bytes of each storage it saves. Without `unpack` saved tensors are dropped.
+def _saved_storages(call: Callable[[], Any], *, keep: bool) -> tuple[Any, dict[Hashable, int]]:
+    """Return the result of a call, and the bytes of each storage it saves. Without `keep` saved tensors are dropped.
 
     This is the one place where saved bytes are counted.
     """
@@ -87,14 +85,14 @@ def _saved_storages(
 
     def pack(tensor: Tensor) -> Tensor | None:
         sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        return None if unpack is None else tensor
+        return tensor if keep else None
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack or _no_backward):
+    def unpack(kept: Tensor | None) -> Tensor:
+        assert kept is not None, "no backward runs here"
+        return kept
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         return call(), sizes
-
-
-def _no_backward(_: None) -> Tensor:
-    raise AssertionError("no backward runs here")
 
 
 def _total(sizes: dict[Hashable, int], exempt: Iterable[Tensor]) -> int:

@@ -41,7 +41,7 @@ import torch
 import torch.fx as fx
 from torch import Tensor
 
-from ..._torch.tracing import is_sym_node, overload_packet, size_hint
+from ..._torch.tracing import is_sym_node, overload_packet, recompiled, size_hint
 from ...names import no_such
 from ...ops.philox import keep_factors
 from ..node_kinds import draws, is_fusible, looks_at_its_input, num_elements, storage_of
@@ -308,10 +308,7 @@ def compress_saved_pass(
         of_saved = zip(saved, described[num_forward_outputs:], strict=True)
         of_parts = [what for node, what in of_saved for _ in parts_of.get(node, [node])]
         output.meta["desc"] = [*described[:num_forward_outputs], *of_parts]
-    for module in (forward, backward):
-        module.graph.lint()
-        module.recompile()
-    return forward, backward
+    return recompiled(forward), recompiled(backward)
 
 
 def is_rounding_seed(node: fx.Node) -> bool:

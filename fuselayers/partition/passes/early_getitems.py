@@ -4,6 +4,8 @@ import operator
 
 import torch.fx as fx
 
+from ..._torch.tracing import recompiled
+
 
 def early_getitems_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Move each getitem right behind the op that returns its tuple, in their order."""
@@ -13,6 +15,4 @@ def early_getitems_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         parent = node.args[0]
         if isinstance(parent, fx.Node) and parent.op != "placeholder" and len(node.all_input_nodes) == 1:
             parent.append(node)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)

@@ -3,7 +3,7 @@
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import mutated_inputs
+from ..._torch.tracing import mutated_inputs, recompiled
 
 
 def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -24,9 +24,7 @@ def keep_mutated_inputs_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         clone.meta.update({"val": node.meta["val"], "partitioner_tag": "is_forward"})
         for reader in readers:
             reader.replace_input_with(node, clone)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 def _writes_to(user: fx.Node, node: fx.Node) -> bool:

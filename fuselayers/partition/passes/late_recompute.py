@@ -6,7 +6,7 @@ stay alive until the gradients reach them. Here each is recomputed right before 
 
 import torch.fx as fx
 
-from ..._torch.tracing import is_gradient_input
+from ..._torch.tracing import is_gradient_input, recompiled
 from ..node_kinds import draws, writes
 
 
@@ -46,9 +46,7 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in reversed(nodes):
         if not node.users and not _has_effect(node):
             graph.erase_node(node)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 def _has_effect(node: fx.Node) -> bool:

@@ -7,7 +7,7 @@ import torch
 import torch.fx as fx
 
 from ..._torch.dispatch import OpOverload, storage_key
-from ..._torch.tracing import is_tagged_backward
+from ..._torch.tracing import is_tagged_backward, recompiled
 from ..node_kinds import writes
 
 _FRESH_MEMORY: Final = (torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.new_empty)
@@ -36,9 +36,7 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         if equal is not node:
             node.replace_all_uses_with(equal)
             graph.erase_node(node)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 def _writes_elsewhere(node: fx.Node) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from ..._torch.tracing import recompiled
 from .seeded_dropout import MASK_OPS
 
 
@@ -26,6 +27,4 @@ def one_mask_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
             graph.erase_node(node)
         else:
             last, last_key = node, key
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)

@@ -3,6 +3,7 @@
 import torch
 import torch.fx as fx
 
+from ..._torch.tracing import recompiled
 from .seeded_dropout import SEED_OP
 
 
@@ -21,6 +22,4 @@ def one_permutation_pass(forward: fx.GraphModule) -> fx.GraphModule:
         draw.args = made_for_draws[0].args
         if not permutation.users:
             graph.erase_node(permutation)
-    graph.lint()
-    forward.recompile()
-    return forward
+    return recompiled(forward)

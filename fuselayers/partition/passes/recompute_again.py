@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import torch.fx as fx
 
-from ..._torch.tracing import is_gradient_input, is_sym_node, rename
+from ..._torch.tracing import is_gradient_input, is_sym_node, recompiled, rename
 from ..node_kinds import why_runs_once
 
 AGAIN = "_again"
@@ -34,6 +34,4 @@ def recompute_again_pass(graph_module: fx.GraphModule, kept: Collection[str]) ->
             with graph.inserting_after(node):
                 copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
             rename(copies[node], node.name + AGAIN)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)

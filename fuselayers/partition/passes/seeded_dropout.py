@@ -14,7 +14,7 @@ import torch.fx as fx
 from torch import Tensor
 
 from ..._torch.dispatch import disable_current_modes
-from ..._torch.tracing import CheckpointPolicy, size_hint
+from ..._torch.tracing import CheckpointPolicy, recompiled, size_hint
 from ...ops import draw_seed, keep_mask, keep_scale
 from ...ops.dropout import dropout_reference
 from .inlined import inlined
@@ -81,9 +81,7 @@ def plain_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
                 written = graph.call_method("copy_", (x, node))
             written.meta.update(node.meta)
             node.replace_all_uses_with(written, delete_user_cb=lambda user, written=written: user is not written)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -100,9 +98,7 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
         if drops and not arguments.get("inplace") and value is not None and value.device.type == "cpu":
             node.target, node.args, node.kwargs = _dropout, (x, p), {}
-    graph_module.graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 def _dropout_calls(graph: fx.Graph) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -185,9 +181,7 @@ def _replace_dropout(
             with graph.inserting_before(user):
                 user.replace_all_uses_with(_drop(graph, user.args[0], mask, scale, like=user))
             graph.erase_node(user)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)
 
 
 _BACKWARD: Final = torch.ops.aten.native_dropout_backward.default

@@ -7,6 +7,7 @@ only some processes would communicate again, and all would wait forever.
 
 import torch.fx as fx
 
+from ..._torch.tracing import recompiled
 from ..node_kinds import is_collective
 
 
@@ -21,6 +22,4 @@ def unread_collectives_pass(backward: fx.GraphModule, forward: fx.GraphModule) -
         sent_before = node.name in has_run and is_collective(node)
         if not node.users and (sent_before or not node.is_impure()):
             graph.erase_node(node)
-    graph.lint()
-    backward.recompile()
-    return backward
+    return recompiled(backward)

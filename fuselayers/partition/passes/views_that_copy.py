@@ -3,6 +3,8 @@
 import torch
 import torch.fx as fx
 
+from ..._torch.tracing import recompiled
+
 
 def views_that_copy_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Turn each view into a reshape, which copies where the strides rule a view out.
@@ -13,6 +15,4 @@ def views_that_copy_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     graph = graph_module.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
         node.target = torch.ops.aten.reshape.default
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    return recompiled(graph_module)

@@ -1,5 +1,4 @@
 import copy
-import functools
 import math
 import re
 from dataclasses import replace
@@ -9,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.layers import TransformerLayer
+from benchmarks.torch_min_cut import torch_min_cut_at_budget
 from fuselayers import ops
 from fuselayers.partition import (
     CostModel,
@@ -26,13 +27,7 @@ from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.choose.peak_bytes import peak_bytes
 from fuselayers.partition.joint_graph import JointGraph
 from fuselayers.partition.passes import compression
-from tests.partition.tracing import GPT, Traced, joint_graph_of, peak_of_step, recomputed_flops, torchs_choice
-
-
-@functools.cache
-def gpt() -> tuple[Traced, JointGraph]:
-    graph = GPT.decomposed(layers=2)
-    return graph, graph.joint()
+from tests.partition.tracing import gpt, joint_graph_of, peak_of_step, recomputed_flops
 
 
 def least_of(joint: JointGraph) -> int:
@@ -47,15 +42,18 @@ class TestOnAModel:
     # A tight, a middle and a loose share: torch saves other values at each.
     @pytest.mark.parametrize("share", [0.1, 0.3, 0.6])
     def test_recomputes_no_more_flops_than_torch_at_equal_bytes(self, share: float) -> None:
-        graph, joint = gpt()
-        torchs_joint, torchs_saved = torchs_choice(graph, share)
+        joint, torchs_joint = gpt().joint(), gpt().joint()
+        static = list(gpt().static_input_indices)
+        torchs_saved = torch_min_cut_at_budget(
+            torchs_joint.module, share, num_fwd_outputs=1, static_lifetime_input_indices=static
+        )
         limit = torchs_joint.saved_bytes(torchs_saved) + 1024
         saved = budget(limit).saved_values(joint, fused=True)
         assert joint.saved_bytes(saved) <= limit
         assert recomputed_flops(joint, saved) <= recomputed_flops(torchs_joint, torchs_saved)
 
     def test_fits_every_limit_and_more_bytes_never_cost_more_flops(self) -> None:
-        _, joint = gpt()
+        joint = gpt().joint()
         low, high = least_of(joint), bytes_of(min_cut, joint)
         assert low < 0.1 * high
         flops = []
@@ -69,7 +67,7 @@ class TestOnAModel:
         assert flops[-1] == 0
 
     def test_with_room_enough_it_is_the_minimum_cut(self) -> None:
-        _, joint = gpt()
+        joint = gpt().joint()
         for fused in (True, False):
             high = joint.saved_bytes(min_cut.saved_values(joint, fused=fused))
             assert budget(high).saved_values(joint, fused=fused) == min_cut.saved_values(joint, fused=fused)
@@ -77,7 +75,7 @@ class TestOnAModel:
 
     @pytest.mark.parametrize("fused", [True, False])
     def test_a_share_is_of_what_the_default_saves(self, fused: bool) -> None:
-        _, joint = gpt()
+        joint = gpt().joint()
         whole = joint.saved_bytes(default.saved_values(joint, fused=fused))
         for share in (0.1, 0.35, 0.5, 1.0):
             saved = joint.saved_bytes(budget(share).saved_values(joint, fused=fused))
@@ -85,7 +83,7 @@ class TestOnAModel:
             assert saved == joint.saved_bytes(budget(int(share * whole)).saved_values(joint, fused=fused))
 
     def test_too_small_says_how_little_will_do(self) -> None:
-        _, joint = gpt()
+        joint = gpt().joint()
         least = least_of(joint)
         text = (
             rf"^this graph needs more than {least - 1:,} bytes saved for backward: the smallest cut found saves "
@@ -96,48 +94,34 @@ class TestOnAModel:
         assert bytes_of(budget(least), joint) == least
 
 
-@pytest.mark.parametrize(
-    ("limit", "error", "text"),
-    [
-        (0, ValueError, r"^a budget in bytes must be above 0, got 0$"),
-        (-5, ValueError, r"^a budget in bytes must be above 0, got -5$"),
-        (
-            0.0,
-            ValueError,
-            r"^a budget given as a float is a share, 0 < share <= 1, got 0\.0; give bytes as an int$",
-        ),
-        (1.5, ValueError, r"^a budget given as a float is a share, 0 < share <= 1, got 1\.5; give bytes as an int$"),
-        (1e6, ValueError, r"^a budget given as a float is a share, .* got 1000000\.0; give bytes as an int$"),
-        (float("nan"), ValueError, r"^a budget given as a float is a share, .* got nan; give bytes as an int$"),
-        (
-            True,
-            TypeError,
-            r"^a budget must be an int \(bytes\) or a float \(a share of what 'default' saves\), got True$",
-        ),
-        ("1 GiB", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '1 GiB'$"),
-        ("0 B", ValueError, r"^a budget in bytes must be above 0, got 0$"),
-        (None, TypeError, r"^a budget needs either a limit or a peak, got limit=None and peak=None$"),
-    ],
-)
-def test_limits_that_are_none(limit: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        budget(limit)
+SHARE = r"^a budget given as a float is a share, 0 < share <= 1, got {}; give bytes as an int$"
+LIMIT_TYPE = r"^a budget must be an int \(bytes\) or a float \(a share of what 'default' saves\), got True$"
+PEAK_TYPE = r"^a peak must be an int \(bytes\) or a string such as '2 GB', got {}$"
 
 
 @pytest.mark.parametrize(
-    ("peak", "error", "text"),
+    ("options", "error", "text"),
     [
-        (0, ValueError, r"^a peak in bytes must be above 0, got 0$"),
-        (0.5, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got 0\.5$"),
-        (True, TypeError, r"^a peak must be an int \(bytes\) or a string such as '2 GB', got True$"),
-        ("2", ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '2'$"),
+        ({"limit": 0}, ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        ({"limit": -5}, ValueError, r"^a budget in bytes must be above 0, got -5$"),
+        ({"limit": 0.0}, ValueError, SHARE.format(r"0\.0")),
+        ({"limit": 1.5}, ValueError, SHARE.format(r"1\.5")),
+        ({"limit": math.nan}, ValueError, SHARE.format("nan")),
+        ({"limit": True}, TypeError, LIMIT_TYPE),
+        ({"limit": "1 GiB"}, ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '1 GiB'$"),
+        ({"limit": "0 B"}, ValueError, r"^a budget in bytes must be above 0, got 0$"),
+        ({"peak": 0}, ValueError, r"^a peak in bytes must be above 0, got 0$"),
+        ({"peak": 0.5}, TypeError, PEAK_TYPE.format(r"0\.5")),
+        ({"peak": True}, TypeError, PEAK_TYPE.format("True")),
+        ({"peak": "2"}, ValueError, r"^a size is a number and one of GB, MB, kB, B, such as '2 GB', got '2'$"),
+        ({}, TypeError, r"^a budget needs either a limit or a peak, got limit=None and peak=None$"),
+        ({"limit": 0.5, "peak": 9}, TypeError, r"^a budget needs either a limit or a peak, got limit=0\.5 and peak=9$"),
     ],
+    ids=str,
 )
-def test_peaks_that_are_none(peak: Any, error: type[Exception], text: str) -> None:
+def test_budgets_that_are_none(options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        budget(peak=peak)
-    with pytest.raises(TypeError, match=r"^a budget needs either a limit or a peak, got limit=0\.5 and peak="):
-        budget(0.5, peak=peak)
+        budget(**options)
 
 
 def assert_same_step(plain: nn.Module, fused: nn.Module, x: Tensor) -> None:
@@ -198,30 +182,28 @@ class TestPeak:
         assert_same_step(stack, fused, x)
 
     def test_compression_comes_before_a_matrix_product_runs_again(self) -> None:
-        blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
-        exact = joint_graph_of(nn.Sequential(*blocks), x)
+        x = torch.randn(4, 64, 64, requires_grad=True)
+        exact = joint_graph_of(nn.Sequential(*(TransformerLayer(64, 4) for _ in range(2))), x)
         peak, _ = self.cut(exact, min_cut, compress="int8")
         assert self.cut(exact, budget(peak=peak))[1] > 0
         assert self.cut(exact, budget(peak=peak), compress="int8") == (peak, 0)
 
 
-class TestThroughFuse:
-    @pytest.mark.parametrize(
-        ("backend", "share"),
-        [("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
-    )
-    def test_values_gradients_and_bytes(self, backend: str, share: float) -> None:
-        stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
-        whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
-        fused = fuse(copy.deepcopy(stack), backend=backend, partition=budget(share))
-        assert_same_step(stack, fused, x)
-        assert saved_bytes(fused, x) <= share * whole
+@pytest.mark.parametrize(
+    ("backend", "share"),
+    [("eager", 0.3), pytest.param("inductor", 0.3, marks=pytest.mark.slow)],
+)
+def test_values_gradients_and_bytes(backend: str, share: float) -> None:
+    stack, x = Stack(), torch.randn(128, 64, requires_grad=True)
+    whole = saved_bytes(fuse(stack, backend="eager", partition="default"), x)
+    fused = fuse(copy.deepcopy(stack), backend=backend, partition=budget(share))
+    assert_same_step(stack, fused, x)
+    assert saved_bytes(fused, x) <= share * whole
 
 
 def test_a_smaller_budget_does_not_raise_the_peak() -> None:
     # https://github.com/pytorch/pytorch/issues/197838
-    blocks, x = GPT(layers=2).blocks, torch.randn(4, 64, 64, requires_grad=True)
-    stack = nn.Sequential(*blocks)
+    stack, x = nn.Sequential(*(TransformerLayer(64, 4) for _ in range(2))), torch.randn(4, 64, 64, requires_grad=True)
     whole = peak_of_step(fuse(stack, backend="eager", partition="default"), x)
     for share in (0.1, 0.035):  # recomputes some layers, then all of them, from the first layer's input
         fused = fuse(stack, backend="eager", partition=budget(share))

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fuselayers.partition import CostModel, Machine, machine_of, min_cut
 from fuselayers.partition.choose.cost import flops_of
 from fuselayers.partition.joint_graph import JointGraph
-from tests.partition.tracing import GPT, joint_graph_of
+from tests.partition.tracing import gpt, joint_graph_of
 
 # In bytes moved, an elementwise op costs 0.1 per element, a launch 1,000, and a FLOP of a matmul 0.1 or 0.05.
 MACHINE = Machine(
@@ -78,7 +78,7 @@ class TestFlops:
 
     def test_a_model(self) -> None:
         layers, batch, tokens, dim, vocabulary = 2, 2, 32, 64, 128
-        joint = GPT.decomposed(layers=layers).joint()
+        joint = gpt().joint()
         rows = batch * tokens
         linear = 2 * rows * dim * (12 * layers * dim + vocabulary)
         attention = layers * 2 * (2 * batch * tokens * tokens * dim)

@@ -54,20 +54,14 @@ def test_value_is_minimal_and_the_cut_has_it(seed: int) -> None:
 
 
 def test_of_equal_cuts_the_one_nearest_to_the_sink() -> None:
-    graph = nx.DiGraph()
-    nx.add_path(graph, [SOURCE, "a", "b", SINK], capacity=2.0)
-    assert minimum_cut(edges_of(graph)) == (2.0, {SINK})
+    assert minimum_cut([(SOURCE, "a", 2.0), ("a", "b", 2.0), ("b", SINK, 2.0)]) == (2.0, {SINK})
 
 
 def test_uncuttable_path_is_named() -> None:
-    graph: nx.DiGraph[Hashable] = nx.DiGraph()
-    graph.add_edge(SOURCE, "a")
-    graph.add_edge("a", "b", capacity=1.0)
-    graph.add_edge("a", "c")
-    graph.add_edge("c", SINK)
-    graph.add_edge("b", SINK)
+    free = [(SOURCE, "a"), ("a", "c"), ("c", SINK), ("b", SINK)]
+    edges = [("a", "b", 1.0), *((start, end, math.inf) for start, end in free)]
     with pytest.raises(UnboundedCutError, match=r"^no finite cut: source -> a -> c -> sink$") as error:
-        minimum_cut(edges_of(graph))
+        minimum_cut(edges)
     assert error.value.path == [SOURCE, "a", "c", SINK]
 
 

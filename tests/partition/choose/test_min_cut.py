@@ -11,7 +11,7 @@ from fuselayers.partition import CostModel, PartitionError, machine_of
 from fuselayers.partition.choose.cost import flops_of
 from fuselayers.partition.choose.min_cut import saved_by_min_cut
 from fuselayers.partition.joint_graph import JointGraph
-from tests.partition.tracing import GPT, joint_graph_of
+from tests.partition.tracing import gpt, joint_graph_of
 
 PRICES = [0.0, 0.3, 1.5, 10.0, 1e3, 1e9]
 
@@ -26,7 +26,7 @@ def at(price: float, *, fused: bool) -> CostModel:
 
 @pytest.fixture(scope="module")
 def model() -> JointGraph:
-    return GPT.decomposed(layers=2).joint()
+    return gpt().joint()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -17,34 +17,29 @@ from fuselayers.partition import (
     min_cut,
     saved_bytes,
 )
-from fuselayers.partition.choose.partitioners import Partitioner, SavePolicy
+from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.compilers.inductor import cache_key
 from tests.processes import run
 
 
-def key(cut: Partitioner, *, torch_random: bool = False) -> str:
-    return cache_key(cut, {"cpu"}, torch_random=torch_random)
-
-
-class TestCacheKey:
-    def test_names_everything_that_changes_the_cut(self) -> None:
-        cpu = CostModel(machine_of("cpu"))
-        rules = [
-            default,
-            min_cut,
-            budget(0.5),
-            budget(0.25),
-            budget(1),
-            budget(1.0),
-            budget(1024),
-            SavePolicy("min_cut", cost=cpu),
-            SavePolicy("min_cut", cost=dataclasses.replace(cpu, memory_price=2.0)),
-            SavePolicy("min_cut", cost=dataclasses.replace(cpu, fused=False)),
-            SavePolicy("min_cut", cost=dataclasses.replace(cpu, machine=machine_of("cuda"))),
-            budget(0.5, cost=cpu),
-        ]
-        keys = [key(rule, torch_random=random) for rule in rules for random in (False, True)]
-        assert len(set(keys)) == 2 * len(rules)
+def test_the_cache_key_names_everything_that_changes_the_cut() -> None:
+    cpu = CostModel(machine_of("cpu"))
+    rules = [
+        default,
+        min_cut,
+        budget(0.5),
+        budget(0.25),
+        budget(1),
+        budget(1.0),
+        budget(1024),
+        SavePolicy("min_cut", cost=cpu),
+        SavePolicy("min_cut", cost=dataclasses.replace(cpu, memory_price=2.0)),
+        SavePolicy("min_cut", cost=dataclasses.replace(cpu, fused=False)),
+        SavePolicy("min_cut", cost=dataclasses.replace(cpu, machine=machine_of("cuda"))),
+        budget(0.5, cost=cpu),
+    ]
+    keys = [cache_key(rule, {"cpu"}, torch_random=random) for rule in rules for random in (False, True)]
+    assert len(set(keys)) == 2 * len(rules)
 
 
 COMPILE_ON_A_CPU = """

@@ -3,28 +3,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
-from fuselayers.partition import aot_function, draw_graph
+from fuselayers.partition import draw_graph
+from tests.partition.tracing import split_of
 
 
 def elements(path: Path, tag: str) -> list[ET.Element]:
     return ET.parse(path).getroot().findall(f".//{{http://www.w3.org/2000/svg}}{tag}")
 
 
-def wave(a: Tensor, b: Tensor) -> Tensor:
-    return (a + b).cos().cos()
-
-
 def traced_wave() -> torch.fx.GraphModule:
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    aot_function(wave, keep)(torch.ones(3, requires_grad=True), torch.ones(3))
-    return graphs[0]
+    tensors = torch.ones(3, requires_grad=True), torch.ones(3)
+    forward, _ = split_of(lambda a, b: (a + b).cos().cos(), *tensors, partition="default")
+    assert isinstance(forward, torch.fx.GraphModule)
+    return forward
 
 
 @pytest.mark.parametrize("suffix", ["", ".svg"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+from benchmarks.layers import TransformerLayer
 from fuselayers.partition import PartitionError, budget, explain, fuse, min_cut, saved_bytes
 
 ROWS, HIDDEN = 32, 48
@@ -22,19 +23,6 @@ def layer(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
 def layer_inputs(**options: Any) -> list[Tensor]:
     shapes = (ROWS, HIDDEN), (HIDDEN, 4 * HIDDEN), (4 * HIDDEN, HIDDEN)
     return [torch.randn(shape, requires_grad=True, **options) for shape in shapes]
-
-
-class Block(nn.Module):
-    def __init__(self, hidden: int = HIDDEN, **options: Any) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(hidden, **options)
-        self.qkv = nn.Linear(hidden, 3 * hidden, **options)
-        self.out = nn.Linear(hidden, hidden, **options)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +120,7 @@ def test_recomputed_values_have_their_cost() -> None:
 
 
 def test_parameters_cost_nothing() -> None:
-    report = explain(Block(), torch.randn(2, 16, HIDDEN, requires_grad=True))
+    report = explain(TransformerLayer(HIDDEN, 4), torch.randn(2, 16, HIDDEN, requires_grad=True))
     parameters = [value for value in report.saved if value.op == "parameter"]
     assert parameters
     assert {value.num_bytes for value in parameters} == {0}
@@ -140,9 +128,9 @@ def test_parameters_cost_nothing() -> None:
 
 
 def test_nothing_runs_and_nothing_is_allocated() -> None:
-    # 3 * 65,536^2 parameters: 51 GB in float32, and far more in activations.
+    # 12 * 65,536^2 parameters: 206 GB in float32, and far more in activations.
     with torch.device("meta"):
-        model = Block(1 << 16)
+        model = TransformerLayer(1 << 16, 4)
         x = torch.empty(64, 512, 1 << 16, requires_grad=True)
     report = explain(model, x)
     assert report.totals["this"].saved_bytes > 10**10
@@ -161,12 +149,7 @@ def test_a_users_own_partitioner_is_explained_by_what_it_made() -> None:
 
 
 def test_a_function_with_a_graph_break_has_a_graph_for_each_part() -> None:
-    def broken(x: Tensor) -> Tensor:
-        y = x.sin().exp()
-        torch._dynamo.graph_break()
-        return y.cos()
-
-    report = explain(broken, torch.randn(ROWS, HIDDEN, requires_grad=True))
+    report = explain(_in_two_graphs, torch.randn(ROWS, HIDDEN, requires_grad=True))
     assert len(report.graphs) == 2
     assert report.totals["this"].saved_bytes == 2 * ACTIVATION
     with pytest.raises(ValueError, match=r"^a curve needs one graph, this report has 2; explain each part on its own$"):

@@ -10,28 +10,19 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.partition.passes import checkpoint_tags_pass
-from tests.partition.tracing import called, saved_of, split_of
+from fuselayers.testing import results
+from tests.partition.tracing import Hand, ops_of, saved_of, split_of
 
 AGAIN, SAVE = CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.MUST_SAVE
 
 
-class Hand:
-    """A graph made by hand. A call is a sine unless `target` names another op."""
+SINE = torch.ops.aten.sin.default
 
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
 
-    def call(self, *sources: Any, target: Any = torch.ops.aten.sin.default, **meta: Any) -> fx.Node:
-        node = self.graph.call_function(target, sources)
-        node.meta = {"val": torch.ones(()), **meta}
-        return node
-
-    def tagged(self, *outputs: fx.Node) -> None:
-        self.graph.output(outputs)
-        module = fx.GraphModule({}, self.graph)
-        before = str(module.graph)
-        assert checkpoint_tags_pass(module) is module
-        assert str(module.graph) == before
+def tag(module: fx.GraphModule) -> None:
+    before = str(module.graph)
+    assert checkpoint_tags_pass(module) is module
+    assert str(module.graph) == before
 
 
 def region(number: int, **more: Any) -> dict[str, Any]:
@@ -41,22 +32,21 @@ def region(number: int, **more: Any) -> dict[str, Any]:
 class TestTags:
     def test_a_collective_is_saved_unless_its_region_is_checkpointed(self) -> None:
         pytest.importorskip("torch.distributed._functional_collectives")
-        hand = Hand()
-        x = hand.graph.placeholder("x")
+        hand = Hand("x")
+        (x,) = hand.inputs
         reduce = torch.ops._c10d_functional.all_reduce.default
-        plain = hand.call(x, "sum", "", target=reduce)
-        checkpointed = hand.call(x, "sum", "", target=reduce, **region(1))
-        hand.tagged(plain, checkpointed)
+        plain = hand.call(reduce, x, "sum", "")
+        checkpointed = hand.call(reduce, x, "sum", "", **region(1))
+        tag(hand.module(plain, checkpointed))
         assert plain.meta["recompute"] is SAVE
         assert checkpointed.meta["recompute"] is AGAIN
 
     def test_an_output_of_a_region_whose_gradient_a_hook_waits_for(self) -> None:
-        hand = Hand()
-        x = hand.graph.placeholder("x")
-        hooked = hand.call(x, **region(1, has_backward_hook=True))
-        read_on = hand.call(x, **region(1, has_backward_hook=True))
-        inside = hand.call(read_on, **region(1))
-        hand.tagged(hooked, inside)
+        hand = Hand("x")
+        hooked = hand.call(SINE, *hand.inputs, **region(1, has_backward_hook=True))
+        read_on = hand.call(SINE, *hand.inputs, **region(1, has_backward_hook=True))
+        inside = hand.call(SINE, read_on, **region(1))
+        tag(hand.module(hooked, inside))
         assert hooked.meta["recompute"] is SAVE
         assert read_on.meta["recompute"] is AGAIN  # the region reads it: recomputing it closes no cycle
 
@@ -80,12 +70,6 @@ def body(x: Tensor, weight: Tensor) -> Tensor:
 
 def inputs() -> list[Tensor]:
     return [torch.randn(SIZE, SIZE, requires_grad=True) * 0.1 for _ in range(2)]
-
-
-def results(fn: Callable[..., Tensor], tensors: list[Tensor]) -> list[Tensor]:
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in tensors]
-    out = fn(*leaves)
-    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
 
 class TestPolicies:
@@ -119,8 +103,8 @@ class TestPolicies:
         handed = {str(node.target) for node in saved_of(forward)}
         assert str(op) in handed
         # mm: backward has two for each of forward; the rest is recomputed
-        assert called(backward).count("aten.exp.default") == (0 if op is torch.ops.aten.exp.default else 1)
-        assert called(backward).count("aten.mm.default") == (4 if op is torch.ops.aten.mm.default else 6)
+        assert ops_of(backward).count("exp") == (0 if op is torch.ops.aten.exp.default else 1)
+        assert ops_of(backward).count("mm") == (4 if op is torch.ops.aten.mm.default else 6)
 
     def test_an_input_that_the_region_overwrites(self) -> None:
         """Eager recomputes such a region from the new value, so its gradient is wrong; `fuse` keeps the old value."""

@@ -2,7 +2,6 @@ import functools
 from typing import Any
 
 import torch
-import torch.fx as fx
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -10,11 +9,11 @@ from fuselayers._torch.tracing import extract_forward_and_backward
 from fuselayers.partition import fuse, min_cut
 from fuselayers.partition.choose.peak_bytes import peak_bytes
 from fuselayers.partition.passes import late_recompute_pass
-from tests.partition.tracing import joint_graph_of, ops_of
+from tests.partition.tracing import Hand, joint_graph_of, ops_of
 
 SIZE = 32
 UNIT = SIZE * SIZE * 4
-SINE, MUL, COPY = torch.ops.aten.sin.default, torch.ops.aten.mul.Tensor, torch.ops.aten.copy_.default
+MUL, COPY = torch.ops.aten.mul.Tensor, torch.ops.aten.copy_.default
 
 
 def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> None:
@@ -41,43 +40,20 @@ def test_the_peak_of_checkpointed_layers_no_longer_grows_with_their_number() -> 
     assert peaks[8][1] < 0.5 * peaks[8][0]
 
 
-class Hand:
-    """A backward graph made by hand, of the saved x and y and of tangents_1."""
-
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
-        self.x, self.y, self.gradient = (self.graph.placeholder(name) for name in ("x", "y", "tangents_1"))
-        for node in (self.x, self.y, self.gradient):
-            node.meta["val"] = torch.ones(4)
-
-    def call(self, target: Any, *arguments: Any) -> fx.Node:
-        node = self.graph.call_function(target, arguments)
-        node.meta["val"] = torch.ones(4)
-        return node
-
-    def order(self, *outputs: Any) -> list[str]:
-        self.graph.output(outputs)
-        module = fx.GraphModule({}, self.graph)
-        before = module(*arguments())
-        assert late_recompute_pass(module) is module
-        torch.testing.assert_close(module(*arguments()), before)
-        return ops_of(module)
-
-
-def arguments() -> list[Tensor]:
-    return [torch.full((4,), value) for value in (0.3, 0.7, 1.1)]
-
-
 def test_writes_and_other_effects_keep_their_order() -> None:
-    hand = Hand()
-    hand.call(COPY, hand.x, hand.y)
-    hand.call(torch.ops.aten.add_.Tensor, hand.x, hand.y)
-    check = hand.call(torch.ops.aten.ge.Scalar, hand.x, 0.0)
-    whole = hand.call(torch.ops.aten.all.default, check)
+    hand = Hand("x", "y", "tangents_1")
+    x, y, gradient = hand.inputs
+    hand.call(COPY, x, y)
+    hand.call(torch.ops.aten.add_.Tensor, x, y)
+    whole = hand.call(torch.ops.aten.all.default, hand.call(torch.ops.aten.ge.Scalar, x, 0.0))
     hand.call(torch.ops.aten._assert_async.msg, whole, "negative")
-    hand.call(torch.ops.aten.mul_.Tensor, hand.x, hand.y)
-    order = hand.order(hand.call(MUL, hand.gradient, hand.x))
-    effects = [name for name in order if name in ("copy_", "add_", "_assert_async", "mul_")]
+    hand.call(torch.ops.aten.mul_.Tensor, x, y)
+    module = hand.module(hand.call(MUL, gradient, x))
+    values = [torch.full((4,), value) for value in (0.3, 0.7, 1.1)]
+    before = module(*(value.clone() for value in values))
+    assert late_recompute_pass(module) is module
+    torch.testing.assert_close(module(*values), before)
+    effects = [name for name in ops_of(module) if name in ("copy_", "add_", "_assert_async", "mul_")]
     assert effects == ["copy_", "add_", "_assert_async", "mul_"]
 
 

@@ -12,12 +12,7 @@ import torch
 
 _MODULE: Final = "nvfuser_direct"
 # nvFuser compiles for these. The tests add the CPU, where they run a stand-in.
-_DEVICE_TYPES: Final = {"cuda"}
-
-
-def fused_device_types() -> frozenset[str]:
-    """The device types that nvFuser compiles for."""
-    return frozenset(_DEVICE_TYPES)
+DEVICE_TYPES: Final = {"cuda"}
 
 
 def load_nvfuser() -> ModuleType:
@@ -35,7 +30,7 @@ def why_nvfuser_is_unavailable(device_type: str) -> str | None:
     >>> why_nvfuser_is_unavailable("cpu")
     'nvFuser compiles for CUDA only, and this runs on a CPU'
     """
-    if device_type not in fused_device_types():
+    if device_type not in DEVICE_TYPES:
         runs_on = "a CPU" if device_type == "cpu" else device_type
         return f"nvFuser compiles for CUDA only, and this runs on {runs_on}"
     try:

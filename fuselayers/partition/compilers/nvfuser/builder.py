@@ -6,9 +6,8 @@ are not rounded, so fused code is more accurate, as in Inductor.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -61,27 +60,19 @@ class Value(NamedTuple):
     dtype: torch.dtype
 
 
-class Kind(Enum):
-    """How `regions` treats an op."""
-
-    COMPUTES = "computes"
-    CARRIES = "joins tensors, or takes one of a tuple"
-    MOVES = "is a view or a copy"
-    MAKES = "makes a tensor from numbers alone"
-
-
 @dataclass(frozen=True)
 class Rule:
     """How an op is translated.
 
     Attributes:
         emit: adds the op to the builder's definition and returns its result, or the tuple of its results.
-        kind: how a region treats the op.
+        kind: how a region treats the op. "carries" joins tensors or takes one of a tuple, "moves" is a view or a copy,
+            and "makes" makes a tensor from numbers alone.
         accepts: whether `emit` supports the node's arguments.
     """
 
     emit: "Callable[[Builder, fx.Node], Value | tuple[Value, ...]]"
-    kind: Kind = Kind.COMPUTES
+    kind: Literal["computes", "carries", "moves", "makes"] = "computes"
     accepts: Callable[[fx.Node], bool] = lambda node: True
 
 
@@ -121,11 +112,6 @@ class Builder:
         handle = self.cast(self.value(argument), dtype).handle
         missing = rank - argument.meta["val"].dim()
         return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
-
-    def operands(self, node: fx.Node, count: int) -> list[Any]:
-        """The first arguments of an elementwise op, in the dtype and the rank of its result."""
-        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
-        return [self.operand(argument, dtype, rank) for argument in node.args[:count]]
 
     def number(self, argument: Any, dtype: torch.dtype) -> Any:
         """A Python number converted to the dtype's kind: a bool, an integer or a float."""

@@ -1,7 +1,7 @@
 """The nvFuser compiler: nvFuser runs elementwise ops and reductions, and torch runs the rest op by op."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -10,8 +10,8 @@ import torch.fx as fx
 from ...._torch.tracing import boxed, decompositions_of
 from ...choose.partitioners import Partitioner
 from ...passes import merge_equal_nodes_pass
-from ..ahead_of_time import compile_ahead_of_time
-from .availability import fused_device_types
+from ..eager import compile_ahead_of_time
+from . import availability
 from .definitions import Region
 from .regions import extract, groups_of
 
@@ -26,12 +26,6 @@ _DECOMPOSED: Final = (
     *("ones_like", "rsub", "sigmoid_backward", "silu_backward", "softplus", "softplus_backward", "t", "tanh_backward"),
     *("threshold", "threshold_backward", "zeros", "zeros_like"),
 )
-
-
-@functools.cache
-def _decompositions() -> Mapping[Any, Callable[..., Any]]:
-    aten = torch.ops.aten
-    return decompositions_of([getattr(aten, name) for name in _DECOMPOSED if hasattr(aten, name)])
 
 
 def compile_nvfuser(
@@ -53,28 +47,18 @@ def compile_nvfuser(
         runnable=runnable or _runnable,
         partition=partition,
         torch_random=torch_random,
-        decompositions=_decompositions(),
+        decompositions=decompositions_of(_DECOMPOSED),
     )
 
 
 def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    return boxed(with_regions(merge_equal_nodes_pass(graph_module)))
-
-
-def with_regions(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Replace each group of ops that nvFuser can run by a call of a `Region`."""
+    graph_module = merge_equal_nodes_pass(graph_module)
     graph_module.graph.eliminate_dead_code()
-    device = _device_of(graph_module.graph)
-    if device is None:
-        return graph_module
-    groups = groups_of(graph_module, device)
-    return extract(graph_module, groups, functools.partial(Region, device=device))
-
-
-def _device_of(graph: fx.Graph) -> torch.device | None:
-    """The first device in the graph that nvFuser compiles for; torch runs the ops on other devices."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type in fused_device_types():
-            return value.device
-    return None
+    values = (node.meta.get("val") for node in graph_module.graph.nodes)
+    devices = (value.device for value in values if isinstance(value, torch.Tensor))
+    # torch runs the ops on other devices.
+    device = next((device for device in devices if device.type in availability.DEVICE_TYPES), None)
+    if device is not None:
+        extract(graph_module, groups_of(graph_module, device), functools.partial(Region, device=device))
+    return boxed(graph_module)

@@ -37,12 +37,6 @@ _definitions: Final = weakref.WeakValueDictionary[tuple[str, InputLayouts], _Def
 _lock: Final = threading.Lock()
 
 
-def _text(graph: fx.Graph) -> str:
-    """A region as text, with the sizes that its views depend on. Regions of equal text have equal definitions."""
-    sizes = [str(node.meta["val"].shape) for node in graph.find_nodes(op="placeholder")]
-    return f"{graph} {sizes}"
-
-
 class Region:
     """A subgraph that nvFuser runs as one function, with torch as the fallback.
 
@@ -60,18 +54,19 @@ class Region:
 
     def __init__(self, graph_module: fx.GraphModule, device: torch.device) -> None:
         self.graph = graph_module.graph
-        self._text = _text(self.graph)
+        # With the sizes that its views depend on: regions of equal text have equal definitions.
+        sizes = [str(node.meta["val"].shape) for node in self.graph.find_nodes(op="placeholder")]
+        self._text = f"{self.graph} {sizes}"
         self._failed = False
         self._device = device
         self._definitions: dict[InputLayouts, _Definition] = {}
         results: Any = self.graph.output_node().args[0]
         self._orders = [order_of(node.meta["val"]) for node in results]
-        self._in_torch: Callable[[list[Any]], Any] = boxed(graph_module)
+        self._in_torch: Callable[[list[Any]], Sequence[torch.Tensor]] = boxed(graph_module)
 
     def __call__(self, *inputs: torch.Tensor) -> Sequence[torch.Tensor]:
         if self._failed or any(value.numel() == 0 for value in inputs):
-            results: Sequence[torch.Tensor] = self._in_torch(list(inputs))
-            return results
+            return self._in_torch(list(inputs))
         try:
             return self._in_nvfuser(inputs)
         except torch.OutOfMemoryError:

@@ -18,15 +18,14 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ...._torch.tracing import recompiled
 from ...node_kinds import draws, writes
 from ...passes import merge_equal_nodes_pass
-from .availability import fused_device_types
-from .builder import NAMES_OF_DTYPES, Kind, Rule
-from .pointwise import POINTWISE
-from .reductions import REDUCTIONS
+from .arithmetic import ARITHMETIC
+from .builder import NAMES_OF_DTYPES, Rule
 from .shapes import SHAPES
 
-RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**POINTWISE, **REDUCTIONS, **SHAPES})
+RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**ARITHMETIC, **SHAPES})
 """The rule of each op that nvFuser can run."""
 
 # nvFuser's limit.
@@ -65,10 +64,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_known(value: torch.Tensor, device: torch.device) -> bool:
-    plain = value.layout == torch.strided and not value.is_sparse
     empty = any(isinstance(size, int) and size == 0 for size in value.shape)
     fits = value.dim() <= _HIGHEST_RANK and value.dtype in NAMES_OF_DTYPES and not empty
-    return plain and fits and value.device == device and device.type in fused_device_types()
+    return fits and value.layout == torch.strided and value.device == device
 
 
 def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
@@ -76,7 +74,7 @@ def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]
     groups: list[Group] = []
     for run in _runs(graph_module.graph, device):
         trimmed = _without_views_at_front(run)
-        if sum(RULES[node.target].kind == Kind.COMPUTES for node in trimmed) >= _FEWEST_OPS:
+        if sum(RULES[node.target].kind == "computes" for node in trimmed) >= _FEWEST_OPS:
             groups.append(_with_views_outside(trimmed))
     return groups
 
@@ -112,7 +110,7 @@ def _has_effect(node: fx.Node) -> bool:
 def _without_views_at_front(run: list[fx.Node]) -> list[fx.Node]:
     inside: dict[fx.Node, None] = {}
     for node in run:
-        if RULES[node.target].kind != Kind.MOVES or any(source in inside for source in node.all_input_nodes):
+        if RULES[node.target].kind != "moves" or any(source in inside for source in node.all_input_nodes):
             inside[node] = None
     return [*inside]
 
@@ -122,7 +120,7 @@ def _with_views_outside(group: list[fx.Node]) -> list[fx.Node]:
     inside, last = {*group}, group[-1]
     for node in group:
         outer = [user for user in node.users if user not in inside]
-        if RULES[node.target].kind in (Kind.MOVES, Kind.MAKES) and outer:
+        if RULES[node.target].kind in ("moves", "makes") and outer:
             with node.graph.inserting_after(last):
                 last = node.graph.node_copy(node)
             for user in outer:
@@ -136,7 +134,7 @@ def _with_views_outside(group: list[fx.Node]) -> list[fx.Node]:
 
 def extract(
     graph_module: fx.GraphModule, groups: Sequence[Group], make: Callable[[fx.GraphModule], Callable[..., Any]]
-) -> fx.GraphModule:
+) -> None:
     """Replace each group by one call of `make(graph of the group)`, which returns a tuple, and a getitem per result."""
     graph = graph_module.graph
     for group in groups:
@@ -165,6 +163,4 @@ def extract(
                 user.replace_input_with(node, after)
         for node in reversed(group):
             graph.erase_node(node)
-    graph.lint()
-    graph_module.recompile()
-    return graph_module
+    recompiled(graph_module)

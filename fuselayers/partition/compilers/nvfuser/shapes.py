@@ -2,13 +2,12 @@
 
 import operator
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 import torch.fx as fx
 
-from .builder import Builder, Kind, Rule, Value, argument_of, computed_in, is_number, source_of, tensor_of
+from .builder import Builder, Rule, Value, argument_of, computed_in, is_number, source_of, tensor_of
 
 _aten: Final = torch.ops.aten
 
@@ -58,16 +57,11 @@ def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
 
 def _squeeze(builder: Builder, node: fx.Node) -> Value:
     handle, dtype = builder.value(source_of(node))
-    dims = _squeezed(node)
-    return Value(builder.ops.squeeze(handle, dims), dtype) if dims else Value(handle, dtype)
-
-
-def _squeezed(node: fx.Node) -> list[int]:
-    """The dimensions of size 1 among those named."""
     shape = tensor_of(source_of(node)).shape
     named: Any = node.args[1]
     named = [named] if isinstance(named, int) else named
-    return sorted(dim % len(shape) for dim in named if isinstance(shape[dim], int) and shape[dim] == 1)
+    dims = sorted(dim % len(shape) for dim in named if _is_one(shape[dim]))
+    return Value(builder.ops.squeeze(handle, dims) if dims else handle, dtype)
 
 
 def _expand(builder: Builder, node: fx.Node) -> Value:
@@ -115,25 +109,22 @@ def _accepts_full(node: fx.Node) -> bool:
     return is_number(node.args[-1]) and all(isinstance(size, int) for size in tensor_of(node).shape)
 
 
-_MOVES: Final = Kind.MOVES
-_table: dict[Any, Rule] = {
-    _aten.view.default: Rule(_reshape, _MOVES),
-    _aten._unsafe_view.default: Rule(_reshape, _MOVES),
-    _aten.permute.default: Rule(_permute, _MOVES),
-    _aten.transpose.int: Rule(_transpose, _MOVES, lambda node: _rank(node) > 0),
-    _aten.unsqueeze.default: Rule(_unsqueeze, _MOVES),
-    _aten.squeeze.dim: Rule(_squeeze, _MOVES),
-    _aten.squeeze.dims: Rule(_squeeze, _MOVES),
-    _aten.expand.default: Rule(_expand, _MOVES),
-    _aten.alias.default: Rule(_same, _MOVES),
-    _aten.detach.default: Rule(_same, _MOVES),
+SHAPES: Final[Mapping[Any, Rule]] = {
+    _aten.view.default: Rule(_reshape, "moves"),
+    _aten._unsafe_view.default: Rule(_reshape, "moves"),
+    _aten.permute.default: Rule(_permute, "moves"),
+    _aten.transpose.int: Rule(_transpose, "moves", lambda node: _rank(node) > 0),
+    _aten.unsqueeze.default: Rule(_unsqueeze, "moves"),
+    _aten.squeeze.dim: Rule(_squeeze, "moves"),
+    _aten.squeeze.dims: Rule(_squeeze, "moves"),
+    _aten.expand.default: Rule(_expand, "moves"),
+    _aten.alias.default: Rule(_same, "moves"),
+    _aten.detach.default: Rule(_same, "moves"),
     # torch runs a clone that stands alone, so that nvFuser never returns its input for it.
-    _aten.clone.default: Rule(_same, _MOVES),
-    _aten.cat.default: Rule(_cat, Kind.CARRIES, _accepts_cat),
-    operator.getitem: Rule(_getitem, Kind.CARRIES),
-    _aten.full.default: Rule(_full, Kind.MAKES, _accepts_full),
-    _aten.full_like.default: Rule(_full, Kind.MAKES, _accepts_full),
-    _aten.scalar_tensor.default: Rule(_full, Kind.MAKES, _accepts_full),
+    _aten.clone.default: Rule(_same, "moves"),
+    _aten.cat.default: Rule(_cat, "carries", _accepts_cat),
+    operator.getitem: Rule(_getitem, "carries"),
+    _aten.full.default: Rule(_full, "makes", _accepts_full),
+    _aten.full_like.default: Rule(_full, "makes", _accepts_full),
+    _aten.scalar_tensor.default: Rule(_full, "makes", _accepts_full),
 }
-
-SHAPES: Final[Mapping[Any, Rule]] = MappingProxyType(_table)

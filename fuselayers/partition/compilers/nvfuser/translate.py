@@ -6,9 +6,8 @@ memory, and which are contiguous.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx as fx
@@ -18,9 +17,8 @@ from .builder import Builder, Value, computed_in
 from .regions import RULES
 
 
-@dataclass(frozen=True)
-class TensorLayout:
-    """The properties of an input tensor that a definition depends on.
+class TensorLayout(NamedTuple):
+    """The properties of an input tensor that a definition depends on, named as in `define_tensor`.
 
     Attributes:
         shape: 1 where the size is 1, else -1.
@@ -28,14 +26,14 @@ class TensorLayout:
             stride 0, else whether the dimensions inside of it are packed without gaps.
         stride_order: for each dimension, the number of dimensions inside of it in memory.
         dtype: the dtype.
-        on_cpu: True for a tensor without dimensions on the CPU.
+        is_cpu: True for a tensor without dimensions on the CPU.
     """
 
     shape: tuple[int, ...]
     contiguity: tuple[bool | None, ...]
     stride_order: tuple[int, ...]
     dtype: torch.dtype
-    on_cpu: bool
+    is_cpu: bool
 
 
 InputLayouts = tuple[TensorLayout, ...]
@@ -51,7 +49,7 @@ def layout_of(inputs: Sequence[torch.Tensor]) -> InputLayouts:
 
 # Every call of a region looks up its layouts; a model has some hundred shapes.
 @functools.lru_cache(maxsize=4096)
-def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, on_cpu: bool) -> TensorLayout:
+def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, is_cpu: bool) -> TensorLayout:
     rank = len(sizes)
     # By stride, outermost first; an expanded dimension keeps its place.
     outer_first = sorted((dim for dim in range(rank) if strides[dim] != 0), key=lambda dim: -strides[dim])
@@ -70,7 +68,7 @@ def _tensor_layout(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torc
     for number, dim in enumerate(outer_first):
         stride_order[dim] = rank - 1 - number
     shape = tuple(1 if size == 1 else -1 for size in sizes)
-    return TensorLayout(shape, tuple(reversed(contiguity)), tuple(stride_order), dtype, on_cpu)
+    return TensorLayout(shape, tuple(reversed(contiguity)), tuple(stride_order), dtype, is_cpu)
 
 
 def order_of(value: torch.Tensor) -> tuple[int, ...]:
@@ -82,24 +80,16 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
 def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: ModuleType) -> None:
     """Add a region's graph to a `FusionDefinition` inside its `with`; `module` is `nvfuser_direct`."""
     builder = Builder(definition, module)
-    inputs = [
-        definition.define_tensor(
-            shape=list(known.shape),
-            contiguity=list(known.contiguity),
-            dtype=builder.data_type(known.dtype),
-            is_cpu=known.on_cpu,
-            stride_order=list(known.stride_order),
-        )
-        for known in layout
-    ]
-    for node, handle, known in zip(graph.find_nodes(op="placeholder"), inputs, layout, strict=True):
+    taken: set[int] = set()
+    for node, known in zip(graph.find_nodes(op="placeholder"), layout, strict=True):
+        handle = definition.define_tensor(**known._asdict() | {"dtype": builder.data_type(known.dtype)})
+        taken.add(id(handle))
         # Half precision becomes float32 once for all readers.
         builder.values[node] = builder.cast(Value(handle, known.dtype), computed_in(known.dtype))
     for node in graph.nodes:
         if node.op == "call_function":
             builder.values[node] = RULES[node.target].emit(builder, node)
     results: Any = graph.output_node().args[0]
-    taken = {id(handle) for handle in inputs}
     for node in results:
         handle = builder.cast(builder.value(node), node.meta["val"].dtype).handle
         if id(handle) in taken:

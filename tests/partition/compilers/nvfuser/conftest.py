@@ -23,7 +23,7 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """
     stand_in = StandIn()
     monkeypatch.setitem(sys.modules, "nvfuser_direct", stand_in)
-    monkeypatch.setattr(availability, "_DEVICE_TYPES", {"cuda", "cpu"})
+    monkeypatch.setattr(availability, "DEVICE_TYPES", {"cuda", "cpu"})
     monkeypatch.setattr(definitions, "_definitions", weakref.WeakValueDictionary())
     with warnings.catch_warnings():
         warnings.simplefilter("error", FallbackWarning)

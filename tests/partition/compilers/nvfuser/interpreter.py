@@ -14,6 +14,7 @@ It cannot test nvFuser's kernels. `make test-nvfuser` builds the same definition
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -62,8 +63,8 @@ def check(condition: object, message: str) -> None:
 class Value:
     """A tensor of a definition, or a constant, whose `axes` are None."""
 
-    def __init__(self, definition: FusionDefinition, name: str, dtype: DataType, axes: Axes | None) -> None:
-        self.definition, self.name, self.dtype, self.axes = definition, name, dtype, axes
+    def __init__(self, name: str, dtype: DataType, axes: Axes | None) -> None:
+        self.name, self.dtype, self.axes = name, dtype, axes
 
     def __repr__(self) -> str:
         return self.name
@@ -121,12 +122,10 @@ def _elementwise(function: Callable[..., Tensor], takes: Sequence[type], *, give
     return emit
 
 
-def _cast(fd: FusionDefinition, arg: Value, dtype: DataType) -> Value:
-    return fd.add(dtype, _axes(arg), lambda x: x.to(dtype.value), (arg,), computes=False)
-
-
-def _set(fd: FusionDefinition, arg: Value) -> Value:
-    return fd.add(arg.dtype, _axes(arg), Tensor.clone, (arg,), computes=False)
+def _cast(fd: FusionDefinition, arg: Value, dtype: DataType | None = None) -> Value:
+    """A copy, in another dtype if one is given."""
+    dtype = dtype or arg.dtype
+    return fd.add(dtype, _axes(arg), lambda x: x.to(dtype.value, copy=True), (arg,), computes=False)
 
 
 def _without(arg: Value, dims: Sequence[int], keepdim: bool) -> Axes:
@@ -226,7 +225,7 @@ OPERATIONS: Mapping[str, Any] = {
     "logical_and": _elementwise(torch.logical_and, [bool]),
     "where": _elementwise(torch.where, [float, int, bool]),
     **{"broadcast": _broadcast, "cast": _cast, "cat": _cat, "expand": _expand, "full": _full, "permute": _permute},
-    **{"reshape": _reshape, "set": _set, "squeeze": _squeeze, "var_mean": _var_mean},
+    **{"reshape": _reshape, "set": _cast, "squeeze": _squeeze, "var_mean": _var_mean},
     "max": _reduction(torch.amax),
     "sum": _reduction(torch.sum),
 }
@@ -248,34 +247,18 @@ def _text(value: Any) -> str:
     return repr(value) if finite else f'float("{value}")'
 
 
-class _Ops:
-    """`FusionDefinition.ops`: each operation as a method that also records the call."""
-
-    def __init__(self, definition: FusionDefinition) -> None:
-        self._definition = definition
-
-    def __getattr__(self, name: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            made = OPERATIONS[name](self._definition, *args, **kwargs)
-            return self._definition.record(f"fd.ops.{name}", made, *args, **kwargs)
-
-        return call
-
-
 class FusionDefinition:
-    """`nvfuser_direct.FusionDefinition`, with a `script()` of its calls and a count of its `executions`."""
+    """`nvfuser_direct.FusionDefinition`, with a `script()` of its calls."""
 
     stand_in: StandIn
 
     def __init__(self) -> None:
-        self.ops = _Ops(self)
-        self.executions = 0
+        self.ops = types.SimpleNamespace(**{name: functools.partial(self._operate, name) for name in OPERATIONS})
         self.inputs: list[Value] = []
         self._checks: list[Callable[[Any], None]] = []
         self._outputs: list[Value] = []
         self._steps: list[tuple[Value, Callable[..., Any], tuple[Any, ...]]] = []
         self._lines: list[str] = []
-        self._num_values = 0
 
     def __enter__(self) -> FusionDefinition:
         return self
@@ -283,6 +266,9 @@ class FusionDefinition:
     def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         if error_type is None:
             self.stand_in.defined.append(self)
+
+    def _operate(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return self.record(f"fd.ops.{name}", OPERATIONS[name](self, *args, **kwargs), *args, **kwargs)
 
     def record(self, function: str, made: Any, *args: Any, **kwargs: Any) -> Any:
         """Record a call, and return its result."""
@@ -306,7 +292,6 @@ class FusionDefinition:
         """Add a value that `compute` makes of the arguments; only casts and copies accept half precision."""
 
         def checked(value: Value) -> None:
-            check(value.definition is self, f"{value} is a value of another definition")
             check(not computes or value.dtype in KINDS, f"{value} is {value.dtype}: cast it to Float first")
 
         _map(arguments, checked)
@@ -316,9 +301,8 @@ class FusionDefinition:
 
     def _value(self, dtype: DataType, axes: Axes | None) -> Value:
         check(axes is None or len(axes) <= 8, "a tensor has at most 8 dimensions")
-        made = Value(self, f"{'s' if axes is None else 't'}{self._num_values}", dtype, axes)
-        self._num_values += 1
-        return made
+        number = len(self.inputs) + len(self._steps)
+        return Value(f"{'s' if axes is None else 't'}{number}", dtype, axes)
 
     def define_scalar(self, value: Any, dtype: DataType) -> Value:
         """A constant."""
@@ -373,7 +357,7 @@ class FusionDefinition:
                 if made.axes is not None:
                     assert (result.dtype, result.dim()) == (made.dtype.value, len(made.axes)), made
                 values[made] = result
-        self.executions += 1
+        self.stand_in.executions += 1
         return [values[output] for output in self._outputs]
 
 
@@ -382,15 +366,12 @@ class StandIn(types.ModuleType):
 
     Attributes:
         defined: the finished definitions.
+        executions: the number of times that definitions were executed.
     """
 
     def __init__(self) -> None:
         super().__init__("nvfuser_direct")
         self.defined: list[FusionDefinition] = []
+        self.executions = 0
         self.DataType = DataType
         self.FusionDefinition = type("FusionDefinition", (FusionDefinition,), {"stand_in": self})
-
-    @property
-    def executions(self) -> int:
-        """The number of times that definitions were executed."""
-        return sum(definition.executions for definition in self.defined)

@@ -1,30 +1,13 @@
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from fuselayers.partition import BackendStatus, backends
+from fuselayers.partition.compilers.nvfuser import availability
 
 ON_A_CPU = "nvFuser compiles for CUDA only, and this runs on a CPU"
-
-
-class Fails:
-    """A finder that finds `nvfuser_direct`, whose import raises."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self) if name == "nvfuser_direct" else None  # type: ignore[arg-type]
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        raise self.error
 
 
 def status(device: str) -> BackendStatus:
@@ -49,8 +32,7 @@ def test_a_missing_package_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_the_error_of_the_import_is_the_reason(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
-    monkeypatch.delitem(sys.modules, "nvfuser_direct", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Fails(error), *sys.meta_path])
+    monkeypatch.setattr(availability, "load_nvfuser", Mock(side_effect=error))
     reason = status("cuda").reason
     assert reason.startswith(f"nvfuser_direct cannot be imported: {said}")
     assert "\n" not in reason

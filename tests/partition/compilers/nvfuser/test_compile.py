@@ -1,33 +1,45 @@
-"""`fuse(backend="nvfuser")`: layers, mutation, views, the ops that torch runs."""
+"""`fuse(backend="nvfuser")`: layers, ops, mutation, views, the ops that torch runs, and nvFuser's failures."""
 
-import copy
+import re
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fuselayers.partition import fuse
+from fuselayers import errors, ops
+from fuselayers.partition import FallbackWarning, explain, fuse, saved_bytes
+from fuselayers.testing import DTYPES, assert_as_good_as
+from tests.ops.cases import CASES, EVERY_DAY
+from tests.ops.contract import seed_of, tensors
+from tests.partition.compilers.nvfuser.build_definitions import build
 from tests.partition.compilers.nvfuser.interpreter import StandIn
 
+ROWS_AND_COLUMNS = (6, 20)  # the mask's last group of eight columns is cut off
 
-def fused(fn: Any, **options: Any) -> Any:
+
+def wave(x: Tensor) -> Tensor:
+    return x.sin().cos() * 2
+
+
+def fused(fn: Any = wave, **options: Any) -> Any:
     return fuse(fn, backend="nvfuser", fallback=(), **options)
-
-
-def assert_same_step(plain: nn.Module, x: Tensor, **tolerance: Any) -> None:
-    results = []
-    for module in (plain, fused(copy.deepcopy(plain))):
-        out = module(leaf := x.clone().requires_grad_())
-        results.append((out, *torch.autograd.grad(out.float().square().sum(), [leaf, *module.parameters()])))
-    torch.testing.assert_close(results[1], results[0], **tolerance)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_in_a_transformer_layer_torch_runs_matmuls_and_attention_alone(norm_first: bool, on_the_cpu: StandIn) -> None:
     layer = nn.TransformerEncoderLayer(16, 2, 32, 0.0, F.gelu, batch_first=True, norm_first=norm_first)
-    assert_same_step(layer, torch.randn(2, 5, 16), rtol=1e-4, atol=1e-5)
+    x, results = torch.randn(2, 5, 16, requires_grad=True), []
+    for module in (layer, fused(layer)):
+        out = module(x)
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
     scripts = [definition.script() for definition in on_the_cpu.defined]
     assert len(scripts) >= 4
     assert not any(word in script for script in scripts for word in ("matmul", "linear", "sdpa"))
@@ -46,11 +58,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_runs_whole_in_few_regions(name: str, on_the_cpu: StandIn) -> None:
-    fn, x = FUNCTIONS[name], torch.randn(8, 8, requires_grad=True)
-    got, expected = fused(fn)(x), fn(x)
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
-    gradients = [torch.autograd.grad(out.square().sum(), x) for out in (got, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+    assert_as_good_as(fused(FUNCTIONS[name]), FUNCTIONS[name], tensors((8, 8)))
     assert 1 <= on_the_cpu.executions <= 4
 
 
@@ -114,3 +122,169 @@ def test_other_dtypes_are_torchs(dtype: torch.dtype, on_the_cpu: StandIn) -> Non
         return ((x + 1) * 2).relu() if not dtype.is_complex else (x.sin() * 2).sin()
 
     assert torch.equal(fused(fn)(x), fn(x))
+
+
+# Each op once, in one of the dtypes in turn: no rule depends on the op, and regions cast half precision at their edges.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, DTYPES[number % 3]) for number, name in enumerate(EVERY_DAY)],
+    ids=str,
+)
+def test_an_op_has_the_values_of_plain_torch(name: str, dtype: torch.dtype, on_the_cpu: StandIn) -> None:
+    case = CASES[name]
+    form = fused(partial(case.op, backend="eager", **case.options))
+    inputs = tensors(*case.shapes(ROWS_AND_COLUMNS), dtype=dtype)
+    assert_as_good_as(form, partial(case.reference, **case.options), inputs)
+    # Forward and backward. A region of a single op, as the sum with a bias, is left to torch.
+    assert on_the_cpu.executions >= (0 if name == "bias" else 2)
+
+
+def test_a_loss_and_rotary_positions(on_the_cpu: StandIn) -> None:
+    target, angle = torch.arange(6), torch.linspace(0, 1, 20).view(5, 4)
+
+    def loss(logits: Tensor) -> Tensor:
+        return ops.cross_entropy(logits, target, label_smoothing=0.1, z_loss=0.01, backend="eager")
+
+    def turned(q: Tensor) -> Tensor:
+        return ops.rotary(q, q * 2, angle.cos(), angle.sin(), backend="eager")[1]
+
+    for fn, shape in ((loss, (6, 20)), (turned, (2, 3, 5, 8))):
+        assert_as_good_as(fused(fn), fn, tensors(shape))
+    assert on_the_cpu.executions >= 4
+
+
+@pytest.mark.parametrize("torch_random", [False, True])
+def test_masks_are_those_of_every_backend(torch_random: bool, on_the_cpu: StandIn) -> None:
+    def drops(x: Tensor) -> Tensor:
+        return F.dropout(ops.dropout(x.exp(), 0.5, seed=seed_of()), 0.5).sin() * 2
+
+    x = torch.randn(6, 20, requires_grad=True)
+    results = []
+    for backend in ("nvfuser", "eager"):
+        torch.manual_seed(5)
+        y = fuse(drops, backend=backend, fallback=(), torch_random=torch_random)(x)
+        results.append((y, *torch.autograd.grad(y.sum(), x)))
+    torch.testing.assert_close(results[0], results[1])
+    assert on_the_cpu.executions >= 2
+
+
+def test_a_cut_saves_the_bytes_that_explain_counts_as_with_inductor(on_the_cpu: StandIn) -> None:
+    case = CASES["bias_dropout_residual_rms_norm, pre"]
+    fn = partial(case.op, backend="eager", **case.options)
+    inputs = [tensor.requires_grad_() for tensor in tensors(*case.shapes(ROWS_AND_COLUMNS))]
+    saved = saved_bytes(fused(fn), *inputs)
+    for backend in ("nvfuser", "inductor"):
+        assert explain(fn, *inputs, backend=backend).totals["this"].saved_bytes == saved
+
+
+def test_equal_layers_and_repeated_calls_share_their_definitions(on_the_cpu: StandIn) -> None:
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.LayerNorm(4)) for _ in range(6)]
+    x, counts = torch.randn(3, 4), []
+    for number in (3, 6):  # a first, a last and middle layers
+        before, stack = len(on_the_cpu.defined), fused(nn.Sequential(*layers[:number]))
+        for _ in range(2):
+            stack(x).sum().backward()
+        counts.append(len(on_the_cpu.defined) - before)
+    assert 0 < counts[0] >= counts[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.randn(4, 3).t(),
+        torch.randn(3, 8)[:, ::2],
+        torch.randn(1, 4),
+        torch.randn(4).expand(3, 4),
+        torch.tensor(2.5),
+    ],
+    ids=["transposed", "strided", "size 1", "expanded", "rank"],
+)
+def test_any_layout_has_torchs_values_and_strides(other: Tensor, on_the_cpu: StandIn) -> None:
+    fn = fused()
+    fn(torch.randn(3, 4))
+    got, expected = fn(other), wave(other)
+    torch.testing.assert_close(got, expected)
+    assert got.stride() == expected.stride()
+    assert len(on_the_cpu.defined) == 2
+
+
+def test_a_dynamic_graph_needs_one_definition(on_the_cpu: StandIn) -> None:
+    fn = fused(dynamic=True)
+    for rows in (2, 5, 9):
+        torch.testing.assert_close(fn(x := torch.randn(rows, 4)), wave(x))
+    assert (len(on_the_cpu.defined), on_the_cpu.executions) == (1, 3)
+
+
+def test_a_script_makes_its_definition_again(on_the_cpu: StandIn) -> None:
+    """`make test-nvfuser` builds these scripts with the real nvFuser."""
+    fused(lambda x: (x.sin().transpose(0, 1) * float("inf"), x.unsqueeze(0).half().sum(1)))(torch.randn(3, 1))
+    script = on_the_cpu.defined[-1].script()
+    build(script, on_the_cpu)
+    assert on_the_cpu.defined[-1].script() == script
+
+
+def test_only_one_thread_is_in_the_first_execution_of_a_definition(
+    on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvFuser's first `execute` changes the definition in Python; a second thread would see it half changed."""
+    in_first, others_came = threading.Event(), threading.Event()
+
+    class Changing(on_the_cpu.FusionDefinition):  # type: ignore[name-defined,misc]
+        is_whole, runs = True, False
+
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            if not self.runs:
+                assert self.is_whole, "another thread is changing this"
+                self.is_whole = False
+                in_first.set()
+                others_came.wait(0.2)
+                self.runs = True
+            return super().execute(*args, **kwargs)
+
+    monkeypatch.setattr(on_the_cpu, "FusionDefinition", Changing)
+    fn, x = fused(), torch.randn(3, 4)
+    fn(torch.randn(4, 3).t())  # compiled, for another layout
+    in_first.clear()
+    with ThreadPoolExecutor(2) as threads:
+        early = threads.submit(fn, x)
+        in_first.wait(5)
+        late = threads.submit(fn, x)
+        late.add_done_callback(lambda _: others_came.set())
+        for future in (early, late):
+            torch.testing.assert_close(future.result(), wave(x))
+    assert (len(on_the_cpu.defined), on_the_cpu.executions) == (2, 3)
+
+
+@pytest.mark.parametrize("fails", ["define_tensor", "execute"])
+def test_torch_runs_what_nvfuser_fails_on_with_one_warning(
+    fails: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_the_cpu.FusionDefinition, fails, Mock(side_effect=RuntimeError("no scheduler\nand more")))
+    monkeypatch.setattr(errors, "_said", set())
+    fn, x = fused(), torch.randn(3, 4, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = [fn(x) for _ in range(3)]
+        (gradient,) = torch.autograd.grad(results[0].sum(), x)
+    assert [str(warning.message) for warning in caught if warning.category is FallbackWarning] == [
+        "nvFuser failed on a part of a graph; torch runs this part from now on: RuntimeError: no scheduler"
+    ]
+    torch.testing.assert_close(results, [wave(x)] * 3)
+    torch.testing.assert_close(gradient, -2 * x.sin().sin() * x.cos())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory. Tried 2.00 GiB."), RuntimeError("CUDA_ERROR_OUT_OF_MEMORY")],
+    ids=["torch's own", "through the binding"],
+)
+def test_out_of_memory_is_raised_and_the_next_call_tries_again(
+    error: Exception, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, x = fused(), torch.randn(3, 4)
+    with monkeypatch.context() as patch:
+        patch.setattr(on_the_cpu.FusionDefinition, "define_tensor", Mock(side_effect=error))
+        with pytest.raises(torch.OutOfMemoryError, match=re.escape(str(error))):
+            fn(x)
+    torch.testing.assert_close(fn(x), wave(x))
+    assert on_the_cpu.executions == 1

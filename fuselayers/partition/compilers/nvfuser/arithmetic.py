@@ -1,8 +1,7 @@
-"""The elementwise ops of transformers, forward and backward. torch runs all others, each as a separate kernel."""
+"""The elementwise ops and reductions of transformers. torch runs all others, each as a separate kernel."""
 
 import functools
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
@@ -45,8 +44,9 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
     has_operands = _has(count, *dtypes)
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        handle = getattr(builder.ops, name)(*builder.operands(node, count))
-        return Value(handle, computed_in(tensor_of(node).dtype))
+        dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
+        operands = [builder.operand(argument, dtype, rank) for argument in node.args[:count]]
+        return Value(getattr(builder.ops, name)(*operands), dtype)
 
     # torch runs an add or a sub with a factor.
     return Rule(emit, accepts=lambda node: has_operands(node) and argument_of(node, 2, "alpha", 1) == 1)
@@ -75,10 +75,6 @@ def _promoted(node: fx.Node) -> torch.dtype:
     operands: Any = node.args[:2]
     left, right = (value.meta["val"] if isinstance(value, fx.Node) else value for value in operands)
     return torch.result_type(left, right)
-
-
-def _logical_and(builder: Builder, node: fx.Node) -> Value:
-    return Value(builder.ops.logical_and(*builder.operands(node, 2)), torch.bool)
 
 
 def _power(builder: Builder, node: fx.Node) -> Value:
@@ -112,9 +108,47 @@ def _convert(builder: Builder, node: fx.Node) -> Value:
 
 
 def _accepts_copy(node: fx.Node) -> bool:
-    moved = {"device", "layout", "pin_memory"} & {name for name, value in node.kwargs.items() if value is not None}
-    same = tensor_of(source_of(node)).device == tensor_of(node).device and tensor_of(node).layout == torch.strided
-    return same and moved <= {"device", "layout"}
+    stays = tensor_of(source_of(node)).device == tensor_of(node).device
+    return stays and node.kwargs.get("pin_memory") is None
+
+
+def _dims(node: fx.Node) -> list[int]:
+    """The dimensions that are reduced, in ascending order; all of them if none are named."""
+    rank = tensor_of(source_of(node)).dim()
+    dims = argument_of(node, 1, "dim", None)
+    dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
+    return sorted(dim % rank for dim in dims)
+
+
+def _reduction(name: str) -> Rule:
+    def emit(builder: Builder, node: fx.Node) -> Value:
+        dtype = computed_in(tensor_of(node).dtype)
+        operand = builder.cast(builder.value(source_of(node)), dtype).handle
+        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
+
+    return Rule(emit, accepts=_accepts_reduction)
+
+
+def _accepts_reduction(node: fx.Node) -> bool:
+    # A tensor without dimensions has nothing to reduce, and nvFuser gives a sum of integers another dtype than torch.
+    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
+
+
+def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
+    dtype = computed_in(node.meta["val"][0].dtype)
+    # torch's default correction is 1.
+    correction: Any = node.kwargs.get("correction")
+    options = 1 if correction is None else int(correction), bool(node.kwargs.get("keepdim", False))
+    handles = builder.ops.var_mean(builder.value(source_of(node)).handle, _dims(node), *options)
+    return tuple(Value(handle, dtype) for handle in handles)
+
+
+def _accepts_variance(node: fx.Node) -> bool:
+    correction = node.kwargs.get("correction")
+    whole = correction is None or (isinstance(correction, int | float) and correction == int(correction))
+    x = tensor_of(source_of(node))
+    return whole and x.dim() > 0 and x.dtype.is_floating_point
 
 
 def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[Any, Rule]:
@@ -125,17 +159,19 @@ def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[A
 _OF_FLOATS: Final = (
     *("cos", "erf", "exp", "log", "log1p", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh"),
 )
-_table: dict[Any, Rule] = {
+ARITHMETIC: Final[Mapping[Any, Rule]] = {
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS), "default", *_OF_FLOATS),
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "default", "abs", "neg"),
     **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "Tensor Scalar", "add", "sub", "mul"),
     **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "Tensor Scalar", "div"),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
     **_each(_comparison, "Tensor Scalar", "eq", "ge", "gt", "le", "lt", "ne"),
-    _aten.logical_and.default: Rule(_logical_and, accepts=_has(2)),
+    _aten.logical_and.default: _arithmetic("logical_and", 2),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
     torch.ops.prims.convert_element_type.default: Rule(_convert),
     _aten._to_copy.default: Rule(_convert, accepts=_accepts_copy),
+    _aten.sum.default: _reduction("sum"),
+    _aten.sum.dim_IntList: _reduction("sum"),
+    _aten.amax.default: _reduction("max"),
+    _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
 }
-
-POINTWISE: Final[Mapping[Any, Rule]] = MappingProxyType(_table)
