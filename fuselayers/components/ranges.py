@@ -95,7 +95,8 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     """Decorate a function, usually an `__init__`, to check each argument with an annotated range.
 
     An argument that is not a number of the annotated type, integer or real, raises TypeError; a number out of its range
-    raises ValueError. None is not checked. Used by every component with a number among its options.
+    raises ValueError. None is valid where the annotation says so. Used by every component with a number among its
+    options.
 
     >>> class Layer:
     ...     @in_range
@@ -110,10 +111,14 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     signature = inspect.signature(function)
 
     @functools.cache
-    def wanted() -> dict[str, tuple[Any, Range]]:
+    def wanted() -> dict[str, tuple[Any, Range, bool]]:
         # Not at import: an annotation may name a later definition.
-        numbers = {name: _number_of(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
-        return {name: number for name, number in numbers.items() if number is not None}
+        numbers = {}
+        for name, hint in get_type_hints(function, include_extras=True).items():
+            number = _number_of(hint)
+            if number is not None:
+                numbers[name] = *number, type(None) in get_args(hint)
+        return numbers
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
@@ -122,10 +127,11 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
         except TypeError as error:
             raise TypeError(_unfit(function, signature, args, kwargs, error)) from None
         for name, value in bound.arguments.items():
-            if name in wanted() and value is not None:
-                kind, bounds = wanted()[name]
-                _check_number(name, value, kind)
-                bounds.check(name, value)
+            if name in wanted():
+                kind, bounds, may_be_none = wanted()[name]
+                if value is not None or not may_be_none:
+                    _check_number(name, value, kind)
+                    bounds.check(name, value)
         return function(*args, **kwargs)
 
     return checked

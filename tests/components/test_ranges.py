@@ -73,6 +73,7 @@ WHOLE = "must be a whole number, got"
         ({"width": np.float32(2)}, f"width {WHOLE} {np.float32(2)!r}"),
         ({"width": 3, "p": "0.1"}, "p must be a number, got '0.1'"),
         ({"width": 3, "p": False}, "p must be a number, got False"),
+        ({"width": 3, "p": None}, "p must be a number, got None"),
     ],
 )
 def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) -> None:

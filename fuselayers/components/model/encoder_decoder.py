@@ -68,7 +68,6 @@ class EncoderDecoder(ModelWithHead):
     torch.Size([1, 2, 10])
     """
 
-    bias = None
     logit_soft_cap = None
 
     @in_range

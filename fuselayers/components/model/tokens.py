@@ -5,7 +5,7 @@ logits            [B, T, V]   V vocabulary
 """
 
 import functools
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -111,7 +111,7 @@ class ModelWithHead(Model):
     Attributes:
         token: the table [V, D] of a tied head.
         head: the output layer; None for a tied head.
-        bias: [V], added to the logits; None adds nothing.
+        bias: [V], added to the logits; None, as at first, adds nothing.
         logit_scale: factor of the logits.
         logit_soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
         loss: see `Model`.
@@ -123,6 +123,10 @@ class ModelWithHead(Model):
     logit_scale: float
     logit_soft_cap: float | None
     loss: Loss
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bias = None  # not of the class: torch registers no parameter with the name of a class attribute
 
     def to_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]. With `parallelize` each process computes all logits."""

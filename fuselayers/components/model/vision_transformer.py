@@ -42,7 +42,6 @@ class Classifier(ModelWithHead):
     patch: nn.Module
     head: nn.Linear
     logit_scale: float
-    bias = None
     logit_soft_cap = None
     loss: Loss = "plain"
 

@@ -115,3 +115,18 @@ def test_errors_of_the_constructor(options: dict[str, object], text: str) -> Non
 )
 def test_errors_of_a_call(images: object, targets: object, error: type[Exception], text: str) -> None:
     assert_refused(made(), error, text, images, targets)
+
+
+def test_a_subclass_may_have_a_bias_of_its_own() -> None:
+    class Calibrated(VisionTransformer):
+        def __init__(self) -> None:
+            super().__init__(**SIZES)  # type: ignore[arg-type]
+            self.bias = nn.Parameter(torch.zeros(SIZES["num_classes"]))  # type: ignore[call-overload]
+
+    model = Calibrated()
+    images = torch.randn(2, 3, 12, 12)
+    before = model(images)
+    with torch.no_grad():
+        model.bias += 1.0
+    assert "bias" in model.state_dict()
+    torch.testing.assert_close(model(images), before + 1.0)
