@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import torch.fx as fx
@@ -312,15 +312,19 @@ def decompositions_of(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
 _last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.WeakKeyDictionary()
 
 
-def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
-    """Make Inductor run the calls of an op on a device in the graph's order.
+def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) -> None:
+    """Make Inductor's code run the calls of an op that draws a number in the graph's order.
 
-    Each call gets the result of the previous call as its first argument. Calls in a nested graph are ordered among
-    themselves.
+    Each call but the first on a device is torch's own `randint_like`, with the result of the previous call as argument:
+    that takes the host a third of the time. Calls in a nested graph are ordered among themselves. To save memory,
+    Inductor reorders calls that do not depend on each other, even calls of random ops, which read and change the
+    generator (https://github.com/pytorch/pytorch/issues/192635).
 
     The op's fake implementation must call this function: it runs before each lowering, when Inductor is loaded.
-    To save memory, Inductor reorders calls that do not depend on each other, even calls of random ops, which read and
-    change the generator (https://github.com/pytorch/pytorch/issues/192635).
+
+    Args:
+        op: takes a tensor that it does not read, and a device; returns an int64 tensor of shape [].
+        lowest, highest: of the numbers, highest excluded.
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     # Another thread may be in the middle of the import; `fallback_handler` is defined late.
@@ -328,14 +332,67 @@ def keep_order_in_inductor(op: torch._ops.OpOverload) -> None:
         return
     from torch._inductor.virtualized import V
 
-    call = lowering.fallback_handler(op, add_to_fallback_set=False)
+    run_op = lowering.fallback_handler(op, add_to_fallback_set=False)
+    draw_like = lowering.fallback_handler(torch.ops.aten.randint_like.low_dtype, add_to_fallback_set=False)
 
-    def after_the_last(first: Any, *rest: Any, device: torch.device, **named: Any) -> Any:
+    def drawn(unread: Any, *, device: torch.device) -> Any:
         last = _last_of_graph.setdefault(V.graph, {})
-        last[op, device] = call(last.get((op, device), first), *rest, device=device, **named)
-        return last[op, device]
+        last[device] = draw_like(last[device], lowest, highest) if device in last else run_op(unread, device=device)
+        return last[device]
 
-    lowering.register_lowering(op, type_promotion_kind=None)(after_the_last)
+    lowering.register_lowering(op, type_promotion_kind=None)(drawn)
+
+
+class KernelCall(NamedTuple):
+    """A launch of a Triton kernel that writes one new tensor.
+
+    Attributes:
+        kernel: the kernel; its first parameter is the new tensor, its second the op's first argument.
+        grid: programs in x, y and z.
+        shape, dtype: of the new tensor.
+        constants: the kernel's other arguments by name.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    constants: dict[str, Any]
+
+
+def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., KernelCall | None]) -> None:
+    """Make Inductor's code launch a Triton kernel where a graph calls an op, without the host's time for the op.
+
+    The op's fake implementation must call this function, as for `draw_in_inductor`.
+
+    Args:
+        op: its first argument is a tensor; the result is one contiguous tensor on its device.
+        call_of: takes the op's arguments, with Inductor's nodes for tensors and symbols for unknown sizes. It returns
+            the launch, or None if the op has to run.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
+        return
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
+    run_op = lowering.fallback_handler(op, add_to_fallback_set=False)
+
+    def launched(first: Any, *rest: Any, **named: Any) -> Any:
+        call = call_of(first, *rest)
+        if call is None:
+            return run_op(first, *rest, **named)
+        result = lowering.empty(list(call.shape), dtype=call.dtype, device=first.get_device())
+        names = call.kernel.arg_names
+        lowering.lowerings[triton_kernel_wrapper_mutation](
+            kernel_idx=kernel_side_table.add_kernel(call.kernel),
+            constant_args_idx=kernel_side_table.add_constant_args(call.constants),
+            grid=[call.grid],
+            tma_descriptor_metadata={},
+            kwargs={names[0]: result, names[1]: first},
+        )
+        return result
+
+    lowering.register_lowering(op, type_promotion_kind=None)(launched)
 
 
 def cpp_compiler() -> str:

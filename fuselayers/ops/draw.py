@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_intercepted
-from .._torch.tracing import keep_order_in_inductor
+from .._torch.tracing import draw_in_inductor
 from .philox import check_probability, check_seed
 
 __all__ = ["draw_seed", "seed_or_draw"]
@@ -77,7 +77,7 @@ def _drawn(device: torch.device) -> Tensor:
 def _empty_seed(fresh: Tensor, *, device: torch.device) -> Tensor:
     # The n-th dropout of a model gets the n-th seed, in whatever order a compiler runs them. No other hook of torch
     # runs before every lowering.
-    keep_order_in_inductor(torch.ops.fuselayers.draw_seed.default)
+    draw_in_inductor(torch.ops.fuselayers.draw_seed.default, lowest=_LOWEST_SEED, highest=_HIGHEST_SEED)
     return torch.empty((), dtype=torch.int64, device=device)
 
 

@@ -25,9 +25,10 @@ from torch import Tensor
 
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import outside_dynamo
+from .._torch.tracing import KernelCall, launch_in_inductor
 from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST
-from .implementations.launch import kernel, launch, why_no_kernels
+from .implementations.launch import INTERPRETED, kernel, launch, why_no_kernels
 from .implementations.triton_language import tile_function, tl
 from .rows import column_tile, elementwise_plan
 from .shards import Shard, check_shard, first_column, positions, row_indices
@@ -238,6 +239,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
 # model of `benchmarks.lint_kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
+# There Inductor's code launches the kernel itself: a call of the op takes the host 40 us more.
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
     if not has_kernels():
         return keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
@@ -282,10 +284,31 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
+def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
+    """Return the launch that fills the mask in Inductor's code for a GPU; None where the op itself has to run."""
+    num_rows, first_group, groups, threshold = numbers
+    # Inductor specialises on 1, and a constant has no `.to`.
+    fits = all(isinstance(number, int) for number in numbers) and 1 < threshold < _LANE_VALUES
+    if INTERPRETED or seed.get_device().type != "cuda" or row_R is not None or not fits:
+        return None
+    if not 0 < LANES * groups <= WIDEST or not num_rows:
+        return None
+    shape = num_rows, LANES * groups
+    plan = elementwise_plan(1, *shape, shape[1])
+    names = [name for name in _keep_kernel.arg_names if name not in ("keep_ptr", "seed_ptr")]
+    values = None, first_group, num_rows, groups, threshold, *plan.constants[1:]
+    return KernelCall(_keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True)))
+
+
+def _fake_keep(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+    launch_in_inductor(torch.ops.fuselayers.keep_factors.default, _keep_launch)
+    return _empty_keep(seed, row_R, *numbers)
+
+
 _library.impl("keep_factors", outside_dynamo(_keep_on_cpu), "CPU")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", keep_on_gpu, "CUDA")  # type: ignore[no-untyped-call]
 _library.impl("keep_factors", keep_by_formula, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake("fuselayers::keep_factors", _empty_keep, lib=_library)
+torch.library.register_fake("fuselayers::keep_factors", _fake_keep, lib=_library)
 torch.library.register_vmap("fuselayers::keep_factors", _keep_for_every_sample, lib=_library)
 
 

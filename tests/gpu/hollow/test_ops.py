@@ -1,11 +1,13 @@
 """Devices, dtypes, launches and waits of every op."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
 from fuselayers import ops
 from tests.gpu.hollow.driver import counted
@@ -46,6 +48,21 @@ def test_forward_is_one_launch(name: str) -> None:
     count = counted(lambda: CASES[name].op(*inputs, **options))
     assert count.launches == [1, 0]
     assert count.waits == [0, 0], count.lines
+
+
+def test_compiled_code_launches_the_kernel_of_masks_itself() -> None:
+    """Inductor's code calls this library for the first seed alone. Each mask has the numbers of `keep_factors`."""
+    x = torch.zeros(*SHAPE, device="cuda", requires_grad=True)
+    twice = torch.compile(lambda x: ops.dropout(ops.dropout(x, 0.1), 0.1))
+    _, codes = run_and_get_code(lambda: twice(x).sum().backward())
+    code = "\n".join(line for line in "\n".join(codes).splitlines() if not line.lstrip().startswith("#"))
+    masks = re.findall(r"keep_kernel_\d\.run\((.*)\)", code)
+    assert len(masks) == 4, "two in forward, two in backward"
+    rows, groups, threshold = 64, 128 // 8, round(0.1 * 65536)
+    for arguments in masks:
+        assert f", 0, {rows}, {groups}, {threshold}, " in arguments
+    calls = re.findall(r"ops\.(fuselayers\.\w+|aten\.randint_like)", code.partition("def call(")[2])
+    assert sorted(set(calls)) == ["aten.randint_like", "fuselayers.draw_seed"]
 
 
 def test_torch_takes_a_small_norm_that_it_has_one_kernel_for() -> None:
