@@ -83,6 +83,11 @@ def _number_of(annotation: Any) -> tuple[Any, Range] | None:
     return None
 
 
+def _may_be_none(annotation: Any) -> bool:
+    """Return whether an annotation names None: `Size | None`, or `Annotated[int | None, Range(...)]`."""
+    return any(type(None) in (part, *get_args(part)) for part in get_args(annotation))
+
+
 def _check_number(name: str, value: Any, kind: Any) -> None:
     """Raise TypeError unless `value` is a number of that type. Any integer type, such as numpy's, is an int."""
     wanted, words = (numbers.Integral, "whole number") if kind is int else (numbers.Real, "number")
@@ -111,14 +116,9 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
     signature = inspect.signature(function)
 
     @functools.cache
-    def wanted() -> dict[str, tuple[Any, Range, bool]]:
+    def hints() -> dict[str, Any]:
         # Not at import: an annotation may name a later definition.
-        numbers = {}
-        for name, hint in get_type_hints(function, include_extras=True).items():
-            number = _number_of(hint)
-            if number is not None:
-                numbers[name] = *number, type(None) in get_args(hint)
-        return numbers
+        return get_type_hints(function, include_extras=True)
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
@@ -127,11 +127,12 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
         except TypeError as error:
             raise TypeError(_unfit(function, signature, args, kwargs, error)) from None
         for name, value in bound.arguments.items():
-            if name in wanted():
-                kind, bounds, may_be_none = wanted()[name]
-                if value is not None or not may_be_none:
-                    _check_number(name, value, kind)
-                    bounds.check(name, value)
+            hint = hints().get(name)
+            number = _number_of(hint)
+            if number is not None and not (value is None and _may_be_none(hint)):
+                kind, bounds = number
+                _check_number(name, value, kind)
+                bounds.check(name, value)
         return function(*args, **kwargs)
 
     return checked

@@ -1,6 +1,7 @@
 import inspect
 import math
 import re
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -83,6 +84,17 @@ def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) 
 
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
         build(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("hint", [Count | None, Annotated[int | None, Range(minimum=0)]])
+def test_none_is_valid_where_the_annotation_names_it(hint: Any) -> None:
+    def build(*, heads: Any) -> Any:
+        return heads
+
+    build.__annotations__["heads"] = hint
+    assert in_range(build)(heads=None) is None
+    with pytest.raises(ValueError, match="heads must be at least 0, got -1"):
+        in_range(build)(heads=-1)
 
 
 @pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))

@@ -96,9 +96,11 @@ class Model(nn.Module):
     def auxiliary_loss(self) -> Tensor | None:
         """Return the sum of the auxiliary losses of the last forward, such as those of routers.
 
-        In training a model adds it to its own loss. None if no module has one, as in eval mode.
+        An auxiliary loss is a tensor that a module sets as its own attribute `auxiliary_loss`; a property or a buffer
+        of that name does not count. In training a model adds the sum to its own loss. None if no module has one, as in
+        eval mode.
         """
-        # Not getattr, which raises and catches an error for every module without one.
+        # getattr would raise and catch an error for every module without the attribute.
         attributes = [vars(module).get("auxiliary_loss") for module in self.modules()]
         losses = [loss for loss in attributes if isinstance(loss, Tensor)]
         return torch.stack(losses).sum() if losses else None
@@ -118,7 +120,7 @@ class Model(nn.Module):
 
     def _check_gradients(self) -> None:
         for name, module in self.named_modules():
-            own = getattr(module, "auxiliary_loss", None)
+            own = vars(module).get("auxiliary_loss")
             if not isinstance(own, Tensor) or own.requires_grad:
                 continue
             # The loss of a frozen router is a constant. A module without a router is trainable if any of its parameters

@@ -111,7 +111,7 @@ class ModelWithHead(Model):
     Attributes:
         token: the table [V, D] of a tied head.
         head: the output layer; None for a tied head.
-        bias: [V], added to the logits; None, as at first, adds nothing.
+        bias: [V], added to the logits; None (the default) adds nothing.
         logit_scale: factor of the logits.
         logit_soft_cap: the bound of the logits, which become cap * tanh(logits / cap); None for no bound.
         loss: see `Model`.
@@ -126,7 +126,7 @@ class ModelWithHead(Model):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.bias = None  # not of the class: torch registers no parameter with the name of a class attribute
+        self.register_parameter("bias", None)  # a subclass may set one
 
     def to_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]. With `parallelize` each process computes all logits."""

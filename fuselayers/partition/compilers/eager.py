@@ -1,4 +1,7 @@
-"""The eager compiler: runs the two graphs op by op, as plain torch would, with the partitioner in between."""
+"""The eager compiler: runs the two graphs op by op, as plain torch would, with the partitioner in between.
+
+`compile_ahead_of_time` traces and cuts a graph. The nvFuser compiler uses it too, and runs the two graphs otherwise.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

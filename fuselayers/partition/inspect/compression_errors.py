@@ -72,9 +72,7 @@ def _gradients(
     fn = fn.fn if isinstance(fn, FusedFunction) else fn
     fn = eager_view(fn) if isinstance(fn, FusedModule) else fn
     fn = copy.deepcopy(fn) if isinstance(fn, nn.Module) else fn
-    args, kwargs = tree_map_only(
-        Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (tuple(args), kwargs)
-    )
+    args, kwargs = tree_map_only(Tensor, _as_leaf, (tuple(args), kwargs))
     named = fn.named_parameters() if isinstance(fn, nn.Module) else _named(args, kwargs)
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
     # A function may write to its arguments, but autograd forbids a write to a leaf.
@@ -90,6 +88,10 @@ def _gradients(
         ]
         gradients = torch.autograd.grad(results, list(inputs.values()), weights, allow_unused=True) if inputs else ()
     return {name: gradient for name, gradient in zip(inputs, gradients, strict=True) if gradient is not None}
+
+
+def _as_leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tensor]]:

@@ -139,7 +139,8 @@ class _Explained:
         self.joint = captured.joint(compress=getattr(cut, "compress", None))
         self._errors = errors
         self._policy = cut if isinstance(cut, SavePolicy) else None
-        self.cost = (self._policy and self._policy.cost) or cost_model_for(self.joint, fused=fused)
+        own_cost = None if self._policy is None else self._policy.cost
+        self.cost = own_cost or cost_model_for(self.joint, fused=fused)
         if self._policy is not None:
             forward, backward = self._policy.split(self.joint, fused=fused)
         else:

@@ -84,14 +84,15 @@ class TestTuned:
 
 HOSTILE = {
     "not json": "{",
+    "not text": b"\xff\xfe\x00",
     "a field too many": json.dumps({"cpu": dataclasses.asdict(MINE) | {"code": "import os"}}),
     "a figure beyond floats": json.dumps({"cpu": dataclasses.asdict(MINE) | {"bandwidth": 10**400}}),
 }
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_damaged_file_is_not_used_with_a_warning(content: str, tmp_path: Path) -> None:
-    (tmp_path / "machines.json").write_text(content)
+def test_a_damaged_file_is_not_used_with_a_warning(content: str | bytes, tmp_path: Path) -> None:
+    (tmp_path / "machines.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.warns(UserWarning, match=r"(?s)machines\.json was not written by fuselayers .+ not used"):
         assert machine_of("cpu").name.startswith("stated: ")
 

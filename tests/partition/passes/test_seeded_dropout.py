@@ -165,6 +165,12 @@ class TestThroughFuse:
         with torch.no_grad():
             assert torch.equal(fused(x), expected)
 
+    def test_backward_drops_what_forward_dropped(self, fused: Any) -> None:
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        out = fused(x)
+        assert 0.6 < (out != 0).float().mean() < 0.8
+        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())
+
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_under_checkpointing(self, fused: Any, use_reentrant: bool) -> None:
         """The recomputed forward has the masks of the first."""

@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 _MODULE: Final = "nvfuser_direct"
-# nvFuser compiles for these. The tests add the CPU, where they run a stand-in.
-DEVICE_TYPES: Final = {"cuda"}
+# nvFuser compiles for these. Tests replace the set by one with the CPU, where they run a stand-in.
+DEVICE_TYPES = frozenset({"cuda"})
 
 
 def load_nvfuser() -> ModuleType:

@@ -66,8 +66,8 @@ class Rule:
 
     Attributes:
         emit: adds the op to the builder's definition and returns its result, or the tuple of its results.
-        kind: how a region treats the op. "carries" joins tensors or takes one of a tuple, "moves" is a view or a copy,
-            and "makes" makes a tensor from numbers alone.
+        kind: how a region treats the op. "computes": it is arithmetic. "carries": it joins tensors, or takes one of a
+            tuple. "moves": it is a view or a copy. "makes": it makes a tensor from numbers alone.
         accepts: whether `emit` supports the node's arguments.
     """
 

@@ -57,7 +57,7 @@ def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     graph_module.graph.eliminate_dead_code()
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
     devices = (value.device for value in values if isinstance(value, torch.Tensor))
-    # torch runs the ops on other devices.
+    # A graph may have several devices. nvFuser gets the ops on the first that it compiles for, and torch the others.
     device = next((device for device in devices if device.type in availability.DEVICE_TYPES), None)
     if device is not None:
         extract(graph_module, groups_of(graph_module, device), functools.partial(Region, device=device))

@@ -80,10 +80,16 @@ def order_of(value: torch.Tensor) -> tuple[int, ...]:
 def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: ModuleType) -> None:
     """Add a region's graph to a `FusionDefinition` inside its `with`; `module` is `nvfuser_direct`."""
     builder = Builder(definition, module)
-    taken: set[int] = set()
+    taken: dict[int, Any] = {}  # the handles by id: kept here, so that no other handle gets their id
     for node, known in zip(graph.find_nodes(op="placeholder"), layout, strict=True):
-        handle = definition.define_tensor(**known._asdict() | {"dtype": builder.data_type(known.dtype)})
-        taken.add(id(handle))
+        handle = definition.define_tensor(
+            shape=list(known.shape),
+            contiguity=list(known.contiguity),
+            dtype=builder.data_type(known.dtype),
+            is_cpu=known.is_cpu,
+            stride_order=list(known.stride_order),
+        )
+        taken[id(handle)] = handle
         # Half precision becomes float32 once for all readers.
         builder.values[node] = builder.cast(Value(handle, known.dtype), computed_in(known.dtype))
     for node in graph.nodes:
@@ -94,5 +100,5 @@ def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: Mo
         handle = builder.cast(builder.value(node), node.meta["val"].dtype).handle
         if id(handle) in taken:
             handle = builder.ops.set(handle)  # an output must not be an input or another output
-        taken.add(id(handle))
+        taken[id(handle)] = handle
         definition.add_output(handle)
