@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..._torch.dispatch import deterministic_algorithms
 from ...configs import Config, TrainConfig
@@ -53,32 +53,20 @@ class Trainer:
     """A model with its optimizer and its text.
 
     Args:
-        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
+        engine: its model takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        text: Text,
-        *,
-        config: TrainConfig,
-        sequence_length: int,
-        device: torch.device,
-        engine: Engine | None = None,
+        self, engine: Engine, text: Text, *, config: TrainConfig, sequence_length: int, device: torch.device
     ) -> None:
-        self.model = model
-        self.engine = engine or Engine(model)
+        self.model = engine.module
+        self.engine = engine
         self.text = text
         self.config = config
         self.sequence_length = sequence_length
         self.device = device
         self.step_tokens = config.accumulate * config.batch_size * sequence_length
-        self.optimizer = build_optimizer(
-            model,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.beta1, config.beta2),
-        )
+        self.optimizer = build_optimizer(engine.module, config)
 
     def step(self, step: int) -> Update:
         """Update the weights once; `step` is 1 for the first. Each process computes its rows of every batch.
@@ -86,13 +74,7 @@ class Trainer:
         This does not wait for a GPU. The loss and the norm are copied to the host asynchronously.
         """
         config = self.config
-        rate = learning_rate(
-            step,
-            steps=config.steps,
-            warmup_steps=config.warmup_steps,
-            peak=config.learning_rate,
-            minimum=config.min_learning_rate,
-        )
+        rate = learning_rate(step, config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
