@@ -7,8 +7,6 @@
     RELIABILITY_CASES=mv,nn.GELU    cases with these names
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence

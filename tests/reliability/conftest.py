@@ -1,7 +1,5 @@
 """The cases of a test, and an uninterrupted run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

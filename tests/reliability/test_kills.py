@@ -1,7 +1,5 @@
 """A run that is killed at any moment and continued equals the uninterrupted run, bit for bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
