@@ -21,6 +21,14 @@ from tests.reliability.runs import (
 )
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run and its text."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert start(*overrides(folder), f"train.output={folder / 'run'}").wait().code == 0
+    return folder
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)],

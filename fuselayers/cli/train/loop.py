@@ -223,7 +223,6 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
                 update = unread.popleft()
                 rows.append(curve.add(update, validates=validates and update.step == step))
             if saves:
-                _check_weights(trainer, step)
                 _save(run, step)
                 curve.last_end = time.perf_counter()
             # Printed last: a closed terminal must not stop the writing.
@@ -237,17 +236,18 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
 
 
 def _save(run: Run, step: int) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        ValueError: a weight is not finite. The step's loss cannot show this: it comes before the update.
+    """
+    trainer, processes = run.trainer, run.trainer.engine.processes
+    names = filter(None, processes.gathered(not_finite(trainer.model)))
+    check_finite(step, dict.fromkeys(names, math.nan))
     run.metrics.sync()
-    trainer = run.trainer
     content = Content(step, run.config_yaml, trainer.text.fingerprint, [list(astuple(row)) for row in run.metrics.rows])
     tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
-    save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
-
-
-def _check_weights(trainer: Trainer, step: int) -> None:
-    """Raise ValueError if a weight is not finite. The step's loss cannot show this: it comes before the update."""
-    names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
-    check_finite(step, dict.fromkeys(names, math.nan))
+    save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=processes)
 
 
 def check_finite(step: int, numbers: dict[str, float]) -> None:

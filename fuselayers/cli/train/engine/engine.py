@@ -2,8 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import cast
 
@@ -42,16 +41,13 @@ class Engine:
         """The module to call."""
         return self.module if self.wrapper is None else self.wrapper
 
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """A context for forward and backward of a micro-batch; only the last micro-batch of a step sends gradients."""
         if isinstance(self.model, DistributedDataParallel) and not last:
-            with self.model.no_sync():
-                yield
-            return
+            return self.model.no_sync()
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(last)
-        yield
+        return nullcontext()
 
     def clip(self, limit: float) -> Tensor:
         """Return the norm of the whole gradient, over all processes, and scale the gradient down to the limit.
