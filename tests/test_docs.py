@@ -3,8 +3,6 @@
 The python blocks of a page form one program, in order. It runs in a new process and an empty folder, as for a reader.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import inspect

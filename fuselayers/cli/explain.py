@@ -11,7 +11,7 @@ from ..configs.sources import split_source
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
 from .example import example_batch, sizes_of
 from .files import write_text
-from .parser import add_imports, add_overrides
+from .parser import add_imports
 from .text import say
 
 DESCRIPTION = """\
@@ -25,8 +25,8 @@ prints what is saved, what is recomputed, why, and what eager and PyTorch's own 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the partitioner, and the files to write."""
-    add_overrides(
-        parser,
+    parser.add_argument(
+        "overrides",
         nargs="+",
         metavar="MODEL | FILE | OVERRIDE",
         help="a model of the configs or a config file, then overrides: gpt2_small norm=rms_norm",

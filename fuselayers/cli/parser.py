@@ -38,11 +38,6 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; see {self.prog} --help")
 
 
-def add_overrides(parser: argparse.ArgumentParser, *, nargs: str, metavar: str, help: str) -> None:
-    """Add the overrides of a config."""
-    parser.add_argument("overrides", nargs=nargs, default=[], metavar=metavar, help=help)
-
-
 def add_imports(parser: argparse.ArgumentParser) -> None:
     """Add `--import`, for the commands that build a config: the config may name a class of the user."""
     parser.add_argument(

@@ -3,6 +3,7 @@
 Used by `fuselayers tune` and `bench`, and the comparison after a training.
 """
 
+import functools
 import math
 import random
 import statistics
@@ -33,27 +34,26 @@ class Step:
 
 
 def time_in_turns(
-    steps: Mapping[str, Step], *, device: torch.device, rounds: int, warm_up: int = 1, cold: bool = False
+    steps: Mapping[str, Step], *, device: torch.device, rounds: int, warm_up: int
 ) -> dict[str, list[float]]:
     """Return the seconds of each run of each step.
 
+    On a GPU they are the GPU's own time between two events, without launches and with cold caches; on a CPU wall time.
+
     Args:
         steps: what to time, by name.
-        device: where the steps run; the clock waits for it.
+        device: where the steps run.
         rounds: how often each step runs.
         warm_up: rounds that come first and do not count.
-        cold: on a GPU, measure the GPU's own time between two events, without launches and with cold caches. Otherwise
-            measure wall time, launches included.
     """
-    on_gpu = device.type == "cuda"
-    timed = _gpu_timer(device) if cold and on_gpu else _wall_seconds
+    timed = _gpu_timer(device) if device.type == "cuda" else _wall_seconds
     order = random.Random(0)  # does not touch Python's global generator
     names = list(steps)
     times: dict[str, list[float]] = {name: [] for name in names}
     for done in range(-warm_up, rounds):
         for name in order.sample(names, len(names)):
             prepared = steps[name].prepare()
-            seconds = timed(steps[name].run, prepared, device if on_gpu else None)
+            seconds = timed(steps[name].run, prepared)
             del prepared  # before the next step allocates
             if done >= 0:
                 times[name].append(seconds)
@@ -65,19 +65,15 @@ def median_seconds(times: Mapping[str, list[float]]) -> dict[str, float]:
     return {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def _wall_seconds(run: Callable[[Any], object], prepared: Any, gpu: torch.device | None) -> float:
-    if gpu is not None:
-        torch.cuda.synchronize(gpu)
+def _wall_seconds(run: Callable[[Any], object], prepared: Any) -> float:
     started = time.perf_counter()
     result = run(prepared)
-    if gpu is not None:
-        torch.cuda.synchronize(gpu)
     elapsed = time.perf_counter() - started
     del result  # after the clock is read
     return elapsed
 
 
-def _gpu_timer(device: torch.device) -> Callable[[Callable[[Any], object], Any, Any], float]:
+def _gpu_timer(device: torch.device) -> Callable[[Callable[[Any], object], Any], float]:
     """Return a clock of the GPU's own time.
 
     Before each step the GPU reads more memory than its caches hold, for as long as the CPU needs to launch the step. It
@@ -87,7 +83,7 @@ def _gpu_timer(device: torch.device) -> Callable[[Callable[[Any], object], Any, 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     memory = torch.zeros(_LARGER_THAN_CACHES // 4, device=device)
 
-    def timed(run: Callable[[Any], object], prepared: Any, _: Any = None, floods: int = 0) -> float:
+    def timed(run: Callable[[Any], object], prepared: Any, floods: int = 0) -> float:
         torch.cuda.synchronize(device)
         for _number in range(floods):
             memory.sum()
@@ -100,4 +96,4 @@ def _gpu_timer(device: torch.device) -> Callable[[Callable[[Any], object], Any, 
 
     flood = [timed(lambda _: memory.sum(), None) for _ in range(3)][-1]
     floods = max(1, math.ceil(_SECONDS_OF_LAUNCHES / flood))
-    return lambda run, prepared, _: timed(run, prepared, floods=floods)
+    return functools.partial(timed, floods=floods)

@@ -1,19 +1,16 @@
 """`--import` lets the command line use a user's class."""
 
-import io
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from fuselayers.cli.main import main
-from fuselayers.cli.train import train
-from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.components import names
 from fuselayers.components.registry import unregister
+from tests.cli.train.conftest import before_step, run_train
 
 MODULE = '''
 from torch import nn
@@ -93,17 +90,10 @@ def test_list_shows_it_and_train_trains_and_continues(
 def test_a_run_that_is_stopped_says_what_to_import_again(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer.step
-
-    def interrupted(trainer: Trainer, number: int) -> Update:
-        signal.raise_signal(signal.SIGINT)
-        return step(trainer, number)
-
-    monkeypatch.setattr(Trainer, "step", interrupted)
-    output = io.StringIO()
+    before_step(monkeypatch, 1, lambda trainer: signal.raise_signal(signal.SIGINT))
     asked = [*tiny, f"train.output={tmp_path / 'run'}"]
-    assert train(asked, console=Console(file=output, width=200), imports=["one", "my.two"]) == 128 + signal.SIGINT
-    assert f"fuselayers train --import one --import my.two train.resume={tmp_path / 'run'}" in output.getvalue()
+    printed = run_train(asked, code=128 + signal.SIGINT, imports=["one", "my.two"])
+    assert f"fuselayers train --import one --import my.two train.resume={tmp_path / 'run'}" in printed
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A user's Hydra application has the shipped groups in its search path, and builds the config that it composed."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Hostile configs: `compose` refuses each of them with an error, and runs none of their code."""
 
-from __future__ import annotations
-
 import re
 import traceback
 from pathlib import Path

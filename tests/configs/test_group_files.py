@@ -1,7 +1,5 @@
 """The groups, and a user's folders in `hydra.searchpath`: their files, their precedence, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A config that `to_yaml` saved is read as the same config."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

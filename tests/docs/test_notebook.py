@@ -1,7 +1,5 @@
 """The notebook runs, and prints its stored output."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

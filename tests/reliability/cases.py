@@ -7,15 +7,11 @@
     RELIABILITY_CASES=mv,nn.GELU    cases with these names
 """
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
-
-import pytest
 
 CHOSEN: Final = os.environ.get("RELIABILITY_CASES", "")
 _SHOWN: Final = 20
@@ -71,15 +67,3 @@ class Cases:
                 f"{len(failures)} of {len(cases)} did not hold; to repeat: RELIABILITY_CASES='{again}' "
                 f"python -m pytest '{self.test}'\n" + "\n".join(shown)
             ) from next(iter(failures.values()))
-
-
-@pytest.fixture(
-    params=[
-        "few",
-        # Cases that are chosen by name or number run in the quick part.
-        *([] if CHOSEN else [pytest.param("rest", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]),
-    ]
-)
-def cases(request: pytest.FixtureRequest) -> Cases:
-    """The cases of a test."""
-    return Cases(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")

@@ -1,20 +1,17 @@
-"""The cases of a test, and an uninterrupted run."""
-
-from __future__ import annotations
-
-from pathlib import Path
+"""The cases of a test."""
 
 import pytest
 
-from tests.reliability.cases import cases
-from tests.reliability.runs import overrides, start
-
-__all__ = ["cases", "whole"]
+from tests.reliability.cases import CHOSEN, Cases
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of an uninterrupted run and its text."""
-    folder = tmp_path_factory.mktemp("whole")
-    assert start(*overrides(folder), f"train.output={folder / 'run'}").wait().code == 0
-    return folder
+@pytest.fixture(
+    params=[
+        "few",
+        # Cases that are chosen by name or number run in the quick part.
+        *([] if CHOSEN else [pytest.param("rest", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]),
+    ]
+)
+def cases(request: pytest.FixtureRequest) -> Cases:
+    """The cases of a test."""
+    return Cases(request.node.nodeid.replace("[rest", "[few"), few=request.param == "few")

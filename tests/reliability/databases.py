@@ -1,7 +1,5 @@
 """Helpers of the tests over PyTorch's databases of ops and modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

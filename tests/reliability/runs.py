@@ -1,7 +1,5 @@
 """Runs of `fuselayers train` that take a second, and the comparison of two runs."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A file with damaged bytes is refused by its name, or does no harm. No wrong content is read silently."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile configs: each is refused in one line, runs and writes nothing, and reveals no secret."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

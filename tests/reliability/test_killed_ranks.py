@@ -1,7 +1,5 @@
 """One of the two processes of a training is killed: the run continues from its newest checkpoint, bit for bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A run that is killed at any moment and continued equals the uninterrupted run, bit for bit."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import signal
@@ -21,6 +19,14 @@ from tests.reliability.runs import (
     start,
     wait_for,
 )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an uninterrupted run and its text."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert start(*overrides(folder), f"train.output={folder / 'run'}").wait().code == 0
+    return folder
 
 
 @pytest.mark.parametrize(

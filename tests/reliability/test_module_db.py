@@ -1,7 +1,5 @@
 """Every module of PyTorch's database has the same results with `fuse` and without, in training and in eval mode."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Every op of PyTorch's database has the same values, gradients and random numbers with `fuse` and without."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Random functions and random modules through `fuse`, forward and backward, against plain PyTorch in float64."""
 
-from __future__ import annotations
-
 import copy
 import random
 import re

@@ -1,7 +1,5 @@
 """Many threads that call fused functions and ops at once get the results of a single thread."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable

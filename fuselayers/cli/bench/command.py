@@ -18,7 +18,7 @@ from ...partition import backends
 from ..example import sizes_of
 from ..files import write_text
 from ..machine import choose_device, measured_machine
-from ..parser import add_device, add_imports, add_overrides
+from ..parser import add_device, add_imports
 from ..text import chosen_names, complain, print_table, say
 from .cases import OPS, Settings
 from .first_step import first_steps
@@ -85,7 +85,9 @@ def _add_op(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="MODEL", help="a model of the configs; `fuselayers list model` shows them")
-    add_overrides(parser, nargs="*", metavar="OVERRIDE", help="an override of the model's config: feedforward=mlp")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="OVERRIDE", help="an override of the model's config: feedforward=mlp"
+    )
     parser.add_argument("--shape", help="a batch: sequences x tokens (4x128), or a number of images (4)")
     parser.add_argument("--dropout", type=float, help="dropout probability (default: the config's)")
     _add_candidates(parser)

@@ -148,7 +148,7 @@ def time_interleaved(
     steps: dict[str, Step] = {}
     for number, candidate in enumerate(candidates):
         steps[f"{number} forward"], steps[f"{number} backward"] = _steps_of(candidate)
-    times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP, cold=True)
+    times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
     pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
     return [
         {"forward": forward, "forward_backward": list(map(operator.add, forward, backward))}
@@ -173,7 +173,7 @@ def copy_bandwidth(device: torch.device) -> float:
     source = torch.ones((1 << 30) if device.type == "cuda" else (1 << 26), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy = Step(lambda _: target.copy_(source))
-    times = time_in_turns({"copy": copy}, device=device, rounds=10, warm_up=_WARM_UP, cold=True)
+    times = time_in_turns({"copy": copy}, device=device, rounds=10, warm_up=_WARM_UP)
     return 2 * source.nbytes / median_seconds(times)["copy"]
 
 

@@ -12,7 +12,7 @@ from ...configs.sources import split_source
 from ...hardware import GPUS, Machine
 from ...names import no_such, shown
 from ...text_table import amount
-from ..parser import add_imports, add_overrides
+from ..parser import add_imports
 from ..text import say
 from .model import PlannedModel, planned_model
 from .step import USABLE, StepPlan, gpu_layout, plan_of
@@ -57,8 +57,8 @@ class Asked:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the GPUs and the layout."""
-    add_overrides(
-        parser,
+    parser.add_argument(
+        "overrides",
         nargs="+",
         metavar="MODEL | FILE | OVERRIDE",
         help="model=llama3_8b, gpus=8, gpu=h100, parallel.tp=2, and overrides of the config",

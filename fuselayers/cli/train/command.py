@@ -12,7 +12,7 @@ from ...configs import DataConfig, ParallelConfig, TrainConfig
 from ...configs.schemas import section_options
 from ...errors import MissingPackageError
 from ...partition import FallbackWarning
-from ..parser import add_imports, add_overrides
+from ..parser import add_imports
 from ..text import complain, say
 from .engine import Processes, joined_processes
 from .finish import finish
@@ -43,8 +43,8 @@ code is 0 after SIGTERM, else 128 + the signal."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the overrides of the config."""
-    add_overrides(
-        parser,
+    parser.add_argument(
+        "overrides",
         nargs="*",
         metavar="MODEL | FILE | OVERRIDE",
         help="a model or a config file, then group=choice or section.option=value",

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..._torch.dispatch import deterministic_algorithms
 from ...configs import Config, TrainConfig
@@ -53,32 +53,20 @@ class Trainer:
     """A model with its optimizer and its text.
 
     Args:
-        model: takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
+        engine: its model takes tokens and targets, int64 [B, T], and returns the mean loss; fused or not, split or not.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        text: Text,
-        *,
-        config: TrainConfig,
-        sequence_length: int,
-        device: torch.device,
-        engine: Engine | None = None,
+        self, engine: Engine, text: Text, *, config: TrainConfig, sequence_length: int, device: torch.device
     ) -> None:
-        self.model = model
-        self.engine = engine or Engine(model)
+        self.model = engine.module
+        self.engine = engine
         self.text = text
         self.config = config
         self.sequence_length = sequence_length
         self.device = device
         self.step_tokens = config.accumulate * config.batch_size * sequence_length
-        self.optimizer = build_optimizer(
-            model,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=(config.beta1, config.beta2),
-        )
+        self.optimizer = build_optimizer(engine.module, config)
 
     def step(self, step: int) -> Update:
         """Update the weights once; `step` is 1 for the first. Each process computes its rows of every batch.
@@ -86,13 +74,7 @@ class Trainer:
         This does not wait for a GPU. The loss and the norm are copied to the host asynchronously.
         """
         config = self.config
-        rate = learning_rate(
-            step,
-            steps=config.steps,
-            warmup_steps=config.warmup_steps,
-            peak=config.learning_rate,
-            minimum=config.min_learning_rate,
-        )
+        rate = learning_rate(step, config)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.model.train()
@@ -241,7 +223,6 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
                 update = unread.popleft()
                 rows.append(curve.add(update, validates=validates and update.step == step))
             if saves:
-                _check_weights(trainer, step)
                 _save(run, step)
                 curve.last_end = time.perf_counter()
             # Printed last: a closed terminal must not stop the writing.
@@ -255,17 +236,18 @@ def train_steps(run: Run, console: Console) -> tuple[int, int | None]:
 
 
 def _save(run: Run, step: int) -> None:
+    """Write a checkpoint.
+
+    Raises:
+        ValueError: a weight is not finite. The step's loss cannot show this: it comes before the update.
+    """
+    trainer, processes = run.trainer, run.trainer.engine.processes
+    names = filter(None, processes.gathered(not_finite(trainer.model)))
+    check_finite(step, dict.fromkeys(names, math.nan))
     run.metrics.sync()
-    trainer = run.trainer
     content = Content(step, run.config_yaml, trainer.text.fingerprint, [list(astuple(row)) for row in run.metrics.rows])
     tensors, keep = state_of(trainer.model, trainer.optimizer), run.config.train.keep_checkpoints
-    save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=trainer.engine.processes)
-
-
-def _check_weights(trainer: Trainer, step: int) -> None:
-    """Raise ValueError if a weight is not finite. The step's loss cannot show this: it comes before the update."""
-    names = filter(None, trainer.engine.processes.gathered(not_finite(trainer.model)))
-    check_finite(step, dict.fromkeys(names, math.nan))
+    save(checkpoints_of(run.folder), tensors, content, keep=keep, processes=processes)
 
 
 def check_finite(step: int, numbers: dict[str, float]) -> None:

@@ -127,7 +127,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
     engine = start_engine(module, config, processes=processes, grid=grid, device=device)
-    return Trainer(engine.module, text, config=config.train, sequence_length=length, device=device, engine=engine)
+    return Trainer(engine, text, config=config.train, sequence_length=length, device=device)
 
 
 def _folder_to_continue(resume: str, output: str) -> Path | None:

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from ...configs.sources import split_source
 from ..machine import choose_device, measured_machine
-from ..parser import add_device, add_imports, add_overrides
+from ..parser import add_device, add_imports
 from ..text import print_table, say
 from .prices import tune_prices
 from .step import step_seconds
@@ -25,7 +25,9 @@ the override that pins the fastest in a config. The backend `auto` never measure
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    add_overrides(parser, nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="MODEL | OVERRIDE", help="a model of the configs, then key=value"
+    )
     add_device(parser)
     add_imports(parser)
 

@@ -94,5 +94,5 @@ def _repeat(run: Callable[[], object]) -> None:
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
     """Return the median time of a run."""
-    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2, cold=True)
+    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2)
     return median_seconds(times)["run"]

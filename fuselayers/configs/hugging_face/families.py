@@ -1,11 +1,15 @@
-"""FAMILIES -- the architectures of `transformers` that fit models here."""
+"""FAMILIES, config_of -- the architectures of `transformers` that fit models here, and the configs of config.json.
 
-from collections.abc import Callable
+Each reader starts from a shipped model of its family, and sets every size and option that config.json decides. The
+readers were compared with `transformers` 5.20 to 5.24. A test covers every field that its configs hold.
+"""
+
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from . import bert, bloom, gemma2, gpt2, gpt_neox, llama, mixtral, opt, phi, t5, vit
 from .family import Family
-from .fields import Fields
+from .fields import Fields, translated
 
 
 class Architecture(NamedTuple):
@@ -33,3 +37,18 @@ FAMILIES: Final = {
     "vit": Architecture("vit_b16", vit.FAMILY, vit.read),
     "t5": Architecture("t5_small", t5.FAMILY, t5.read),
 }
+
+
+def config_of(content: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the family of the weights and the config for `compose`, for the content of a config.json.
+
+    Raises:
+        ValueError: the model_type is unknown; a field is missing; or a field has a value that is not supported.
+    """
+    family: Any = content.get("model_type")
+    architecture = translated(FAMILIES, family, called="model_type (of config.json)")
+    if content.get("quantization_config") is not None:
+        raise ValueError(
+            "config.json has a quantization_config; quantized weights are not supported, use the original weights"
+        )
+    return family, {"defaults": [{"model": architecture.model}], **architecture.read(Fields(content))}

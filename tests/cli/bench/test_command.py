@@ -9,14 +9,7 @@ from fuselayers.cli.bench import command
 from fuselayers.cli.main import main
 from fuselayers.ops import dropout
 from fuselayers.partition import BackendStatus
-
-_TINY_MODEL = [
-    "model.hidden_dim=16",
-    "model.num_layers=1",
-    "model.context_length=16",
-    "attention.num_heads=2",
-    "feedforward=fused_mlp",
-]
+from tests.cli.conftest import TINY_MODEL
 
 pytestmark = pytest.mark.usefixtures("without_inductor")
 
@@ -48,7 +41,7 @@ def test_times_an_op_plain_compiled_and_fused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow  # it compiles in four new processes
 def test_times_a_model_and_its_first_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path, folder = tmp_path / "model.json", os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--repeats", "1", "--json", str(path)]
+    arguments = ["model", "gpt_nano", *TINY_MODEL, "--shape", "2x16", "--repeats", "1", "--json", str(path)]
     code, out, err = _bench(capsys, *arguments, "--backends", "eager,inductor")
     assert (code, err) == (0, "")
     assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder
@@ -64,7 +57,7 @@ def test_times_a_model_and_its_first_step(capsys: pytest.CaptureFixture[str], tm
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_times_a_model(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     monkeypatch.setattr("fuselayers.cli.bench.command.first_steps", lambda call, name, imports: (9.0, 1.0))
-    arguments = ["model", "gpt_nano", *_TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]
+    arguments = ["model", "gpt_nano", *TINY_MODEL, "--shape", "2x16", "--dropout", "0.2", "--repeats", "2"]
     code, out, err = _bench(capsys, *arguments, "--backends", "eager", "--dtype", dtype)
     assert (code, err) == (0, "")
     assert f"gpt_nano, 7,664 parameters, fused_mlp, {dtype}, 2x16" in out

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -9,9 +10,9 @@ from fuselayers import ops
 from fuselayers.cli.bench.cases import Settings
 from fuselayers.cli.bench.measure import Subject
 from fuselayers.cli.bench.subjects import ModelCall, model_subject, op_subject
+from tests.cli.conftest import TINY_MODEL
 
 CPU = torch.device("cpu")
-TINY = ["model.hidden_dim=16", "model.num_layers=1", "model.context_length=16", "attention.num_heads=2"]
 
 pytestmark = pytest.mark.usefixtures("without_inductor")
 
@@ -20,7 +21,7 @@ def op_of(name: str, dropout: float) -> Subject:
     return op_subject(name, Settings((2, 7, 64), torch.float32, CPU, dropout=dropout), backends=["eager"])
 
 
-def model_of(name: str, overrides: list[str], **options: Any) -> Subject:
+def model_of(name: str, overrides: Sequence[str], **options: Any) -> Subject:
     backends = options.pop("backends", ["eager"])
     defaults = {"shape": None, "dropout": None, "dtype": torch.float32, "device": CPU}
     return model_subject(ModelCall(name, tuple(overrides), **(defaults | options)), backends=backends)
@@ -36,7 +37,7 @@ def test_a_candidate_that_raises_is_named_and_not_timed(monkeypatch: pytest.Monk
 
 
 def test_a_model_is_compared_with_the_same_weights() -> None:
-    subject = model_of("gpt_nano", TINY, dropout=0.0)
+    subject = model_of("gpt_nano", TINY_MODEL, dropout=0.0)
     plain, compiled, eager = subject.candidates
     assert (plain.name, compiled.name, eager.name) == ("plain", "torch.compile", "eager")
     assert plain.leaves[0] is not eager.leaves[0]

@@ -14,7 +14,7 @@ from fuselayers.cli.main import main
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.configs import build
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 SMALL = Settings((2, 3, 64), torch.float32, CPU)
 
 

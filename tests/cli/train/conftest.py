@@ -4,7 +4,7 @@ import csv
 import io
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,16 +18,16 @@ from fuselayers.cli.train.metrics import Metrics
 from tests.cli.conftest import tiny_on, write_text_file
 
 
-def run_train(overrides: list[str], *, code: int = 0) -> str:
+def run_train(overrides: list[str], *, code: int = 0, imports: Sequence[str] = ()) -> str:
     """Train, and return the output. The exit code must be `code`."""
     output = io.StringIO()
-    assert train(overrides, console=Console(file=output, width=200)) == code
+    assert train(overrides, console=Console(file=output, width=200), imports=imports) == code
     return output.getvalue()
 
 
-def read_metrics(path: Path) -> list[Metrics]:
-    """The rows of a metrics.csv."""
-    with open(path, newline="") as file:
+def read_metrics(folder: Path) -> list[Metrics]:
+    """The rows of a run's curve."""
+    with open(folder / "metrics.csv", newline="") as file:
         rows = [{name: float(cell) if cell else None for name, cell in row.items()} for row in csv.DictReader(file)]
     return [Metrics(**row) for row in rows]  # type: ignore[arg-type]
 
@@ -35,8 +35,7 @@ def read_metrics(path: Path) -> list[Metrics]:
 def curve(folder: Path) -> list[tuple[object, ...]]:
     """The columns of the curve that do not depend on the clock."""
     return [
-        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm)
-        for row in read_metrics(folder / "metrics.csv")
+        (row.step, row.loss, row.validation_loss, row.learning_rate, row.gradient_norm) for row in read_metrics(folder)
     ]
 
 

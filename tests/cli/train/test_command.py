@@ -34,7 +34,7 @@ from tests.processes import Program
 
 def test_a_run_leaves_its_files(finished: Path) -> None:
     printed = (finished.parent / "printed.txt").read_text()
-    rows = read_metrics(finished / "metrics.csv")
+    rows = read_metrics(finished)
     assert [row.step for row in rows] == list(range(1, 13))
     assert rows[0].loss == pytest.approx(math.log(256), abs=0.1)  # it has learnt nothing yet
     assert rows[-1].loss < rows[0].loss
@@ -60,7 +60,7 @@ def test_tensorboard_has_the_curve_of_both_sessions_once(resumed: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = accumulator.EventAccumulator(str(resumed / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
-    rows = read_metrics(resumed / "metrics.csv")
+    rows = read_metrics(resumed)
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [
         (row.step, pytest.approx(row.loss, rel=1e-6)) for row in rows
     ]

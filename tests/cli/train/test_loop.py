@@ -9,7 +9,7 @@ import torch
 
 from fuselayers.cli.train.checkpoint import Content, save
 from fuselayers.cli.train.data import read_text
-from fuselayers.cli.train.engine import Processes
+from fuselayers.cli.train.engine import Engine, Processes
 from fuselayers.cli.train.loop import Trainer, reproducible
 from fuselayers.cli.train.state import load_state, state_of
 from fuselayers.configs import build, compose
@@ -19,9 +19,8 @@ from tests.cli.conftest import with_changes
 def _trainer(overrides: list[str], text_file: Path) -> Trainer:
     config = compose(overrides=overrides)
     torch.manual_seed(0)
-    return Trainer(
-        build(config), read_text(str(text_file)), config=config.train, sequence_length=16, device=torch.device("cpu")
-    )
+    engine, text = Engine(build(config)), read_text(str(text_file))
+    return Trainer(engine, text, config=config.train, sequence_length=16, device=torch.device("cpu"))
 
 
 def test_accumulated_micro_batches_make_the_step_of_one_batch(tiny: list[str], text_file: Path) -> None:

@@ -29,26 +29,16 @@ def _write(path: Path) -> None:
     file.sync()
 
 
-@pytest.mark.parametrize("damage", ["half a row", "a byte that is no text", "a row less", "all gone", "empty"])
-def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     _write(path)
     content = path.read_bytes()
-    lines = content.splitlines(keepends=True)
-    path.write_bytes(
-        {
-            "half a row": content + b"6,1.2",
-            "a byte that is no text": lines[0] + b"\xff" + b"".join(lines[1:]),
-            "a row less": lines[0] + b"".join(lines[2:]),
-            "all gone": lines[0],
-            "empty": b"",
-        }[damage]
-    )
+    path.write_bytes(content[:100] + b"\xff" + content[120:])
     resumed = MetricsFile(path, rows=_ROWS[:3])
-    assert resumed.rows == read_metrics(path) == _ROWS[:3]
+    assert resumed.rows == read_metrics(tmp_path) == _ROWS[:3]
     resumed.append(_ROWS[3])
     resumed.append(_ROWS[4])
-    assert resumed.rows == read_metrics(path) == _ROWS
+    assert resumed.rows == read_metrics(tmp_path) == _ROWS
     assert path.read_bytes() == content
 
 

@@ -12,6 +12,7 @@ from torch import nn
 import fuselayers
 from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.cli.train.data import read_text
+from fuselayers.cli.train.engine import Engine
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.optimizer import build_optimizer
 from fuselayers.configs import choices, compose
@@ -32,7 +33,7 @@ def built(name: str, *overrides: str, device: str = "cuda:0") -> Any:
 
 def training_step(model: nn.Module, example: Any) -> Callable[[], None]:
     """A step in bfloat16, as `fuselayers train` makes it."""
-    optimizer = build_optimizer(model, learning_rate=1e-3, weight_decay=0.1, betas=(0.9, 0.99))
+    optimizer = build_optimizer(model, compose().train)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -74,7 +75,7 @@ def test_a_step_of_the_trainer_does_not_wait_nor_does_the_reading_of_the_one_bef
     """Loss and norm are copied together while the step runs; batches come from page-locked memory."""
     (tmp_path / "text").write_text("hollow " * 1000)
     trainer = Trainer(
-        built("gpt_nano", "fusion=off"),
+        Engine(built("gpt_nano", "fusion=off")),
         read_text(str(tmp_path / "text")),
         config=compose("gpt_nano", ["train=quick"]).train,
         sequence_length=16,

@@ -2,9 +2,9 @@
 
 from .engine import Engine as Engine
 from .engine import device_of as device_of
+from .engine import fusion_of as fusion_of
 from .engine import start_engine as start_engine
 from .grid import Grid as Grid
 from .grid import grid_of as grid_of
 from .processes import Processes as Processes
 from .processes import joined_processes as joined_processes
-from .sharding import fusion_of as fusion_of

@@ -2,21 +2,24 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ....configs import Config
+from ....components import Model, parallelize
+from ....configs import Config, FusionConfig
+from ....configs.build import blocks_of, fuse_as
 from ...machine import choose_device
+from .checkpointing import checkpoint_blocks
 from .grid import Grid
 from .processes import Processes
-from .sharding import prepared
 
 
 @dataclass(frozen=True)
@@ -38,16 +41,13 @@ class Engine:
         """The module to call."""
         return self.module if self.wrapper is None else self.wrapper
 
-    @contextmanager
-    def micro_batch(self, *, last: bool) -> Iterator[None]:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """A context for forward and backward of a micro-batch; only the last micro-batch of a step sends gradients."""
         if isinstance(self.model, DistributedDataParallel) and not last:
-            with self.model.no_sync():
-                yield
-            return
+            return self.model.no_sync()
         if isinstance(self.module, FSDPModule):
             self.module.set_requires_gradient_sync(last)
-        yield
+        return nullcontext()
 
     def clip(self, limit: float) -> Tensor:
         """Return the norm of the whole gradient, over all processes, and scale the gradient down to the limit.
@@ -103,21 +103,64 @@ def device_of(config: Config, processes: Processes) -> torch.device:
 def start_engine(
     module: nn.Module, config: Config, *, processes: Processes, grid: Grid, device: torch.device
 ) -> Engine:
-    """The engine of a run, around its model.
+    """Split, checkpoint, fuse and shard a model, in this order; return the engine around it.
 
     Args:
         module: of `build`, without fusion of blocks, with the same weights on every process.
 
     Raises:
-        ValueError: the model cannot be split or checkpointed in this way.
+        ValueError: a component cannot be split over a tensor-parallel group, or a checkpointing does not fit.
     """
-    if not processes.launched:
-        return Engine(prepared(module.to(device), config))
-    if config.parallel.shard != "fsdp" or grid.tp > 1:
+    parallel, wrapper = config.parallel, None
+    mesh = grid.mesh(device) if processes.launched else None
+    if mesh is None or parallel.shard != "fsdp" or grid.tp > 1:
         # FSDP2 without tensor parallelism moves the weights to the device itself, in parts.
         module.to(device)
-    mesh = grid.mesh(device)
-    module, wrapper = prepared(module, config, data=mesh["dp"], tensor=mesh["tp"]), None
-    if config.parallel.shard == "ddp":
+    if mesh is not None and grid.tp > 1:
+        module = parallelize(cast(Model, module), mesh["tp"], sequence=parallel.sequence)
+    if parallel.checkpointing in ("block", "selective"):
+        checkpoint_blocks(module, parallel.checkpointing)
+    fuse_as(module, fusion_of(config))
+    if mesh is not None and parallel.shard == "fsdp":
+        _shard(module, mesh["dp"], config)
+    if mesh is not None and parallel.shard == "ddp":
         wrapper = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
     return Engine(module, wrapper, processes, grid)
+
+
+def fusion_of(config: Config) -> FusionConfig:
+    """Return the fusion of a run: a budget becomes its partition, and fsdp fuses blocks instead of the model.
+
+    Raises:
+        ValueError: a budget without fusion, or a checkpointing that torch cannot trace.
+    """
+    fusion, parallel = config.fusion, config.parallel
+    if fusion.scope == "model" and parallel.shard == "fsdp":
+        # One graph of the whole model would need all of its weights gathered at once.
+        fusion = replace(fusion, scope="block")
+    if parallel.tp > 1 and parallel.checkpointing in ("block", "selective") and fusion.scope != "none":
+        # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
+        raise ValueError(
+            f"parallel.checkpointing={parallel.checkpointing} recomputes inside the blocks that fusion.scope="
+            f"{fusion.scope} compiles, which torch cannot trace with parallel.tp above 1; set "
+            "parallel.checkpointing=budget:0.5 or fusion=off"
+        )
+    if parallel.budget is None:
+        return fusion
+    if fusion.scope == "none":
+        raise ValueError(
+            f"parallel.checkpointing={parallel.budget} lets the fusion core choose what is kept, but fusion.scope is "
+            "none; set fusion.scope=block or model, or parallel.checkpointing=block"
+        )
+    return replace(fusion, partition=parallel.budget)
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, config: Config) -> None:
+    policy = MixedPrecisionPolicy()
+    if config.train.precision == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for block in blocks_of(model):
+        # A stack never calls a reversible block itself, so its weights are gathered with the whole model's.
+        if not getattr(block, "reversible", False):
+            fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=config.parallel.reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -1,6 +1,3 @@
-import copy
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,14 +64,12 @@ def test_a_checkpoint_in_a_fused_block_of_a_divided_model_is_refused(way: str) -
 
 
 def test_a_budget_is_the_partition_of_the_fusion_core() -> None:
-    asked: dict[str, Any] = {"source": "gpt_nano", "overrides": ["parallel.checkpointing=budget:0.3"]}
-    assert fusion_of(compose(**asked)).partition == "budget:0.3"
+    asked = "parallel.checkpointing=budget:0.3"
+    assert fusion_of(compose(overrides=[asked])).partition == "budget:0.3"
     assert fusion_of(compose()) == compose().fusion
-    off = copy.deepcopy(asked)
-    off["overrides"].append("fusion=off")
     text = (
         "^parallel.checkpointing=budget:0.3 lets the fusion core choose what is kept, but fusion.scope is none; set "
         "fusion.scope=block or model, or parallel.checkpointing=block$"
     )
     with pytest.raises(ValueError, match=text):
-        fusion_of(compose(**off))
+        fusion_of(compose(overrides=[asked, "fusion=off"]))

@@ -59,7 +59,7 @@ def test_no_limit_leaves_the_gradient(gloo: None) -> None:
 
 
 def test_fsdp_gathers_bfloat16_and_sums_float32(gloo: None) -> None:
-    engine = _engine(_config("parallel=fsdp", "train.precision=bfloat16", "fusion=off"))
+    engine = _engine(_config("parallel=fsdp", "train.precision=bfloat16"))
     dtypes: list[torch.dtype] = []
     first: Any = engine.module.blocks[0]  # type: ignore[index]
     first.attention.register_forward_pre_hook(lambda module, _: dtypes.append(module.out.weight.dtype))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.cli.conftest import write_text_file
-from tests.cli.train.conftest import run_train
+from tests.cli.train.conftest import read_metrics, run_train
 
-from .torchrun import curve, ended, overrides, run_all, start
+from .torchrun import ended, overrides, run_all, start
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed")
 
@@ -22,7 +22,7 @@ def _alone(asked: list[str], folder: Path) -> None:
 
 
 def _assert_same_curve(folder: Path, expected: Path, *, tolerance: float = 2e-6) -> None:
-    rows, wanted = curve(folder), curve(expected)
+    rows, wanted = read_metrics(folder), read_metrics(expected)
     assert [row.step for row in rows] == [row.step for row in wanted] == [1, 2, 3, 4]
     for row, other in zip(rows, wanted, strict=True):
         assert row.loss == pytest.approx(other.loss, rel=tolerance), row.step
@@ -90,13 +90,13 @@ def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(results: En
     _assert_same_curve(root / "stopped", root / "alone")
     # One process continues from the checkpoint of two, each of which wrote half of every layer.
     run_train([f"train.resume={root / 'tp'}", "train.steps=5", "parallel=default"])
-    assert [row.step for row in curve(root / "tp")] == [1, 2, 3, 4, 5]
+    assert [row.step for row in read_metrics(root / "tp")] == [1, 2, 3, 4, 5]
 
 
 def test_a_number_that_goes_wrong_on_one_rank_stops_all(results: Ended, root: Path) -> None:
     text = "training diverged at step 3: the loss is nan and the norm of its gradient is nan; checkpoints, if any, are"
     assert results["diverged"]["refused"].startswith(text)
-    assert [row.step for row in curve(root / "diverged")] == [1, 2]
+    assert [row.step for row in read_metrics(root / "diverged")] == [1, 2]
 
 
 def test_processes_that_read_different_texts_are_refused(results: Ended, root: Path) -> None:
@@ -136,7 +136,8 @@ def test_four_processes_split_data_and_layers(tmp_path: Path) -> None:
     # One graph of the whole model would need all of its weights at once.
     assert "fusion scope block" in results["fsdp_fused"]["output"]
     _assert_same_curve(tmp_path / "recomputed", tmp_path / "dropout")
-    assert curve(tmp_path / "dropout")[1].loss != pytest.approx(curve(tmp_path / "fsdp")[1].loss, abs=1e-4)
+    dropped, kept = (read_metrics(tmp_path / name)[1].loss for name in ("dropout", "fsdp"))
+    assert dropped != pytest.approx(kept, abs=1e-4)
 
 
 # For `--import`: rank 1 fails in its third step, while rank 0 waits for its gradient.
@@ -169,4 +170,4 @@ def test_a_process_that_fails_or_is_killed_ends_all_in_a_line(failure: str, tmp_
     if "OSError" in failure:
         assert "fuselayers, rank 1: the disk is full" in said
     assert "fuselayers/cli" not in program.stderr  # the traceback in torchrun's report is torchrun's own
-    assert [row.step for row in curve(tmp_path / "run")] == [1, 2]
+    assert [row.step for row in read_metrics(tmp_path / "run")] == [1, 2]

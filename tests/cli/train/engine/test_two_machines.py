@@ -1,25 +1,19 @@
 """Two torchruns in two folders, as on two machines. They find each other in the ways of docs/distributed.md."""
 
-import socket
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.cli.conftest import write_text_file
+from tests.cli.train.conftest import read_metrics
 
-from .torchrun import curve, ended, launch, overrides, start
+from .torchrun import ended, free_port, launch, overrides, start
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="no torch.distributed"),
     pytest.mark.slow,
 ]
-
-
-def _free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return str(free.getsockname()[1])
 
 
 def _arguments(port: str) -> list[str]:
@@ -43,7 +37,7 @@ def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
     asked = [*overrides(write_text_file(tmp_path)), "parallel=fsdp", "train.steps=2"]
     alone = ended(start(2, "-m", "fuselayers", "train", *asked, f"train.output={tmp_path / 'one'}", folder=tmp_path))
     assert alone.returncode == 0, alone.stderr
-    port, programs = _free_port(), []
+    port, programs = free_port(), []
     for machine in range(2):
         folder = tmp_path / f"machine-{machine}"
         folder.mkdir()
@@ -53,5 +47,5 @@ def test_two_machines_are_one_run(way: str, tmp_path: Path) -> None:
     first, second = (ended(program) for program in programs)
     assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
     assert (first.stdout + second.stdout).count("2 processes, dp 2 x tp 1, shard fsdp") == 1
-    assert [row.loss for row in curve(tmp_path / "two")] == [row.loss for row in curve(tmp_path / "one")]
+    assert [row.loss for row in read_metrics(tmp_path / "two")] == [row.loss for row in read_metrics(tmp_path / "one")]
     assert not any(path for machine in range(2) for path in (tmp_path / f"machine-{machine}").iterdir())

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fuselayers.cli.train.metrics import Metrics
 from tests.cli.conftest import tiny_on, with_changes
-from tests.cli.train.conftest import read_metrics
 from tests.processes import Program
 
 _RUNS = Path(__file__).with_name("runs.py")
@@ -56,6 +54,13 @@ def ended(program: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]
     return subprocess.CompletedProcess(program.args, program.returncode, printed, errors)
 
 
+def free_port() -> str:
+    """A port that no program of this machine uses."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return str(free.getsockname()[1])
+
+
 def run_all(
     processes: int, runs: Mapping[str, Sequence[str]], *, events: Mapping[str, str] | None = None, folder: Path
 ) -> dict[str, dict[str, Any]]:
@@ -75,16 +80,8 @@ def run_all(
         for name, overrides in runs.items()
     }
     (folder / "runs.json").write_text(json.dumps(asked))
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    arguments = str(processes), str(port), str(_RUNS), str(folder)
+    arguments = str(processes), free_port(), str(_RUNS), str(folder)
     programs = [Program(_AS_TORCHRUN_DOES, str(rank), *arguments, folder=folder) for rank in range(processes)]
     ends = [program.wait() for program in programs]
     assert [end.code for end in ends] == [0] * processes, [end.errors for end in ends]
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in runs}
-
-
-def curve(folder: Path) -> list[Metrics]:
-    """The rows of the metrics of a run."""
-    return read_metrics(folder / "metrics.csv")
