@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import Any, ClassVar, Final, TypeVar
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
 from .fusion_report import FusionReport
 
@@ -106,6 +107,8 @@ def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
         "forward": property(lambda self: types.MethodType(forward, self)) if is_patched else forward,
         **{name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")},
     }
+    if issubclass(base, LazyModuleMixin):
+        own["cls_to_become"] = None  # else torch would give the module its plain class once it is initialised
     fused.module_class = types.new_class(base.__name__, (base, FusedModule), {}, lambda names: names.update(own))
     return fused.module_class
 

@@ -226,3 +226,11 @@ def test_generate_of_transformers_is_fused() -> None:
     fused = fuse(model, backend="eager", fallback=())
     assert torch.equal(fused.generate(tokens_BT, **options), model.generate(tokens_BT, **options))
     assert len(fused.report().graphs) == 3  # the prompt, the first step, all others
+
+
+def test_a_lazy_module_stays_fused_once_it_has_parameters() -> None:
+    fused, x = fuse(nn.LazyLinear(4), backend="eager", fallback=()), torch.randn(2, 3)
+    for _ in range(2):
+        torch.testing.assert_close(fused(x), nn.functional.linear(x, fused.weight, fused.bias))
+    assert {graph.served_by for graph in fused.report().graphs} == {"eager"}
+    assert copy.deepcopy(fused).report() is not None

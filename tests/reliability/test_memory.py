@@ -60,13 +60,10 @@ def decorator_in_a_class():
     run(layer)
     return layer.weight, Own
 
-def model(*overrides):
-    made = fl.build("gpt_nano", ["model.num_layers=1", "model.hidden_dim=512", f"fusion={backend}", *overrides])
+def model():
+    made = fl.build("gpt_nano", ["model.num_layers=1", "model.hidden_dim=512", f"fusion={backend}"])
     made(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
     return made.built_from and made, next(made.parameters())
-
-def fused_layers():
-    return model("feedforward=fused_mlp", "fusion.scope=block")
 
 def op():
     x = weights()
@@ -96,7 +93,6 @@ _KINDS = (
     "bound_method",
     "decorated_method",
     "decorator_in_a_class",
-    "fused_layers",
     "op",
 )
 
