@@ -133,9 +133,7 @@ def _bool_masks() -> Iterator[None]:
     library = torch.library.Library("fuselayers", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the replaced implementation
-        library.impl(
-            "keep_factors", lambda *call, again=False: philox._keep_on_cpu(*call).bool(), "CPU", allow_override=True
-        )
+        library.impl("keep_factors", lambda *call, **_: philox._keep_on_cpu(*call).bool(), "CPU", allow_override=True)
     try:
         yield
     finally:

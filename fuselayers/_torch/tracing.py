@@ -323,7 +323,7 @@ def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) ->
     The op's fake implementation must call this function: it runs before each lowering, when Inductor is loaded.
 
     Args:
-        op: takes a tensor that it does not read, and a device; returns an int64 tensor of shape [].
+        op: takes a tensor that it does not read, and the tensor's device; returns an int64 tensor of shape [].
         lowest, highest: of the numbers, highest excluded.
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
@@ -337,8 +337,9 @@ def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) ->
 
     def drawn(unread: Any, *, device: torch.device) -> Any:
         last = _last_of_graph.setdefault(V.graph, {})
-        last[device] = draw_like(last[device], lowest, highest) if device in last else run_op(unread, device=device)
-        return last[device]
+        place = unread.get_device()  # has an index, which `device` may lack
+        last[place] = draw_like(last[place], lowest, highest) if place in last else run_op(unread, device=device)
+        return last[place]
 
     lowering.register_lowering(op, type_promotion_kind=None)(drawn)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import outside_dynamo
 from .._torch.tracing import KernelCall, launch_in_inductor
+from ..sources import sources_hash
 from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST
 from .implementations.launch import INTERPRETED, kernel, launch, why_no_kernels
@@ -46,6 +47,7 @@ __all__ = [
 ]
 
 LANES: Final = 8
+_SOURCES: Final = sources_hash()[:8]  # see [the sources are an argument]
 _LANE_VALUES: Final = 1 << 16
 _WORD: Final = 0xFFFFFFFF
 _MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
@@ -180,9 +182,12 @@ def keep_factors(
     num_rows = 1
     for size in shape[:-1]:
         num_rows = num_rows * size
+    arguments = seed, row_R, num_rows, first_group, groups, threshold
     # torch.jit.trace would record the sizes of a registered op as constants, and the trace would need this library.
-    make = keep_by_formula if jit_is_tracing() else torch.ops.fuselayers.keep_factors
-    keep = make(seed, row_R, num_rows, first_group, groups, threshold, again=again)
+    if jit_is_tracing():
+        keep = keep_by_formula(*arguments)
+    else:
+        keep = torch.ops.fuselayers.keep_factors(*arguments, again=again, sources=_SOURCES)
     kept: Tensor = keep[:, skipped : skipped + columns].view(shape)
     return kept
 
@@ -194,8 +199,7 @@ def keep_by_formula(
     first_group: int,
     groups: int,
     threshold: int,
-    *,
-    again: bool = False,
+    **_: Any,
 ) -> Tensor:
     """Run the op `keep_factors` in plain torch, with a bool result. It is the definition of the mask."""
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
@@ -223,11 +227,13 @@ _library = torch.library.Library("fuselayers", "DEF")  # type: ignore[no-untyped
 
 # Note: [forward and backward do not share] torch's own partitioner merges equal calls. It would then save forward's
 # mask for backward, since it does not list our op as recomputable. `again` changes only the call, so that backward
-# recomputes the mask from the seed. Inductor's cache on disk identifies an op by its name and arguments, not by the
-# dtype of its result: with another dtype it needs another name.
+# recomputes the mask from the seed.
+#
+# Note: [the sources are an argument] Inductor's cache on disk identifies an op by its name and arguments. On a GPU the
+# cached code holds the kernel, which would stay in use after this library changed.
 _library.define(  # type: ignore[no-untyped-call]
     "keep_factors(Tensor seed, Tensor? row_indices, SymInt num_rows, SymInt first_group, SymInt groups, "
-    "int threshold, *, bool again=False) -> Tensor"
+    'int threshold, *, bool again=False, str sources="") -> Tensor'
 )
 
 
@@ -240,7 +246,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # model of `benchmarks.lint_kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
 # There Inductor's code launches the kernel itself: a call of the op takes the host 40 us more.
-def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:
     if not has_kernels():
         return keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
     keep = seed.new_empty((numbers[0], numbers[2] * LANES), dtype=torch.bfloat16)
@@ -249,7 +255,7 @@ def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool 
     return keep
 
 
-def keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+def keep_on_gpu(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:
     """Run the op `keep_factors` on a GPU, or in Triton's interpreter, as the tests do."""
     num_rows, first_group, groups, threshold = numbers
     if why_no_kernels(seed.device) is not None or LANES * groups > WIDEST:
@@ -271,14 +277,14 @@ def _keep_for_every_sample(
     seed: Tensor,
     row_R: Tensor | None,
     *numbers: int,
-    again: bool = False,
+    **unread: Any,
 ) -> tuple[Tensor, int]:
     keep = torch.ops.fuselayers.keep_factors
-    return torch.stack([keep(sample, row_R, *numbers, again=again) for sample in seed.unbind(in_dims[0] or 0)]), 0
+    return torch.stack([keep(sample, row_R, *numbers, **unread) for sample in seed.unbind(in_dims[0] or 0)]), 0
 
 
 def _empty_keep(
-    seed: Tensor, row_R: Tensor | None, num_rows: int, first_group: int, groups: int, *_: int, again: bool = False
+    seed: Tensor, row_R: Tensor | None, num_rows: int, first_group: int, groups: int, threshold: int
 ) -> Tensor:
     dtype = _dtype_on_cpu if seed.device.type == "cpu" else torch.bool
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
@@ -287,7 +293,7 @@ def _empty_keep(
 def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
     """Return the launch that fills the mask in Inductor's code for a GPU; None where the op itself has to run."""
     num_rows, first_group, groups, threshold = numbers
-    # Inductor specialises on 1, and a constant has no `.to`.
+    # Inductor makes a 1 a constant, which has no `.to`; of these numbers the kernel uses it for the threshold alone.
     fits = all(isinstance(number, int) for number in numbers) and 1 < threshold < _LANE_VALUES
     if INTERPRETED or seed.get_device().type != "cuda" or row_R is not None or not fits:
         return None
@@ -300,7 +306,7 @@ def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
     return KernelCall(_keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True)))
 
 
-def _fake_keep(seed: Tensor, row_R: Tensor | None, *numbers: int, again: bool = False) -> Tensor:
+def _fake_keep(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:
     launch_in_inductor(torch.ops.fuselayers.keep_factors.default, _keep_launch)
     return _empty_keep(seed, row_R, *numbers)
 

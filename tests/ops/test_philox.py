@@ -4,6 +4,7 @@ import sys
 
 import pytest
 import torch
+from torch._dynamo.testing import EagerAndRecordGraphs
 
 from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
@@ -11,6 +12,7 @@ from fuselayers.ops.implementations.launch import kernel, launch
 from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
 from fuselayers.ops.philox import keep_by_formula, keep_on_gpu, keep_threshold, keep_tile, philox_4x32
 from fuselayers.ops.rows import cdiv
+from fuselayers.sources import sources_hash
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
 
@@ -83,6 +85,14 @@ def test_every_width_is_the_formula(columns: int) -> None:
     groups = (first % 8 + columns + 7) // 8
     expected = keep_by_formula(seed_of(), row_R, 3, first // 8, groups, keep_threshold(0.3))
     assert torch.equal(mask, expected[:, first % 8 : first % 8 + columns])
+
+
+def test_a_graph_holds_the_hash_of_the_sources() -> None:
+    """Inductor's cache on disk identifies the op by its arguments, and its cached code may hold an older kernel."""
+    recorder = EagerAndRecordGraphs()
+    torch.compile(lambda seed: keep_mask(seed, (2, 8), p=0.5), backend=recorder, fullgraph=True)(seed_of())
+    (mask,) = [node for node in recorder.graphs[0].graph.nodes if node.target is torch.ops.fuselayers.keep_factors]
+    assert mask.kwargs["sources"] == sources_hash()[:8]
 
 
 @pytest.mark.parametrize("shape", [(1 << 14, 64), (64, 1 << 14), (1 << 10, 1000)])
