@@ -245,7 +245,7 @@ _library.define(  # type: ignore[no-untyped-call]
 # On a GPU Inductor's form of the formula took 47 instructions per element where this op and its use take 25. By the
 # model of `benchmarks.lint_kernels` for an H200, bias_dropout_residual of [8192, 4096] in bfloat16 takes 79 us forward
 # with the formula, 69 with this op, 48 in its own kernel. Op by op the formula is 191 kernels that move 8.1 GB.
-# There Inductor's code launches the kernel itself: a call of the op takes the host 40 us more.
+# There Inductor's code launches the kernel itself: a call of the op takes the host some 50 us more.
 def _keep_on_cpu(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:
     if not has_kernels():
         return keep_by_formula(seed, row_R, *numbers).to(torch.bfloat16)
