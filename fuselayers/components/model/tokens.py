@@ -126,7 +126,8 @@ class ModelWithHead(Model):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.register_parameter("bias", None)  # a subclass may set one
+        if not hasattr(type(self), "bias"):  # a subclass may define it, or set a parameter later
+            self.register_parameter("bias", None)
 
     def to_logits(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., V]. With `parallelize` each process computes all logits."""

@@ -130,3 +130,18 @@ def test_a_subclass_may_have_a_bias_of_its_own() -> None:
         model.bias += 1.0
     assert "bias" in model.state_dict()
     torch.testing.assert_close(model(images), before + 1.0)
+
+
+def test_a_subclass_may_define_a_bias_in_its_class() -> None:
+    class Fixed(VisionTransformer):
+        bias = torch.ones(SIZES["num_classes"])  # type: ignore[call-overload]
+
+    class Computed(VisionTransformer):
+        @property
+        def bias(self) -> Tensor:
+            return torch.ones(5)
+
+    images = torch.randn(2, 3, 12, 12)
+    for kind in (Fixed, Computed):
+        model = kind(**SIZES)  # type: ignore[arg-type]
+        torch.testing.assert_close(model(images), model.head(model.features(images)) + 1.0)
