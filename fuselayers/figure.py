@@ -19,7 +19,5 @@ def new_figure(**options: Any) -> "Figure":
     try:
         from matplotlib.figure import Figure  # takes half a second
     except ImportError as error:
-        raise MissingPackageError(
-            "a picture needs matplotlib; install it with: pip install 'fuselayers[plots]'"
-        ) from error
+        raise MissingPackageError("a picture needs matplotlib; install it with: pip install matplotlib") from error
     return Figure(layout="constrained", **options)
