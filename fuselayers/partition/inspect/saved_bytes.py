@@ -85,7 +85,8 @@ def _saved_storages(call: Callable[[], Any], *, keep: bool) -> tuple[Any, dict[H
 
     def pack(tensor: Tensor) -> Tensor | None:
         sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        return tensor if keep else None
+        # Not the tensor itself: the node that made it would hold itself, and its graph would never be freed.
+        return tensor.detach() if keep else None
 
     def unpack(kept: Tensor | None) -> Tensor:
         assert kept is not None, "no backward runs here"

@@ -1,5 +1,8 @@
+import gc
+import weakref
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers.partition import fuse, saved_bytes
 
@@ -19,3 +22,16 @@ def test_parameters_do_not_count() -> None:
 
 def test_nothing_to_save() -> None:
     assert saved_bytes(torch.sin, torch.randn(4)) == 0
+
+
+def test_the_graph_of_a_counted_call_is_freed() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def exponents(x: Tensor) -> Tensor:
+        y = x.exp()  # its node saves y, its own output
+        made.append(weakref.ref(y))
+        return y.sum()
+
+    saved_bytes(exponents, torch.randn(4, requires_grad=True))
+    gc.collect()
+    assert [y() for y in made] == [None, None]
