@@ -6,7 +6,6 @@ to the cache entry of its layer number, so a compiler would make one graph per b
 
 import inspect
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -24,7 +23,7 @@ class _WithoutCache:
 
     def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         is_said = kwargs.get("use_cache") is not None or len(args) > self.position
-        if not module.training or is_said or find_cache((*args, *kwargs.values())):
+        if not module.training or is_said or any(map(is_cache, (*args, *kwargs.values()))):
             return args, kwargs
         return args, {**kwargs, "use_cache": False}
 
@@ -52,11 +51,6 @@ def unhook_cache(model: nn.Module) -> None:
         for key in ours:
             del module._forward_pre_hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def find_cache(values: Iterable[Any]) -> bool:
-    """Return whether one of the values is a cache of transformers."""
-    return any(map(is_cache, values))
 
 
 def is_cache(value: Any) -> bool:
