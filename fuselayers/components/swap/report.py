@@ -90,11 +90,19 @@ class SwapReport:
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """Return one row for all sites with the same class, rule and backend."""
+        """Return the cells of `_COLUMNS`, with one row for all sites with the same class, rule and backend."""
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
             groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
-        return [_row(*group, sites) for group, sites in groups.items()]
+        rows = []
+        for (kind, rule, backend), sites in groups.items():
+            errors = [site.error for site in sites if site.error is not None]
+            error = f"{max(errors):.0e}" if errors else "-"
+            before = sum(site.saved_before or 0 for site in sites)
+            after = sum(site.saved_after or 0 for site in sites)
+            kept = f"{after / before:.2f}" if before else ""
+            rows.append((kind, rule, str(len(sites)), error, kept, backend))
+        return rows
 
     def _skipped_lines(self) -> list[str]:
         """Return one line for all modules of a class with the same reason."""
@@ -139,21 +147,6 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "kept": "bytes kept for backward, as a share of the original module's",
     "backend": "what compiled the blocks; auto: not verified",
 }
-
-
-def _row(kind: str, rule: str, backend: str, sites: list[Site]) -> tuple[str, ...]:
-    """The cells of `_COLUMNS`."""
-    errors = [site.error for site in sites if site.error is not None]
-    error = f"{max(errors):.0e}" if errors else "-"
-    kept = _ratio([site.saved_before for site in sites], [site.saved_after for site in sites])
-    return kind, rule, str(len(sites)), error, kept, backend
-
-
-def _ratio(before: list[Any], after: list[Any]) -> str:
-    """Return the new bytes as a share of the old ones, over all sites that were measured."""
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
-    total = sum(old for old, _ in pairs)
-    return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
 
 
 def _width() -> int:
