@@ -142,10 +142,7 @@ def _model(plan: Plan, path: str, model: Any) -> None:
     path = f"{path}." if path else ""
     plan.layouts.append(model)
     for name, child in model.named_children():
-        if name == "blocks":
-            for number, block in enumerate(child):
-                plan.visit(f"{path}blocks.{number}", block)
-        elif isinstance(child, nn.ModuleList):
+        if isinstance(child, nn.ModuleList):
             for number, part in enumerate(child):
                 plan.visit(f"{path}{name}.{number}", part)
         elif isinstance(child, nn.Linear):

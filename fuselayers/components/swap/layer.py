@@ -16,7 +16,7 @@ from .rule import Place, Rule
 def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
     """Return the members of a subclass of a module's class with the forward of a rule. See `swapped_class`."""
     own = cls.forward
-    take = _taking(own, place.inputs or ())
+    take = arguments_of(own)
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -26,24 +26,23 @@ def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
             return own(self, *args, **kwargs)
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
-        inputs = take(args, kwargs)
-        if inputs is None:  # usually the caller's mistake; then the original forward raises
+        arguments = take(args, kwargs)
+        if arguments is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
             note(self, "the rule cannot read its arguments")
             return result
+        inputs = {role: arguments[name] for role, name in place.inputs}
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
 
     return {"forward": forward, "rule": rule.name}
 
 
-def _taking(
-    forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]
-) -> Callable[[Any, Any], dict[str, Any] | None]:
-    """Return a function that reads the rule's inputs, by the rule's names, from the arguments of a call.
+def arguments_of(forward: Callable[..., Any]) -> Callable[[Any, Any], dict[str, Any] | None]:
+    """Return a function that names the arguments of a call of this forward, with the defaults; `**kwargs` is one.
 
-    It returns None if the forward does not accept the arguments. `bind` of `inspect.Signature` is not used,
-    since Dynamo cannot trace it.
+    It returns None if the forward does not accept the arguments. `bind` of `inspect.Signature` is not used, since
+    Dynamo cannot trace it.
     """
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     others = [parameters.pop().name] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
@@ -59,9 +58,7 @@ def _taking(
         if rest and not others:
             return None
         arguments = {**defaults, **positional, **kwargs, **dict.fromkeys(others, rest)}
-        if any(name not in arguments for name in names):
-            return None
-        return {role: arguments[name] for role, name in inputs}
+        return None if any(name not in arguments for name in names) else arguments
 
     return take
 
