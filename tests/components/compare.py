@@ -9,14 +9,17 @@ from torch import Tensor, nn
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Tensor]:
-    """Return the outputs and all gradients of a step, by name. Each input becomes a leaf."""
+def run(module: Run, inputs: Sequence[Tensor], *, call: Run | None = None, seed: int = 3) -> dict[str, Tensor]:
+    """Return the outputs and all gradients of a step, by name. Each input becomes a leaf.
+
+    `call` runs in place of the module, and uses its parameters.
+    """
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     parameters = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
     for parameter in parameters.values():
         parameter.grad = None
     torch.manual_seed(seed)
-    outputs = module(*leaves)
+    outputs = (module if call is None else call)(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     # The weights differ at every place: a plain sum would hide a gradient at the wrong place.
     weights = [torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y) for y in outputs]
