@@ -1,9 +1,8 @@
-"""The work of each process in test_distributed.py: train plain and swapped models in wrappers, in a gloo group."""
+"""The work of each process in test_distributed.py: train plain and swapped models in wrappers."""
 
 import copy
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -17,7 +16,7 @@ from fuselayers.components.swap import fallbacks, unswap
 from fuselayers.components.swap.blocks import repeated_blocks
 from tests.components.swap.levels import pair
 
-__all__ = ["CASES", "run_case", "run_rank"]
+__all__ = ["CASES", "run_case", "run_cases"]
 
 STEPS: Final = 4
 
@@ -94,11 +93,6 @@ def run_case(name: str, case: str, level: str | None) -> dict[str, Any]:
     return result
 
 
-def run_rank(rank: int, world: int, folder: Path, name: str, levels: list[str | None], cases: list[str]) -> None:
-    """Run cases as one process of a group, and write the results."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world)
-    results = {(case, level): run_case(name, case, level) for case in cases for level in levels}
-    torch.save(results, folder / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+def run_cases(name: str, level: str) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """Run each case with the plain and with the swapped model."""
+    return {(case, how): run_case(name, case, how) for case in CASES for how in (None, level)}

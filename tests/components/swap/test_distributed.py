@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.components.parallel.ranks import run
 from tests.components.swap.levels import both_levels
-from tests.components.swap.ranks import CASES, run_case
-from tests.processes import Program
+from tests.components.swap.ranks import CASES, run_case, run_cases
 
 
 @pytest.fixture
@@ -39,40 +39,16 @@ def test_one_process(case: str, level: str) -> None:
     assert_alike(run_case("llama", case, level), run_case("llama", case, None))
 
 
-RANK = """
-import sys
-from pathlib import Path
-from tests.components.swap.ranks import CASES, run_rank
-rank, name, level = sys.argv[1:]
-run_rank(int(rank), 2, Path.cwd(), name, [None, level], list(CASES))
-"""
-
-
-@pytest.fixture(scope="module", params=[("llama", "layers"), ("gpt2", "layers"), ("llama", "blocks")], ids="-".join)
-def two_processes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, list[dict[Any, Any]]]:
-    """Return a level, and the results of all cases from each of two processes."""
-    name, level = request.param
-    folder: Path = tmp_path_factory.mktemp("ranks")
-    programs = [Program(RANK, str(rank), name, level, folder=folder) for rank in range(2)]
-    ended = [program.wait() for program in programs]
-    # gloo may abort a process after its work; only the file that it wrote counts.
-    assert all((folder / f"rank{rank}.pt").exists() for rank in range(2)), "\n".join(
-        program.errors for program in ended
-    )
-    return level, [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes(case: str, two_processes: tuple[str, list[dict[Any, Any]]]) -> None:
-    level, ranks = two_processes
-    for results in ranks:
-        assert_alike(results[case, level], results[case, None])
-    first, second = (results[case, level] for results in ranks)
-    assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
-    for parameter, other in zip(first["parameters"], second["parameters"], strict=True):
-        # FSDP1 shows each process its own shard.
-        assert case == "FSDP by class" or torch.equal(parameter, other)
+@pytest.mark.parametrize(("name", "level"), [("llama", "layers"), ("gpt2", "layers"), ("llama", "blocks")])
+def test_two_processes(name: str, level: str, tmp_path: Path) -> None:
+    ranks = run(2, run_cases, name, level, folder=tmp_path, seconds=850)
+    for case in CASES:
+        for results in ranks:
+            assert_alike(results[case, level], results[case, None])
+        first, second = (results[case, level] for results in ranks)
+        assert not torch.equal(first["losses"], second["losses"]), "each process has batches of its own"
+        for parameter, other in zip(first["parameters"], second["parameters"], strict=True):
+            # FSDP1 shows each process its own shard.
+            assert case == "FSDP by class" or torch.equal(parameter, other)
