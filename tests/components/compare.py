@@ -37,8 +37,10 @@ def assert_same_step(first: Run, second: Run, *inputs: Tensor, rtol: float = 1e-
     assert_same_values(run(first, inputs), run(second, inputs), rtol=rtol, atol=atol)
 
 
-def assert_same_values(expected: dict[str, Tensor], got: dict[str, Tensor], *, rtol: float, atol: float) -> None:
-    """Fail unless two runs have the same outputs and gradients."""
+def assert_same_values(
+    expected: dict[str, Tensor], got: dict[str, Tensor], *, rtol: float = 1e-4, atol: float = 2e-6
+) -> None:
+    """Fail unless two runs have the same outputs and gradients, by default to the rounding of float32."""
     assert list(expected) == list(got)
     for name, value in expected.items():
         torch.testing.assert_close(

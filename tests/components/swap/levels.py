@@ -45,15 +45,6 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, tor
     return {"loss": loss.detach(), **of_parameters}
 
 
-def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Fail unless the results are equal to the rounding of float32."""
-    assert list(got) == list(wanted)
-    for name, value in wanted.items():
-        torch.testing.assert_close(
-            got[name], value, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
 def classes(model: nn.Module) -> list[type]:
     """The class of each module."""
     return [type(module) for module in model.modules()]

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fuselayers.components.swap import fallbacks, unswap
-from tests.components.swap.levels import assert_same, both_levels, bytes_of, classes, gradients, pair, swap_at
+from tests.components.compare import assert_same_values
+from tests.components.swap.levels import both_levels, bytes_of, classes, gradients, pair, swap_at
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 
@@ -126,10 +127,10 @@ def test_results_are_those_of_the_plain_model(
         swap_at(level, models[1])
     trains = change not in (dynamically_quantised, kept_elsewhere)
     wanted, got = (results(model, name, trains=trains) for model in models)
-    assert_same(got, wanted)
+    assert_same_values(wanted, got)
     unswap(models[1])
     wanted, got = (results(model, name, trains=trains) for model in models)
-    assert_same(got, wanted)
+    assert_same_values(wanted, got)
 
 
 def test_layers_that_have_changed_are_named_and_plain_ones_fused_again() -> None:
@@ -154,9 +155,9 @@ def test_a_parametrization_of_a_swapped_norm_stays_in_unswap() -> None:
     for model in (plain, swapped):
         nn.utils.parametrize.register_parametrization(model.model.norm, "weight", Twice())  # type: ignore[union-attr, arg-type]
         wanted.append(gradients(model, batch))
-    assert_same(wanted[1], wanted[0])
+    assert_same_values(*wanted)
     unswap(swapped)
-    assert_same(gradients(swapped, batch), wanted[0])
+    assert_same_values(wanted[0], gradients(swapped, batch))
     for model in (plain, swapped):
         nn.utils.parametrize.remove_parametrizations(model.model.norm, "weight")  # type: ignore[union-attr, arg-type]
     assert classes(swapped) == classes(plain)
@@ -173,7 +174,7 @@ def test_a_model_without_memory_gets_it_after_swap(level: str) -> None:
     for module, other in zip(model.modules(), plain.modules(), strict=True):
         for key, buffer in other.named_buffers(recurse=False):
             module.get_buffer(key).copy_(buffer)  # a state_dict lacks some, such as rotary frequencies
-    assert_same(gradients(model, batch_for("llama")), gradients(plain, batch_for("llama")))
+    assert_same_values(gradients(plain, batch_for("llama")), gradients(model, batch_for("llama")))
 
 
 # Three kinds of weights: tied and transposed, with biases, and without biases.

@@ -9,8 +9,9 @@ import torch
 
 from fuselayers.components.swap import swap, unswap
 from fuselayers.partition import saved_bytes
+from tests.components.compare import assert_same_values
 from tests.components.swap.layers import without_dropout
-from tests.components.swap.levels import assert_same, gradients
+from tests.components.swap.levels import gradients
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")
@@ -38,7 +39,7 @@ def test_losses_and_gradients(name: str) -> None:
     # Some dropouts are never called, and torch computes attention that drops nothing.
     compared = [site for site in report.sites if site.kind != "Dropout" and site.rule != "attention_dropout"]
     assert all(site.error is not None for site in compared)
-    assert_same(gradients(model, batch), wanted)
+    assert_same_values(wanted, gradients(model, batch))
     assert unswap(model) == len(report.sites)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fuselayers.components.swap import RULES, Rule, fallbacks, swap, unswap
 from fuselayers.partition import fuse
 from tests.components.swap.layers import LAYERS, Feedforward, inputs, layer
+from tests.components.swap.levels import classes
 
 
 class NamedDifferently(Feedforward):
@@ -65,6 +66,20 @@ class Recursive(Feedforward):
         return self.again(x)
 
 
+class InPlace(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        doubled = h.mul_(2)  # noqa: F841
+        return self.down(self.act(h))
+
+
+class Unread(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)
+        kept = self.act.seen.append(h)  # noqa: F841
+        return self.down(self.act(h))
+
+
 class Registered(Feedforward):
     """A subclass without a name raises."""
 
@@ -101,6 +116,8 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
         (Decorated, "its forward is decorated by context_decorator"),
         (Fused, "its forward is decorated by FusedFunction"),
         (OfTensor, "its forward names torch.Tensor.relu, whose module is unknown"),
+        (InPlace, "its forward calls mul_, which writes into a tensor"),
+        (Unread, "its forward computes kept and does not use it"),
         (Recursive, "its forward calls again recursively, or with arguments that cannot be read"),
     ],
 )
@@ -175,17 +192,17 @@ def test_require() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_modules_stay_the_same_and_come_back(name: str) -> None:
     model = layer(name)
-    keys, parameters, kinds = list(model.state_dict()), list(model.parameters()), [type(m) for m in model.modules()]
+    keys, parameters, kinds = list(model.state_dict()), list(model.parameters()), classes(model)
     report = swap(model, level="layers", verify=False)
     assert list(model.state_dict()) == keys
     assert all(parameter is other for parameter, other in zip(model.parameters(), parameters, strict=True))
-    assert [type(part).__name__ for part in model.modules()] == [kind.__name__ for kind in kinds]
+    assert [kind.__name__ for kind in classes(model)] == [kind.__name__ for kind in kinds]
     assert isinstance(model, kinds[0])
     # pickle finds the classes and functions of a swapped model by their names.
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert [type(part) for part in other.modules()] == [type(part) for part in model.modules()]
+        assert classes(other) == classes(model)
     assert unswap(model) == len(report.sites)
-    assert [type(part) for part in model.modules()] == kinds
+    assert classes(model) == kinds
 
 
 def test_where_chooses_by_name() -> None:
