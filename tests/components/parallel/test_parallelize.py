@@ -1,12 +1,11 @@
 """parallelize: two and four processes compute the numbers of a single process."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -51,14 +50,7 @@ def test_four_processes_compute_what_one_does(tmp_path: Path) -> None:
         assert [error for error in errors if error is not None] == []
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_keeps_the_plain_model() -> None:
     model = COMPONENTS["gated"]()
     before = dict(model.named_parameters())
@@ -69,7 +61,7 @@ def test_a_group_of_one_keeps_the_plain_model() -> None:
     assert step(model, batch_of(model)).loss == wanted.loss
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_wrong_arguments_are_refused() -> None:
     mesh = init_device_mesh("cpu", (1,))
     with pytest.raises(TypeError, match=re.escape("model must be a fuselayers.components.Model, got Linear")):
