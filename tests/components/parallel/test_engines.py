@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
-from tests.components.parallel.cases import COMPONENTS, Step, assert_same, batch_of, group, shipped, step
+from tests.components.parallel.cases import Step, assert_same, batch_of, group, made, step
 from tests.components.parallel.ranks import run
 
 
@@ -46,12 +46,6 @@ def engine(model: Model, name: str) -> nn.Module:
     if scope == "block":
         _wrap_blocks(model, functools.partial(fl.fuse, backend=backend))
     return fl.fuse(model, backend=backend) if scope == "model" else model
-
-
-def made(name: str) -> Model:
-    """Return a model of COMPONENTS or a shipped model, with the same weights in every process."""
-    torch.manual_seed(0)
-    return COMPONENTS[name]() if name in COMPONENTS else shipped(name)
 
 
 def under(name: str, engines: list[str], sequence: bool, cache: str) -> None:
