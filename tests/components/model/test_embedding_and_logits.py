@@ -11,29 +11,13 @@ from torch import Tensor, nn
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from tests.components.adapter import Adapter
 from tests.components.compare import assert_same_step
+from tests.components.model.small import made
 from tests.components.registered import registered
-
-SIZES = {
-    "vocab_size": 13,
-    "hidden_dim": 8,
-    "num_layers": 1,
-    "context_length": 6,
-    "attention": Choice("multi_head", {"num_heads": 2}),
-    "init_std": 0.5,
-}
 
 
 class NoTable(nn.Module):
     def __init__(self, *, vocab_size: int, hidden_dim: int) -> None:
         super().__init__()
-
-
-def made(model: type[nn.Module], **options: object) -> nn.Module:
-    return model(**{**SIZES, **options})
-
-
-def same_weights(model: nn.Module, other: nn.Module) -> None:
-    other.load_state_dict(model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +30,7 @@ def same_weights(model: nn.Module, other: nn.Module) -> None:
 )
 def test_logits_are_scaled_and_then_bounded(options: dict[str, float], change: Callable[[Tensor], Tensor]) -> None:
     model, plain = made(Decoder, **options).double(), made(Decoder).double()
-    same_weights(model, plain)
+    plain.load_state_dict(model.state_dict())
 
     class Changed(nn.Module):
         def __init__(self) -> None:
@@ -62,18 +46,17 @@ def test_logits_are_scaled_and_then_bounded(options: dict[str, float], change: C
 
 
 TOKENS_BT = torch.tensor([[1, 5, 12], [0, 7, 3]])
-VISION_SIZES = {"image_size": 4, "patch_size": 2, "num_classes": 13, "hidden_dim": 8, "num_layers": 1}
 
 
 def with_a_head(model: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a model with an untied head and scaled logits, and its training inputs."""
+    scaled = {"base_width": 4, "init": "mup"}
     if model is VisionTransformer:
-        vision = VisionTransformer(**VISION_SIZES, attention=SIZES["attention"], base_width=4, init="mup")  # type: ignore[arg-type]
-        nn.init.normal_(vision.head.weight)
-        return vision.double(), (torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.tensor([3, 12]))
-    built = made(model, tie_embeddings=False, base_width=4, init="mup").double()
-    nn.init.normal_(built.head.weight)  # type: ignore[arg-type, union-attr]
-    return built, (TOKENS_BT, TOKENS_BT)
+        built, inputs = made(model, **scaled), (torch.randn(2, 3, 12, 12).double(), torch.tensor([3, 1]))
+    else:
+        built, inputs = made(model, **scaled, tie_embeddings=False), (TOKENS_BT, TOKENS_BT)
+    nn.init.normal_(built.head.weight)
+    return built.double(), inputs
 
 
 MODELS = [Decoder, Encoder, EncoderDecoder, VisionTransformer]

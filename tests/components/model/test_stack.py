@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fuselayers.components import Choice, LayerChange, LayerNorm
 from fuselayers.components.model import Stack
+from tests.components.model.small import HEADS
 from tests.components.registered import registered
-
-HEADS = Choice("multi_head", {"num_heads": 2})
 
 
 def stack(**changes: object) -> Stack:
