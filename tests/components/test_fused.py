@@ -38,9 +38,7 @@ class WrittenOut(nn.Module):
             self.norm = layer.norm
 
     def normed(self, z: Tensor) -> Tensor:
-        centred = z - z.mean(-1, keepdim=True)
-        scaled = centred / (centred.square().mean(-1, keepdim=True) + self.norm.eps).sqrt()
-        return scaled * self.norm.weight + self.norm.bias
+        return nn.functional.layer_norm(z, (7,), self.norm.weight, self.norm.bias, self.norm.eps)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         biased = x if self.bias is None else x + self.bias

@@ -1,5 +1,7 @@
 """The contract of every norm, a user's included, and each norm against its formula."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -91,21 +93,19 @@ def test_a_hook_on_a_norm_runs_where_it_joins_too(make: object, style: str) -> N
     assert calls == [1]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm_is_torchs_with_torchs_keys(bias: bool) -> None:
-    torchs = randomise(nn.LayerNorm(7, eps=0.01, bias=bias))
-    ours = LayerNorm(7, eps=0.01, bias=bias)
-    assert list(ours.state_dict()) == list(torchs.state_dict())
-    ours.load_state_dict(torchs.state_dict())
-    assert_same_step(torchs, ours, torch.randn(3, 5, 7))
-
-
-def test_rms_norm_is_torchs_with_torchs_keys() -> None:
-    torchs = randomise(nn.RMSNorm(7, eps=0.01))
-    ours = RMSNorm(7, eps=0.01)
-    assert list(ours.state_dict()) == list(torchs.state_dict())
-    ours.load_state_dict(torchs.state_dict())
-    assert_same_step(torchs, ours, torch.randn(3, 5, 7))
+@pytest.mark.parametrize(
+    ("torchs", "ours", "options"),
+    [
+        (nn.LayerNorm, LayerNorm, {"bias": True}),
+        (nn.LayerNorm, LayerNorm, {"bias": False}),
+        (nn.RMSNorm, RMSNorm, {}),
+    ],
+)
+def test_a_norm_of_torch_with_torchs_keys(torchs: type[nn.Module], ours: type[nn.Module], options: Any) -> None:
+    theirs, norm = randomise(torchs(7, eps=0.01, **options)), ours(7, eps=0.01, **options)
+    assert list(norm.state_dict()) == list(theirs.state_dict())
+    norm.load_state_dict(theirs.state_dict())
+    assert_same_step(theirs, norm, torch.randn(3, 5, 7))
 
 
 # Each pair of dtypes rounds at another place; transformers has the same order of operations for all.

@@ -94,7 +94,7 @@ class SwapReport:
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
             groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for (kind, rule, backend), sites in groups.items():
             errors = [site.error for site in sites if site.error is not None]
             error = f"{max(errors):.0e}" if errors else "-"
