@@ -33,8 +33,12 @@ def run(module: Run, inputs: Sequence[Tensor], *, call: Run | None = None, seed:
 
 
 def assert_same_step(first: Run, second: Run, *inputs: Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Fail unless both modules give the same outputs and gradients from the same seed."""
-    assert_same_values(run(first, inputs), run(second, inputs), rtol=rtol, atol=atol)
+    """Fail unless both modules give the same outputs and gradients from the same seed.
+
+    If the first is no module, it computes with the parameters of the second.
+    """
+    owner = first if isinstance(first, nn.Module) else second
+    assert_same_values(run(owner, inputs, call=first), run(second, inputs), rtol=rtol, atol=atol)
 
 
 def assert_same_values(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from tests.components.adapter import Adapter
-from tests.components.compare import assert_same_step
+from tests.components.compare import assert_same_values, run
 from tests.components.model.small import made
 from tests.components.registered import registered
 
@@ -31,18 +31,9 @@ class NoTable(nn.Module):
 def test_logits_are_scaled_and_then_bounded(options: dict[str, float], change: Callable[[Tensor], Tensor]) -> None:
     model, plain = made(Decoder, **options).double(), made(Decoder).double()
     plain.load_state_dict(model.state_dict())
-
-    class Changed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, module in plain.named_children():
-                self.add_module(name, module)
-
-        def forward(self, tokens_BT: Tensor) -> Tensor:
-            logits: Tensor = change(plain(tokens_BT))
-            return logits
-
-    assert_same_step(Changed(), model, torch.randint(13, (3, 6)), rtol=1e-9, atol=1e-9)
+    inputs = [torch.randint(13, (3, 6))]
+    expected = run(plain, inputs, call=lambda tokens_BT: change(plain(tokens_BT)))
+    assert_same_values(expected, run(model, inputs), rtol=1e-9, atol=1e-9)
 
 
 TOKENS_BT = torch.tensor([[1, 5, 12], [0, 7, 3]])
