@@ -20,7 +20,7 @@ OUTSIDE = ("token.weight", "table.weight", "segment.weight", "head.weight")
 
 
 def decoder(**options: object) -> Decoder:
-    return Decoder(**{**SIZES, "tie_embeddings": False, **options})  # type: ignore[arg-type]
+    return Decoder(**{**SIZES, "tie_embeddings": False, **options})
 
 
 def assert_deviations(model: nn.Module, expected: Callable[[str, Tensor], float]) -> None:
@@ -45,7 +45,7 @@ def test_gpt2(feedforward: str) -> None:
 
 
 def test_bert_has_no_smaller_weights() -> None:
-    assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)  # type: ignore[arg-type]
+    assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)
 
 
 def test_deepnorm_of_a_decoder() -> None:
@@ -102,8 +102,8 @@ def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
 def test_mup_scales_the_logits() -> None:
     tokens = torch.randint(200, (2, 5))
     for model_class in (Decoder, Encoder):
-        model = model_class(**SIZES, init="mup", base_width=32)  # type: ignore[arg-type]
-        plain = model_class(**SIZES)  # type: ignore[arg-type]
+        model = model_class(**SIZES, init="mup", base_width=32)
+        plain = model_class(**SIZES)
         plain.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(tokens), plain(tokens) / 4)
 
@@ -199,7 +199,7 @@ def test_the_coordinate_check_of_mup() -> None:
 )
 def test_errors(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        initialise(nn.Linear(1, 1), **{"scheme": "gpt2", "num_layers": 1, **arguments})  # type: ignore[arg-type]
+        initialise(nn.Linear(1, 1), **{"scheme": "gpt2", "num_layers": 1, **arguments})
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def written_out(
 @pytest.mark.parametrize(("p", "with_bias"), [(0.0, False), (0.3, True)])
 @pytest.mark.parametrize("make", NORMS)
 def test_add_in_training(make: object, p: float, style: str, with_bias: bool) -> None:
-    norm: Any = randomise(make())  # type: ignore[operator]
+    norm: Any = randomise(make())
     tensors = [torch.randn(3, 5, 7), torch.randn(3, 5, 7), *([torch.randn(7)] if with_bias else [])]
     expected = run(norm, tensors, call=functools.partial(written_out, norm, p=p, style=style))
     got = run(norm, tensors, call=lambda x, residual, bias=None: norm.add(x, residual, bias=bias, p=p, style=style))
@@ -56,9 +56,9 @@ def test_add_in_training(make: object, p: float, style: str, with_bias: bool) ->
 
 @pytest.mark.parametrize("make", NORMS)
 def test_parameters_can_start_again(make: object) -> None:
-    norm, fresh = make(), make()  # type: ignore[operator]
+    norm, fresh = make(), make()
     with torch.device("meta"):
-        empty = make()  # type: ignore[operator]
+        empty = make()
     for used in (randomise(norm), empty.to_empty(device="cpu")):
         used.reset_parameters()
         for name, value in fresh.state_dict().items():
@@ -73,7 +73,7 @@ def test_parameters_can_start_again(make: object) -> None:
 @pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 @pytest.mark.parametrize("make", NORMS)
 def test_a_hook_on_a_norm_runs_where_it_joins_too(make: object, style: str) -> None:
-    norm: Any = randomise(make())  # type: ignore[operator]
+    norm: Any = randomise(make())
     tensors = torch.randn(3, 5, 7), torch.randn(3, 5, 7)
     torch.manual_seed(1)
     expected = norm.add(*tensors, p=0.3, style=style)

@@ -25,14 +25,13 @@ class Branches(nn.Module):
         self.linear = nn.ModuleList(nn.Linear(D, D) for _ in range(number)).double()
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.residual(x, list(self.linear))
-        return y
+        return self.residual(x, list(self.linear))
 
 
 def made(kind: str, *, number: int = 2, **options: object) -> Residual:
     built_in = {name: options.pop(name) for name in ("layer", "num_layers", "dropout") if name in options}
     residual: Residual = create("residual", Choice(kind, options), D, num_sublayers=number, **built_in)
-    return randomise(residual).double()  # type: ignore[return-value]
+    return randomise(residual).double()
 
 
 def assert_formula(kind: str, formula: Formula, **fixed: object) -> None:

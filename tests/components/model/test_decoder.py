@@ -125,4 +125,4 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
 )
 def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made(Decoder).generate(tokens(1, 2), **{"num_tokens": 1, **arguments})  # type: ignore[arg-type]
+        made(Decoder).generate(tokens(1, 2), **{"num_tokens": 1, **arguments})

@@ -35,7 +35,7 @@ def written_out(model: Any, images: Tensor) -> Tensor:
 )
 def test_values_and_gradients(sizes: dict[str, Any], p: float) -> None:
     model = randomise(made(HierarchicalVision, dropout=p, **sizes)).double()
-    images = torch.randn(3, 3, model.image_size, model.image_size).double()  # type: ignore[arg-type]
+    images = torch.randn(3, 3, model.image_size, model.image_size).double()
     assert_same_step(functools.partial(written_out, model), model, images, rtol=1e-8, atol=1e-8)
 
 

@@ -35,15 +35,15 @@ def written_out(model: Any, images: Tensor) -> Tensor:
 )
 def test_values_and_gradients(sizes: dict[str, int], pooling: str, p: float) -> None:
     model = randomise(made(VisionTransformer, pooling=pooling, dropout=p, **sizes)).double()
-    images = torch.randn(3, sizes.get("channels", 3), model.image_size, model.image_size).double()  # type: ignore[arg-type]
+    images = torch.randn(3, sizes.get("channels", 3), model.image_size, model.image_size).double()
     assert_same_step(functools.partial(written_out, model), model, images, rtol=1e-8, atol=1e-8)
 
 
 def test_a_subclass_may_have_a_bias_of_its_own() -> None:
     class Calibrated(VisionTransformer):
         def __init__(self) -> None:
-            super().__init__(**SIZES[VisionTransformer])  # type: ignore[arg-type]
-            self.bias = nn.Parameter(torch.zeros(5))  # type: ignore[call-overload]
+            super().__init__(**SIZES[VisionTransformer])
+            self.bias = nn.Parameter(torch.zeros(5))
 
     model = Calibrated()
     images = torch.randn(2, 3, 12, 12)
@@ -56,7 +56,7 @@ def test_a_subclass_may_have_a_bias_of_its_own() -> None:
 
 def test_a_subclass_may_define_a_bias_in_its_class() -> None:
     class Fixed(VisionTransformer):
-        bias = torch.ones(5)  # type: ignore[call-overload]
+        bias = torch.ones(5)
 
     class Computed(VisionTransformer):
         @property
@@ -65,5 +65,5 @@ def test_a_subclass_may_define_a_bias_in_its_class() -> None:
 
     images = torch.randn(2, 3, 12, 12)
     for kind in (Fixed, Computed):
-        model = kind(**SIZES[VisionTransformer])  # type: ignore[arg-type]
+        model = kind(**SIZES[VisionTransformer])
         torch.testing.assert_close(model(images), model.head(model.features(images)) + 1.0)

@@ -31,8 +31,7 @@ def shipped(name: str) -> Model:
     """Return a shipped model with dropout everywhere."""
     mlp = "feedforward.expert" if name == "mixtral_tiny" else "feedforward"
     dropout = [f"{part}.dropout=0.1" for part in ("model", "attention", mlp)]
-    model: Model = fl.build(name, [*dropout, "fusion=off"])
-    return model
+    return fl.build(name, [*dropout, "fusion=off"])
 
 
 _HEADS = {"num_heads": 4, "dropout": 0.1}

@@ -120,7 +120,7 @@ _COMPILED = ["compile", "compile", "block inductor", "block inductor", "model in
 
 def _run(size: int, folder: Path, function: object, *arguments: object) -> list[object]:
     folder.mkdir()
-    return run(size, function, *arguments, folder=folder, seconds=1200)  # type: ignore[arg-type]
+    return run(size, function, *arguments, folder=folder, seconds=1200)
 
 
 # Each model divides different layers, and sequence parallelism puts other collectives around them.
@@ -141,7 +141,7 @@ def test_fsdp_over_a_mesh_of_two_dimensions_keeps_the_numbers(name: str, tmp_pat
     for sequence in (False, True):
         divided = _run(4, tmp_path / f"four {sequence}", data_parallel, name, sequence)
         for rank, steps in enumerate(divided):
-            for wanted, got in zip(alone[rank // 2], steps, strict=True):  # type: ignore[call-overload, index]
+            for wanted, got in zip(alone[rank // 2], steps, strict=True):
                 assert_same(wanted, got, 1e-4)
 
 
@@ -152,8 +152,8 @@ def test_a_checkpoint_fits_a_group_of_another_size(name: str, tmp_path: Path) ->
     whole = _run(1, tmp_path / "whole", trained, name, False, range(6), None, None)[0]
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     losses = [
-        *_run(2, tmp_path / "a", trained, name, True, range(2), None, first)[0],  # type: ignore[misc]
-        *_run(4, tmp_path / "b", trained, name, False, range(2, 4), first, second)[0],  # type: ignore[misc]
-        *_run(1, tmp_path / "c", trained, name, False, range(4, 6), second, None)[0],  # type: ignore[misc]
+        *_run(2, tmp_path / "a", trained, name, True, range(2), None, first)[0],
+        *_run(4, tmp_path / "b", trained, name, False, range(2, 4), first, second)[0],
+        *_run(1, tmp_path / "c", trained, name, False, range(4, 6), second, None)[0],
     ]
     assert losses == pytest.approx(whole, rel=1e-5)

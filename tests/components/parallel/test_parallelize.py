@@ -65,10 +65,10 @@ def test_a_group_of_one_keeps_the_plain_model() -> None:
 def test_wrong_arguments_are_refused() -> None:
     mesh = init_device_mesh("cpu", (1,))
     with pytest.raises(TypeError, match=re.escape("model must be a fuselayers.components.Model, got Linear")):
-        parallelize(nn.Linear(2, 3), mesh)  # type: ignore[arg-type]
+        parallelize(nn.Linear(2, 3), mesh)
     model = made("gated")
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh of the tensor-parallel processes, got int"):
-        parallelize(model, 2)  # type: ignore[arg-type]
+        parallelize(model, 2)
     wrong = "mesh must have one dimension, got 2; pass the tensor-parallel dimension, as in mesh['tp']"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         parallelize(model, init_device_mesh("cpu", (1, 1)))

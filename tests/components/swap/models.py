@@ -52,8 +52,7 @@ _SCALED: Final = frozenset(
 def _model(family: str, head: str, **config: Any) -> Callable[..., nn.Module]:
     def make(scale: int = 1) -> nn.Module:
         sizes = {name: value * scale if name in _SCALED else value for name, value in config.items()}
-        model: nn.Module = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes))
-        return model
+        return getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes))
 
     return make
 

@@ -206,5 +206,5 @@ class SomeFail(nn.Sequential):
 )
 def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(kind: Any) -> None:
     x = torch.randn(64, 8)
-    report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))  # type: ignore[arg-type]
+    report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))
     assert (report.level, report.saved_after) == ("layers", layers.saved_after)

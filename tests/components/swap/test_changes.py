@@ -36,8 +36,7 @@ def weight_norm(model: nn.Module) -> nn.Module:
 def dynamically_quantised(model: nn.Module) -> nn.Module:
     if "fbgemm" not in torch.backends.quantized.supported_engines:
         pytest.skip("this torch cannot compute with quantised layers")
-    quantised: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    return quantised
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
 
 
 def kept_elsewhere(model: nn.Module) -> nn.Module:
@@ -59,12 +58,11 @@ def with_adapters(model: nn.Module) -> nn.Module:
 
 
 def with_merged_adapters(model: nn.Module) -> nn.Module:
-    merged: nn.Module = with_adapters(model).merge_and_unload()  # type: ignore[operator]
-    return merged.requires_grad_()
+    return with_adapters(model).merge_and_unload().requires_grad_()
 
 
 def with_more_tokens(model: nn.Module) -> nn.Module:
-    model.resize_token_embeddings(120, mean_resizing=False)  # type: ignore[operator]
+    model.resize_token_embeddings(120, mean_resizing=False)
     return model
 
 
@@ -131,7 +129,7 @@ def test_layers_that_have_changed_are_named_and_plain_ones_fused_again() -> None
     loss_of(adapted, batch_for("llama"))
     # The adapters are in MLPs and attentions; norms stay fused.
     assert {skipped.name.rpartition(".")[2] for skipped in fallbacks(adapted)} == {"mlp"}
-    again = copy.deepcopy(adapted.merge_and_unload())  # type: ignore[operator]
+    again = copy.deepcopy(adapted.merge_and_unload())
     loss_of(again, batch_for("llama"))
     assert fallbacks(again) == ()
 
@@ -144,13 +142,13 @@ def test_a_parametrization_of_a_swapped_norm_stays_in_unswap() -> None:
     plain, swapped = pair("llama", "layers")
     batch, wanted = batch_for("llama"), []
     for model in (plain, swapped):
-        nn.utils.parametrize.register_parametrization(model.model.norm, "weight", Twice())  # type: ignore[union-attr, arg-type]
+        nn.utils.parametrize.register_parametrization(model.model.norm, "weight", Twice())
         wanted.append(gradients(model, batch))
     assert_same_values(*wanted)
     unswap(swapped)
     assert_same_values(wanted[0], gradients(swapped, batch))
     for model in (plain, swapped):
-        nn.utils.parametrize.remove_parametrizations(model.model.norm, "weight")  # type: ignore[union-attr, arg-type]
+        nn.utils.parametrize.remove_parametrizations(model.model.norm, "weight")
     assert classes(swapped) == classes(plain)
 
 

@@ -26,8 +26,7 @@ def sharded(model: nn.Module) -> nn.Module:
     """Shard each block by FSDP2, then the rest."""
     for _, block in repeated_blocks(model):
         fully_shard(block)
-    wrapped: nn.Module = fully_shard(model)
-    return wrapped
+    return fully_shard(model)
 
 
 def wrapped_by_class(model: nn.Module) -> nn.Module:

@@ -100,7 +100,7 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
     wanted = model(x)
     report = swap(model, level="layers", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("", "mlp")]
-    assert report.saved_after < report.saved_before  # type: ignore[operator]
+    assert report.saved_after < report.saved_before
     torch.testing.assert_close(model(x), wanted)
     if kind in (WithAFlag, WithMore):
         torch.testing.assert_close(model(x, flag=False), wanted)
@@ -150,7 +150,7 @@ def test_an_activation_with_parameters_is_no_part_of_a_rule() -> None:
 
 def test_a_part_of_another_class_is_named() -> None:
     model = nn.ModuleList([Feedforward(), Feedforward()])
-    model[1].up = Adapter(model[1].up)  # type: ignore[assignment, arg-type]
+    model[1].up = Adapter(model[1].up)
     report = swap(model, level="layers", verify=False)
     assert [site.name for site in report.sites] == ["0"]
     assert [(skipped.name, skipped.reason) for skipped in report.skipped] == [
@@ -166,12 +166,12 @@ def test_a_class_that_was_patched_since_is_read_again(level: Any) -> None:
             self.other = nn.Tanh()
 
     def patch(self: Any, x: Tensor) -> Tensor:
-        return self.down(self.other(self.up(x)))  # type: ignore[no-any-return]
+        return self.down(self.other(self.up(x)))
 
     model, x = nn.Sequential(Patched(), Patched()), torch.randn(3, 8)
     swap(model, level=level, backend="eager", verify=False)
     unswap(model)
-    Patched.forward = patch  # type: ignore[method-assign]
+    Patched.forward = patch
     wanted = model(x)
     assert len(swap(model, level=level, backend="eager", verify=False).sites) == 2
     torch.testing.assert_close(model(x), wanted)
@@ -242,7 +242,7 @@ def test_custom_rules_replace_modules() -> None:
 def raising(self: Any, x: Tensor) -> Tensor:
     if self.training:
         raise RuntimeError("no seed on this device")
-    return self.down(self.act(self.up(x)))  # type: ignore[no-any-return]
+    return self.down(self.act(self.up(x)))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def holding(self: Any, x: Tensor) -> Tensor:
             return dy
 
     hidden = self.act(self.up(x)) * 1.0
-    return self.down(Holding.apply(hidden))  # type: ignore[no-any-return, no-untyped-call]
+    return self.down(Holding.apply(hidden))
 
 
 def test_the_report_counts_what_a_closure_holds() -> None:
@@ -283,10 +283,10 @@ def test_the_report_counts_what_a_closure_holds() -> None:
 
 def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
-        swap(torch.ones(2))  # type: ignore[arg-type]
+        swap(torch.ones(2))
     model = Feedforward()
     with pytest.raises(ValueError, match="no level 'layer'"):
-        swap(model, level="layer")  # type: ignore[arg-type]
+        swap(model, level="layer")
     # Both are checked too if the model has no repeated blocks and needs neither.
     with pytest.raises(ValueError, match="no compression 'int9'; did you mean 'int8'"):
         swap(model, level="blocks", compress="int9")
@@ -300,8 +300,8 @@ def test_what_is_refused() -> None:
 def test_a_sequence_that_changes_runs_as_it_is() -> None:
     model, (x,) = layer("sequence").eval(), inputs("sequence")
     swap(model, level="layers", verify=False)
-    assert torch.equal(model[:2](x), nn.GELU()(model[0](x)))  # type: ignore[index]  # a slice has the class, but other modules
-    model.append(nn.Tanh())  # type: ignore[operator]
+    assert torch.equal(model[:2](x), nn.GELU()(model[0](x)))  # a slice has the class, but other modules
+    model.append(nn.Tanh())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         swapped = model(x)
@@ -312,7 +312,7 @@ def test_a_sequence_that_changes_runs_as_it_is() -> None:
 def test_a_method_that_the_instance_replaces_is_called() -> None:
     model, (x,) = layer("gemma"), inputs("gemma")
     swap(model, level="layers", verify=False)
-    model._norm = torch.zeros_like  # type: ignore[assignment]
+    model._norm = torch.zeros_like
     with pytest.warns(UserWarning, match="one of its methods is replaced"):
         assert model(x).abs().max() == 0
 

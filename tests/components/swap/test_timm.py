@@ -16,8 +16,7 @@ IMAGES = torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 def vit() -> nn.Module:
     torch.manual_seed(0)
     sizes = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 5}
-    model: nn.Module = timm.create_model("vit_tiny_patch16_224", **sizes, proj_drop_rate=0.1, drop_rate=0.1)
-    return model
+    return timm.create_model("vit_tiny_patch16_224", **sizes, proj_drop_rate=0.1, drop_rate=0.1)
 
 
 @both_levels
