@@ -9,7 +9,7 @@ from torch import nn
 from fuselayers.components.swap import fallbacks, swap, unswap
 from fuselayers.partition import FallbackWarning
 from tests.components.adapter import Adapter
-from tests.components.swap.layers import Feedforward
+from tests.components.swap.layers import LAYERS, Feedforward
 
 
 def replaced(module: Any) -> None:
@@ -36,34 +36,42 @@ def parametrized(module: Any) -> None:
     nn.utils.parametrizations.weight_norm(module.up)
 
 
-CHANGES = {
-    replaced: r"up is a \S+\.Adapter",
-    hooked: "down has a hook",
-    patched: "the forward of up is replaced",
-    of_another_class: r"up\.weight is a \S+\.Quantised",
-    parametrized: r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear",
-}
+def appended(module: Any) -> None:
+    module.append(nn.Tanh())
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_reason_is_given_once_and_kept(change: Any) -> None:
-    model, x = nn.ModuleList([Feedforward(), Feedforward()]), torch.randn(3, 8)
-    assert len(swap(model, level="layers", verify=False).sites) == 2
+def with_a_method(module: Any) -> None:
+    module._norm = torch.zeros_like
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "reason"),
+    [
+        (Feedforward, replaced, r"up is a \S+\.Adapter"),
+        (Feedforward, hooked, "down has a hook"),
+        (Feedforward, patched, "the forward of up is replaced"),
+        (Feedforward, of_another_class, r"up\.weight is a \S+\.Quantised"),
+        (Feedforward, parametrized, r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear"),
+        (LAYERS["sequence"][0], appended, "its modules have changed"),
+        (LAYERS["gemma"][0], with_a_method, "one of its methods is replaced"),
+    ],
+)
+def test_the_reason_is_given_once_and_kept(make: Any, change: Any, reason: str) -> None:
+    model, x = nn.ModuleList([make(), make()]).eval(), torch.randn(3, 8)
+    kind = type(model[0]).__name__
+    swap(model, level="layers", verify=False)
     model[0](x)
     assert fallbacks(model) == ()
     for module in model:
         change(module)
-    with pytest.warns(FallbackWarning, match=f"Feedforward runs its original forward, .*: {CHANGES[change]}; see"):
+    with pytest.warns(FallbackWarning, match=f"{kind} runs its original forward, .*: {reason}; see"):
         swapped = model[0](x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model[1](x)
-    assert [(fallback.name, fallback.kind) for fallback in fallbacks(model)] == [
-        ("0", "Feedforward"),
-        ("1", "Feedforward"),
-    ]
+    assert [(fallback.name, fallback.kind) for fallback in fallbacks(model)] == [("0", kind), ("1", kind)]
     for fallback in fallbacks(model):
-        assert re.fullmatch(CHANGES[change], fallback.reason)
+        assert re.fullmatch(reason, fallback.reason)
     unswap(model)
     assert fallbacks(model) == ()
     assert torch.equal(model[0](x), swapped)
