@@ -133,7 +133,8 @@ class SwapReport:
         if rows:
             used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
             table = [tuple(row[column] for column in used) for row in (tuple(_COLUMNS), *rows)]
-            lines += table_lines(table, _width(), left=range(len(used)))
+            width = shutil.get_terminal_size().columns
+            lines += table_lines(table, width, left=range(len(used)))
             names = [name for column, name in enumerate(_COLUMNS) if column in used and _COLUMNS[name]]
             lines += _wrapped([f"  {name}: {_COLUMNS[name]}" for name in names])
         return "\n".join([*lines, *_wrapped([*self._saved_lines(), *self.notes, *self._skipped_lines()])])
@@ -149,13 +150,9 @@ _COLUMNS: Final[Mapping[str, str]] = {
 }
 
 
-def _width() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def _wrapped(lines: list[str]) -> list[str]:
     """Return the lines, wrapped to the width of the terminal."""
-    width = _width()
+    width = shutil.get_terminal_size().columns
     return [
         part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
     ]
