@@ -145,7 +145,7 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
     for name, module in target.named_modules(remove_duplicate=False):
         other = theirs.get(name, module)
         start = f"{name}." if name else ""
-        if _meaning_of(module) != _meaning_of(other):
+        if getattr(module, "weights_mean", None) != getattr(other, "weights_mean", None):
             apart.append(start)
             continue
         is_layer = not (list(module.children()) or list(other.children()))
@@ -154,11 +154,6 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
         if {key for key in before if key.startswith(start)} != {key for key in after if key.startswith(start)}:
             apart.append(start)
     return tuple(apart)
-
-
-def _meaning_of(module: nn.Module) -> str | None:
-    meaning: str | None = getattr(module, "weights_mean", None)
-    return meaning
 
 
 def _grouped(lines: _Lines) -> _Lines:

@@ -15,6 +15,7 @@ from ..names import no_such, shown
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
+Mark = TypeVar("Mark")
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,18 @@ def range_of(annotation: Any) -> Range | None:
     >>> range_of(Size | None)
     Range(minimum=1, above=None, maximum=None, below=None)
     """
-    number = _number_of(annotation)
+    number = marked(annotation, Range)
     return None if number is None else number[1]
 
 
-def _number_of(annotation: Any) -> tuple[Any, Range] | None:
-    """Return the type and the range of an annotated number, or None if the annotation has no range."""
+def marked(annotation: Any, mark: type[Mark]) -> tuple[Any, Mark] | None:
+    """Return the type and the mark of `Annotated[type, mark]`, also in a union; None without a mark of this class.
+
+    Used for ranges and for options that hold a component.
+    """
     for part in (annotation, *get_args(annotation)):
         for extra in getattr(part, "__metadata__", ()):
-            if isinstance(extra, Range):
+            if isinstance(extra, mark):
                 return part.__origin__, extra
     return None
 
@@ -128,7 +132,7 @@ def in_range(function: Callable[Arguments, Returned]) -> Callable[Arguments, Ret
             raise TypeError(_unfit(function, signature, args, kwargs, error)) from None
         for name, value in bound.arguments.items():
             hint = hints().get(name)
-            number = _number_of(hint)
+            number = marked(hint, Range)
             if number is not None and not (value is None and _may_be_none(hint)):
                 kind, bounds = number
                 _check_number(name, value, kind)

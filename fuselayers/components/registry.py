@@ -9,13 +9,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Final, TypeVar, get_args, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 from torch import nn
 
 from ..names import no_such
 from ..other_names import ours_for
-from .ranges import Range, range_of
+from .ranges import Range, marked, range_of
 
 KINDS: Final = (
     "activation",
@@ -340,12 +340,11 @@ def _owners(kind: str) -> dict[str, type]:
 
 
 def _kind_of(name: str, annotation: Any) -> str | None:
-    for part in (annotation, *get_args(annotation)):
-        for extra in getattr(part, "__metadata__", ()):
-            if isinstance(extra, Component):
-                _owners(extra.kind)  # raises for a misspelt kind
-                return extra.kind
-    return name if name in KINDS else None
+    component = marked(annotation, Component)
+    if component is None:
+        return name if name in KINDS else None
+    _owners(component[1].kind)  # raises for a misspelt kind
+    return component[1].kind
 
 
 _signature = cache(inspect.signature)

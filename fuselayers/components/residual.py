@@ -168,17 +168,19 @@ class PostResidual(Residual):
     """
 
     final_norm: ClassVar[bool] = False
+    alpha: float = 1.0
 
     def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
             y_BTD = self.branch(number, sublayer, x_BTD)
+            x_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
             x_BTD = self.norm(number).add(y_BTD, x_BTD, p=self.dropout, shard=shard, style="post")
         return x_BTD
 
 
 @register("residual", "deepnorm")
-class DeepNormResidual(Residual):
+class DeepNormResidual(PostResidual):
     """A norm after each sum, in which the stream is scaled up by alpha.
 
     Args:
@@ -187,8 +189,6 @@ class DeepNormResidual(Residual):
     >>> DeepNormResidual(8, num_layers=8).alpha
     2.0
     """
-
-    final_norm: ClassVar[bool] = False
 
     @in_range
     def __init__(
@@ -215,13 +215,6 @@ class DeepNormResidual(Residual):
             stochastic_depth=stochastic_depth,
         )
         self.alpha = (2 * num_layers) ** 0.25 if alpha is None else alpha
-
-    def forward(self, x_BTD: Tensor, sublayers: Sequence[Sublayer], *, shard: Shard | None = None) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        for number, sublayer in enumerate(sublayers):
-            y_BTD = self.branch(number, sublayer, x_BTD)
-            x_BTD = self.norm(number).add(y_BTD, self.alpha * x_BTD, p=self.dropout, shard=shard, style="post")
-        return x_BTD
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, alpha={self.alpha:.3g}"

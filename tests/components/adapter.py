@@ -20,5 +20,4 @@ class Adapter(nn.Module):
         return self.layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x) + x @ self.low.T @ self.high.T
-        return y
+        return self.layer(x) + x @ self.low.T @ self.high.T

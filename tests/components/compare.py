@@ -9,14 +9,17 @@ from torch import Tensor, nn
 Run = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Tensor]:
-    """Return the outputs and all gradients of a step, by name. Each input becomes a leaf."""
+def run(module: Run, inputs: Sequence[Tensor], *, call: Run | None = None, seed: int = 3) -> dict[str, Tensor]:
+    """Return the outputs and all gradients of a step, by name. Each input becomes a leaf.
+
+    `call` runs in place of the module, and uses its parameters.
+    """
     leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
     parameters = dict(module.named_parameters()) if isinstance(module, nn.Module) else {}
     for parameter in parameters.values():
         parameter.grad = None
     torch.manual_seed(seed)
-    outputs = module(*leaves)
+    outputs = (module if call is None else call)(*leaves)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
     # The weights differ at every place: a plain sum would hide a gradient at the wrong place.
     weights = [torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y) for y in outputs]
@@ -30,12 +33,18 @@ def run(module: Run, inputs: Sequence[Tensor], *, seed: int = 3) -> dict[str, Te
 
 
 def assert_same_step(first: Run, second: Run, *inputs: Tensor, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Fail unless both modules give the same outputs and gradients from the same seed."""
-    assert_same_values(run(first, inputs), run(second, inputs), rtol=rtol, atol=atol)
+    """Fail unless both modules give the same outputs and gradients from the same seed.
+
+    If the first is no module, it computes with the parameters of the second.
+    """
+    owner = first if isinstance(first, nn.Module) else second
+    assert_same_values(run(owner, inputs, call=first), run(second, inputs), rtol=rtol, atol=atol)
 
 
-def assert_same_values(expected: dict[str, Tensor], got: dict[str, Tensor], *, rtol: float, atol: float) -> None:
-    """Fail unless two runs have the same outputs and gradients."""
+def assert_same_values(
+    expected: dict[str, Tensor], got: dict[str, Tensor], *, rtol: float = 1e-4, atol: float = 2e-6
+) -> None:
+    """Fail unless two runs have the same outputs and gradients, by default to the rounding of float32."""
     assert list(expected) == list(got)
     for name, value in expected.items():
         torch.testing.assert_close(

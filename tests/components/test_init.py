@@ -20,7 +20,7 @@ OUTSIDE = ("token.weight", "table.weight", "segment.weight", "head.weight")
 
 
 def decoder(**options: object) -> Decoder:
-    return Decoder(**{**SIZES, "tie_embeddings": False, **options})  # type: ignore[arg-type]
+    return Decoder(**{**SIZES, "tie_embeddings": False, **options})
 
 
 def assert_deviations(model: nn.Module, expected: Callable[[str, Tensor], float]) -> None:
@@ -45,7 +45,7 @@ def test_gpt2(feedforward: str) -> None:
 
 
 def test_bert_has_no_smaller_weights() -> None:
-    assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)  # type: ignore[arg-type]
+    assert_deviations(Encoder(**SIZES, init_std=0.05), lambda *_: 0.05)
 
 
 def test_deepnorm_of_a_decoder() -> None:
@@ -102,8 +102,8 @@ def test_mup_is_gpt2_at_the_base_width_and_smaller_beyond() -> None:
 def test_mup_scales_the_logits() -> None:
     tokens = torch.randint(200, (2, 5))
     for model_class in (Decoder, Encoder):
-        model = model_class(**SIZES, init="mup", base_width=32)  # type: ignore[arg-type]
-        plain = model_class(**SIZES)  # type: ignore[arg-type]
+        model = model_class(**SIZES, init="mup", base_width=32)
+        plain = model_class(**SIZES)
         plain.load_state_dict(model.state_dict())
         torch.testing.assert_close(model(tokens), plain(tokens) / 4)
 
@@ -179,37 +179,34 @@ def test_the_coordinate_check_of_mup() -> None:
     assert standard[-1][1] > 4 * standard[0][1]
 
 
+NO_WIDTH = "init 'mup' needs the model's width, but Linear has no hidden_dim; set it"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("call", "arguments", "text"),
     [
-        ({"num_layers": 0}, "num_layers must be at least 1, got 0"),
-        ({"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, got 0"),
-        ({"std": -0.1}, "std must be at least 0, got -0.1"),
+        (initialise, {"num_layers": 0}, "num_layers must be at least 1, got 0"),
+        (initialise, {"num_decoder_layers": 0}, "num_decoder_layers must be at least 1, got 0"),
+        (initialise, {"std": -0.1}, "std must be at least 0, got -0.1"),
         (
-            {"scheme": "gpt"},
+            *(initialise, {"scheme": "gpt"}),
             "no init scheme 'gpt'; did you mean 'gpt2'? there are: bert, deepnorm, gpt2, mup, small, vit",
         ),
-        ({"scheme": "mup"}, "init 'mup' needs base_width, the width at which std and learning rate were tuned"),
-        ({"base_width": 64}, "base_width is for init 'mup', got 64 with init 'gpt2'; leave it out"),
         (
-            {"scheme": "mup", "base_width": 64},
-            "init 'mup' needs the model's width, but Linear has no hidden_dim; set it",
+            *(initialise, {"scheme": "mup"}),
+            "init 'mup' needs base_width, the width at which std and learning rate were tuned",
         ),
+        (
+            *(initialise, {"base_width": 64}),
+            "base_width is for init 'mup', got 64 with init 'gpt2'; leave it out",
+        ),
+        (initialise, {"scheme": "mup", "base_width": 64}, NO_WIDTH),
+        (parameter_groups, {"learning_rate": 0.0, "base_width": 64}, "learning_rate must be above 0, got 0.0"),
+        (parameter_groups, {"learning_rate": 0.1, "base_width": 0}, "base_width must be at least 1, got 0"),
+        (parameter_groups, {"learning_rate": 0.1, "base_width": 64}, NO_WIDTH),
     ],
 )
-def test_errors(arguments: dict[str, object], text: str) -> None:
+def test_errors(call: Callable[..., object], arguments: dict[str, object], text: str) -> None:
+    required = {"scheme": "gpt2", "num_layers": 1} if call is initialise else {}
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        initialise(nn.Linear(1, 1), **{"scheme": "gpt2", "num_layers": 1, **arguments})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ((0.0, 64), "learning_rate must be above 0, got 0.0"),
-        ((0.1, 0), "base_width must be at least 1, got 0"),
-        ((0.1, 64), "init 'mup' needs the model's width, but Linear has no hidden_dim; set it"),
-    ],
-)
-def test_errors_of_parameter_groups(arguments: tuple[float, int], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        parameter_groups(nn.Linear(1, 1), *arguments)
+        call(nn.Linear(1, 1), **{**required, **arguments})

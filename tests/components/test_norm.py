@@ -1,12 +1,15 @@
 """The contract of every norm, a user's included, and each norm against its formula."""
 
+import functools
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fuselayers.components import DynamicTanh, LayerNorm, Norm, RMSNorm, SkipNorm, initialise
 from fuselayers.ops import dropout
-from tests.components.compare import assert_same_step, randomise
+from tests.components.compare import assert_same_step, assert_same_values, randomise, run
 
 
 class MaxNorm(Norm):
@@ -28,27 +31,15 @@ NORMS = [
 ]
 
 
-class Add(nn.Module):
-    """Calls `norm.add` in its forward."""
-
-    def __init__(self, norm: Norm, p: float, style: str) -> None:
-        super().__init__()
-        self.norm, self.p, self.style = norm, p, style
-
-    def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        joined: Tensor | tuple[Tensor, Tensor] = self.norm.add(x, residual, bias=bias, p=self.p, style=self.style)
-        return joined
-
-
-class WrittenOut(Add):
-    """Computes the same with the norm's forward and plain sums."""
-
-    def forward(self, x: Tensor, residual: Tensor, bias: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        dropped = dropout(x if bias is None else x + bias, self.p, training=self.training)
-        if self.style == "pre":
-            return self.norm(dropped) + residual
-        total = dropped + residual
-        return (self.norm(total), total) if self.style == "prenorm" else self.norm(total)
+def written_out(
+    norm: Norm, x: Tensor, residual: Tensor, bias: Tensor | None = None, *, p: float, style: str
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`norm.add`, with the norm's forward and plain sums."""
+    dropped = dropout(x if bias is None else x + bias, p, training=norm.training)
+    if style == "pre":
+        return norm(dropped) + residual
+    total = dropped + residual
+    return (norm(total), total) if style == "prenorm" else norm(total)
 
 
 # Each norm has an op for each style.
@@ -56,16 +47,18 @@ class WrittenOut(Add):
 @pytest.mark.parametrize(("p", "with_bias"), [(0.0, False), (0.3, True)])
 @pytest.mark.parametrize("make", NORMS)
 def test_add_in_training(make: object, p: float, style: str, with_bias: bool) -> None:
-    norm = randomise(make())  # type: ignore[operator]
+    norm: Any = randomise(make())
     tensors = [torch.randn(3, 5, 7), torch.randn(3, 5, 7), *([torch.randn(7)] if with_bias else [])]
-    assert_same_step(WrittenOut(norm, p, style), Add(norm, p, style), *tensors, rtol=1e-4, atol=1e-5)
+    expected = run(norm, tensors, call=functools.partial(written_out, norm, p=p, style=style))
+    got = run(norm, tensors, call=lambda x, residual, bias=None: norm.add(x, residual, bias=bias, p=p, style=style))
+    assert_same_values(expected, got, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("make", NORMS)
 def test_parameters_can_start_again(make: object) -> None:
-    norm, fresh = make(), make()  # type: ignore[operator]
+    norm, fresh = make(), make()
     with torch.device("meta"):
-        empty = make()  # type: ignore[operator]
+        empty = make()
     for used in (randomise(norm), empty.to_empty(device="cpu")):
         used.reset_parameters()
         for name, value in fresh.state_dict().items():
@@ -80,32 +73,30 @@ def test_parameters_can_start_again(make: object) -> None:
 @pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
 @pytest.mark.parametrize("make", NORMS)
 def test_a_hook_on_a_norm_runs_where_it_joins_too(make: object, style: str) -> None:
-    norm = randomise(make())  # type: ignore[operator]
+    norm: Any = randomise(make())
     tensors = torch.randn(3, 5, 7), torch.randn(3, 5, 7)
     torch.manual_seed(1)
-    expected = Add(norm, 0.3, style)(*tensors)
+    expected = norm.add(*tensors, p=0.3, style=style)
     calls = []
     norm.register_forward_hook(lambda *_: calls.append(1))
     torch.manual_seed(1)
-    torch.testing.assert_close(Add(norm, 0.3, style)(*tensors), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(norm.add(*tensors, p=0.3, style=style), expected, rtol=1e-5, atol=1e-5)
     assert calls == [1]
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm_is_torchs_with_torchs_keys(bias: bool) -> None:
-    torchs = randomise(nn.LayerNorm(7, eps=0.01, bias=bias))
-    ours = LayerNorm(7, eps=0.01, bias=bias)
-    assert list(ours.state_dict()) == list(torchs.state_dict())
-    ours.load_state_dict(torchs.state_dict())
-    assert_same_step(torchs, ours, torch.randn(3, 5, 7))
-
-
-def test_rms_norm_is_torchs_with_torchs_keys() -> None:
-    torchs = randomise(nn.RMSNorm(7, eps=0.01))
-    ours = RMSNorm(7, eps=0.01)
-    assert list(ours.state_dict()) == list(torchs.state_dict())
-    ours.load_state_dict(torchs.state_dict())
-    assert_same_step(torchs, ours, torch.randn(3, 5, 7))
+@pytest.mark.parametrize(
+    ("torchs", "ours", "options"),
+    [
+        (nn.LayerNorm, LayerNorm, {"bias": True}),
+        (nn.LayerNorm, LayerNorm, {"bias": False}),
+        (nn.RMSNorm, RMSNorm, {}),
+    ],
+)
+def test_a_norm_of_torch_with_torchs_keys(torchs: type[nn.Module], ours: type[nn.Module], options: Any) -> None:
+    theirs, norm = randomise(torchs(7, eps=0.01, **options)), ours(7, eps=0.01, **options)
+    assert list(norm.state_dict()) == list(theirs.state_dict())
+    norm.load_state_dict(theirs.state_dict())
+    assert_same_step(theirs, norm, torch.randn(3, 5, 7))
 
 
 # Each pair of dtypes rounds at another place; transformers has the same order of operations for all.
@@ -124,25 +115,18 @@ def test_rms_norm_with_a_unit_offset_is_transformers_gemma(values: torch.dtype, 
     torch.testing.assert_close(norm(x), theirs(x), rtol=1e-5 if values == torch.float32 else 2**-7, atol=1e-6)
 
 
-class DynamicTanhWrittenOut(nn.Module):
+def dyt(norm: DynamicTanh, x: Tensor) -> Tensor:
     """The formula, with tanh as exponentials."""
-
-    def __init__(self, norm: DynamicTanh) -> None:
-        super().__init__()
-        for name, parameter in norm.named_parameters():
-            self.register_parameter(name, parameter)
-
-    def forward(self, x: Tensor) -> Tensor:
-        grown, shrunk = torch.exp(self.alpha * x), torch.exp(-self.alpha * x)
-        y = self.weight * (grown - shrunk) / (grown + shrunk)
-        return y + self.bias if hasattr(self, "bias") else y
+    grown, shrunk = torch.exp(norm.alpha * x), torch.exp(-norm.alpha * x)
+    y = norm.weight * (grown - shrunk) / (grown + shrunk)
+    return y if norm.bias is None else y + norm.bias
 
 
 @pytest.mark.parametrize(("hidden_dim", "bias"), [(1, True), (7, False), (129, True)])
 def test_dyt_values_and_gradients(hidden_dim: int, bias: bool) -> None:
-    norm = randomise(DynamicTanh(hidden_dim, bias=bias)).double()
+    norm: Any = randomise(DynamicTanh(hidden_dim, bias=bias)).double()
     x = torch.randn(2, 3, hidden_dim).double()
-    assert_same_step(DynamicTanhWrittenOut(norm), norm, x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+    assert_same_step(functools.partial(dyt, norm), norm, x, rtol=1e-9, atol=1e-9)
 
 
 def test_dyt_names_and_errors() -> None:

@@ -57,7 +57,7 @@ def test_arguments_are_checked_before_the_constructor_runs() -> None:
         with pytest.raises(ValueError, match=f"^{text}$"):
             Layer(*arguments[0], **arguments[1])
     with pytest.raises(TypeError, match="depth"):
-        Layer(3, depth=1)  # type: ignore[call-arg]
+        Layer(3, depth=1)
     assert built == [(3, 0.5, None), (3, 0.0, 0)]
     assert list(inspect.signature(Layer).parameters) == ["width", "p", "heads"]
     assert range_of(Share) == Range(above=0, maximum=1)
@@ -83,7 +83,7 @@ def test_what_is_no_number_of_its_type(arguments: dict[str, object], text: str) 
         raise AssertionError("it was called")
 
     with pytest.raises(TypeError, match=f"^{re.escape(text)}$"):
-        build(**arguments)  # type: ignore[arg-type]
+        build(**arguments)
 
 
 @pytest.mark.parametrize("hint", [Count | None, Annotated[int | None, Range(minimum=0)]])
@@ -99,7 +99,7 @@ def test_none_is_valid_where_the_annotation_names_it(hint: Any) -> None:
 
 @pytest.mark.parametrize(("kind", "name", "option"), NUMBERS, ids=lambda value: getattr(value, "name", value))
 def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: str, name: str, option: object) -> None:
-    bounds: Range = option.range  # type: ignore[attr-defined]
+    bounds: Range = option.range
     lowest = bounds.minimum if bounds.minimum is not None else bounds.above
     wrong = int(lowest) - 1 if lowest is not None else int(bounds.maximum or bounds.below or 0) + 1
     component = get(kind, name)
@@ -107,9 +107,9 @@ def test_every_component_refuses_what_is_no_number_or_out_of_its_ranges(kind: st
     arguments = {
         parameter.name: ARGUMENTS[parameter.name]
         for parameter in wanted
-        if parameter.name in ARGUMENTS and parameter.name != option.name  # type: ignore[attr-defined]
+        if parameter.name in ARGUMENTS and parameter.name != option.name
     }
-    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):  # type: ignore[attr-defined]
-        component(**arguments, **{option.name: "1"})  # type: ignore[attr-defined]
-    with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):  # type: ignore[attr-defined]
-        component(**arguments, **{option.name: wrong})  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=f"^{option.name} must be a (whole )?number, got '1'$"):
+        component(**arguments, **{option.name: "1"})
+    with pytest.raises(ValueError, match=f"^{option.name} must be {bounds}, got {wrong}$"):
+        component(**arguments, **{option.name: wrong})

@@ -104,7 +104,7 @@ EVERY_KIND = "there are: activation, attention, block, embedding, feedforward, f
 @pytest.mark.parametrize("use", [names, lambda kind: get(kind, "mlp"), lambda kind: register(kind, "x")])
 def test_an_unknown_kind(use: object) -> None:
     with pytest.raises(ValueError, match=f"^no kind 'feedfoward'; did you mean 'feedforward'\\? {EVERY_KIND}$"):
-        use("feedfoward")  # type: ignore[operator]
+        use("feedfoward")
 
 
 @pytest.mark.parametrize("use", [get, create, options, accepted])
@@ -112,7 +112,7 @@ def test_an_unknown_name(use: object) -> None:
     every = "conv_mlp, fused_mlp, gated_mlp, mixture_of_experts, mlp"
     text = rf"^no feedforward 'mpl'; did you mean 'mlp'\? there are: {every}$"
     with pytest.raises(ValueError, match=text):
-        use("feedforward", "mpl")  # type: ignore[operator]
+        use("feedforward", "mpl")
 
 
 @pytest.mark.parametrize(

@@ -269,11 +269,7 @@ class EncoderDecoder(ModelWithHead):
             source_BS: int64 or int32 [B, S], S at least one.
             num_tokens: how many tokens to write.
             key_padding_mask: bool [B, S], True for a real token of the source; None if all are real.
-            temperature: divides the logits; 0 always takes the likeliest token.
-            top_k: how many of the likeliest tokens may be drawn; None for all.
-            top_p: of these, only the fewest and likeliest with this total probability; None for all.
-            stop_tokens: a row ends with the first of these, and repeats it while other rows continue.
-            generator: the random generator, on the model's device; None for torch's default generator.
+            temperature, top_k, top_p, stop_tokens, generator: as for `Decoder.generate`.
 
         Returns:
             [B, n] in the dtype of the source, n = num_tokens, or fewer if all rows have ended: the targets, without the

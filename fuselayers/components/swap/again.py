@@ -1,6 +1,7 @@
 """Functions whose inputs are recomputed in backward instead of saved."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class _LinearAgain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *sources: Tensor) -> Tensor:
         made = make(*sources)
-        ctx.make, ctx.autocast = make, _autocast(made)
+        ctx.make, ctx.autocast, ctx.shape, ctx.dtype = make, _autocast(made), made.shape, made.dtype
         ctx.save_for_backward(weight, *sources)
         return F.linear(_as_rows(made), weight, bias)
 
@@ -57,27 +58,21 @@ class _LinearAgain(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         wants_weight, wants_bias, *needs = ctx.needs_input_grad[1:]
-        dbias = dy.sum(0) if wants_bias else None
-        if torch.is_grad_enabled():  # under create_graph
+        made: Tensor | None = None
 
-            def formula(weight: Tensor, *sources: Tensor) -> Tensor:
-                with _autocast_of_forward(ctx):
-                    return F.linear(_as_rows(ctx.make(*sources)), weight)
+        def formula(*sources: Tensor) -> Tensor:
+            nonlocal made  # the gradient of the weight needs it too
+            made = _made(ctx, *sources)
+            return made
 
-            wanted = wants_weight, *needs
-            dweight, *gradients = gradients_by_formula(formula, (weight, *sources), dy, wanted)
-            return None, dweight, dbias, *gradients
-        dsources: list[Tensor | None] = [None] * len(sources)
+        dmade = (dy @ weight.to(dy.dtype)).view(ctx.shape).to(ctx.dtype) if any(needs) else dy
+        dsources = gradients_by_formula(formula, sources, dmade, needs)
         dweight = None
-        if wants_weight or any(needs):
-            made, inputs = _made(ctx, sources, needs)
-        if any(needs):
-            dmade = dy @ weight.to(dy.dtype)
-            dsources = _through(made, inputs, dmade.view(made.shape).to(made.dtype))
         if wants_weight:
-            rows = _as_rows(made.detach()).to(dy.dtype)  # the product's dtype, which autocast may have set
-            dweight = (dy.T @ rows).to(weight.dtype)
-        return None, dweight, dbias, *dsources
+            rows = _as_rows(formula(*sources) if made is None else made)
+            # In the product's dtype, which autocast may have set.
+            dweight = (dy.T @ rows.to(dy.dtype)).to(weight.dtype)
+        return None, dweight, dy.sum(0) if wants_bias else None, *dsources
 
 
 class _MadeAgain(torch.autograd.Function):
@@ -90,14 +85,10 @@ class _MadeAgain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
-        sources, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
-
-        def formula(*sources: Tensor) -> Tensor:
-            with _autocast_of_forward(ctx):
-                made: Tensor = ctx.make(*sources)
-                return made
-
-        return None, *gradients_by_formula(formula, sources, dmade, needs)
+        gradients = gradients_by_formula(
+            functools.partial(_made, ctx), ctx.saved_tensors, dmade, ctx.needs_input_grad[1:]
+        )
+        return None, *gradients
 
 
 def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
@@ -107,23 +98,12 @@ def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
-def _autocast_of_forward(ctx: Any) -> torch.autocast:
+def _made(ctx: Any, *sources: Tensor) -> Tensor:
+    """Recompute the value of forward."""
     device, enabled, dtype = ctx.autocast
-    return torch.autocast(device, dtype, enabled=enabled)
-
-
-def _made(ctx: Any, sources: Sequence[Tensor], needs: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """Recompute the value of forward under autograd; return it and its leaves."""
-    with torch.enable_grad(), _autocast_of_forward(ctx):
-        inputs = [source.detach().requires_grad_(need) for source, need in zip(sources, needs, strict=True)]
-        return ctx.make(*inputs), inputs
-
-
-def _through(made: Tensor, inputs: Sequence[Tensor], dmade: Tensor) -> list[Tensor | None]:
-    """Return the gradients of the inputs; None for an input that requires none."""
-    wanted = [source for source in inputs if source.requires_grad]
-    gradients = iter(torch.autograd.grad(made, wanted, dmade))
-    return [next(gradients) if source.requires_grad else None for source in inputs]
+    with torch.autocast(device, dtype, enabled=enabled):
+        made: Tensor = ctx.make(*sources)
+        return made
 
 
 def _as_rows(x: Tensor) -> Tensor:

@@ -10,9 +10,8 @@ from torch import nn
 
 from ..._torch.dispatch import is_compiling
 from ...partition import fuse
-from .cache import find_cache
+from .cache import is_cache
 from .fallbacks import note
-from .layer import subclass
 from .parts import is_linear
 from .seeded_attention import SeededDropout
 
@@ -55,28 +54,18 @@ def _are_alike(first: nn.Module, *others: nn.Module) -> bool:
     )
 
 
-def block_class(block: nn.Module, backend: str, compress: str | None) -> type:
-    """Return a subclass whose forward is fused.
+def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> dict[str, Any]:
+    """Return the members of a subclass of a block's class whose forward is fused. See `swapped_class`.
 
-    One fused function serves all blocks of a class whose parameters have the same sizes. The parameters are inputs of
-    its graphs. An input's size becomes symbolic only when it first changes: with symbolic sizes from the start, tracing
-    a window of an image takes minutes.
+    One fused function serves all blocks of a class whose parameters have the same sizes (see `sizes_of`). The
+    parameters are inputs of its graphs. An input's size becomes symbolic only when it first changes: with symbolic
+    sizes from the start, tracing a window of an image takes minutes.
 
     In evaluation without gradients the block's own forward runs: there is nothing to save, and the call may fill a
     cache of keys and values. In training the fused forward runs without gradients too: reentrant checkpointing calls it
     that way, and backward must drop the same elements.
     """
-    sizes = tuple((name, parameter.shape) for name, parameter in block.named_parameters())
-    return _block_class(type(block), backend, compress, sizes)
-
-
-def _block_class(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> type:
-    return _block_class_of(cls, cls.forward, backend, compress, sizes)
-
-
-@functools.cache
-def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compress: str | None, sizes: Hashable) -> type:
-    """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
+    forward = cls.forward
     fused = fuse(
         _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
     )
@@ -85,14 +74,18 @@ def _block_class_of(cls: Any, forward: Callable[..., Any], backend: str, compres
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
-        if find_cache((*args, *kwargs.values())):
+        if any(map(is_cache, (*args, *kwargs.values()))):
             note(self, "it fills a cache of keys and values; pass use_cache=False")
             return forward(self, *args, **kwargs)
         return fused(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
-    members = {"forward": fused_forward, "rule": "block", **options}
-    return subclass(cls, members, _block_class, cls, backend, compress, sizes)
+    return {"forward": fused_forward, "rule": "block", **options}
+
+
+def sizes_of(block: nn.Module) -> Hashable:
+    """Return the names and sizes of the parameters."""
+    return tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 
 
 _numbers: Final = itertools.count()

@@ -4,29 +4,20 @@ By default such a model fills a cache of keys and values in each call, which tra
 to the cache entry of its layer number, so a compiler would make one graph per block.
 """
 
+import functools
 import inspect
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 
 
-class _WithoutCache:
-    """The hook of one module.
-
-    Attributes:
-        position: the index of `use_cache` among the positional arguments.
-    """
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        is_said = kwargs.get("use_cache") is not None or len(args) > self.position
-        if not module.training or is_said or find_cache((*args, *kwargs.values())):
-            return args, kwargs
-        return args, {**kwargs, "use_cache": False}
+def _without_cache(position: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The hook of a module whose argument `use_cache` has this index among the positional ones."""
+    is_said = kwargs.get("use_cache") is not None or len(args) > position
+    if not module.training or is_said or any(map(is_cache, (*args, *kwargs.values()))):
+        return args, kwargs
+    return args, {**kwargs, "use_cache": False}
 
 
 def hook_cache(model: nn.Module) -> bool:
@@ -40,7 +31,8 @@ def hook_cache(model: nn.Module) -> bool:
             continue
         names = list(inspect.signature(type(module).forward).parameters)
         if "use_cache" in names and not any(not outer or name.startswith(f"{outer}.") for outer in hooked):
-            module.register_forward_pre_hook(_WithoutCache(names.index("use_cache") - 1), with_kwargs=True)
+            hook = functools.partial(_without_cache, names.index("use_cache") - 1)
+            module.register_forward_pre_hook(hook, with_kwargs=True)
             hooked.append(name)
     return bool(hooked)
 
@@ -48,15 +40,11 @@ def hook_cache(model: nn.Module) -> bool:
 def unhook_cache(model: nn.Module) -> None:
     """Remove the hooks of `hook_cache`."""
     for module in model.modules():
-        ours = [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _WithoutCache)]
+        hooks: dict[int, Any] = module._forward_pre_hooks
+        ours = [key for key, hook in hooks.items() if getattr(hook, "func", None) is _without_cache]
         for key in ours:
-            del module._forward_pre_hooks[key]
+            del hooks[key]
             module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
-def find_cache(values: Iterable[Any]) -> bool:
-    """Return whether one of the values is a cache of transformers."""
-    return any(map(is_cache, values))
 
 
 def is_cache(value: Any) -> bool:

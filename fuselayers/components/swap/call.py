@@ -13,9 +13,9 @@ from ...names import no_such
 from ...partition import backends, fuse
 from ...partition.inspect.saved_bytes import tensors_of
 from .batch import made_batch
-from .blocks import block_class, repeated_blocks, share_graphs
+from .blocks import block_members, repeated_blocks, share_graphs, sizes_of
 from .cache import hook_cache, unhook_cache
-from .layer import cannot_swap, is_swapped, layer_class, unswap_class
+from .layer import cannot_swap, is_swapped, layer_members, swapped_class, unswap_class
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
 from .rules import RULES, loss
@@ -179,7 +179,8 @@ class _Search:
     def plan(self, level: str) -> _Plan:
         blocks = dict(self._blocks()) if level == "blocks" else {}
         kinds: dict[str, Any] = {
-            name: block_class(block, self.backend, self.compress) for name, block in blocks.items()
+            name: swapped_class(type(block), block_members, self.backend, self.compress, sizes_of(block))
+            for name, block in blocks.items()
         }
         skipped: list[Skipped] = []
         for name, module in self.modules():
@@ -191,7 +192,7 @@ class _Search:
                 if reason is not None:
                     skipped.append(Skipped(name, type(module).__name__, reason))
                 elif isinstance(place, Place):
-                    kinds[name] = layer_class(type(module), rule, place)
+                    kinds[name] = swapped_class(type(module), layer_members, rule, place)
                     break
         skipped = [module for module in skipped if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)

@@ -167,12 +167,12 @@ class _Reader(ast.NodeTransformer):
         value = self.unread.get(node.id)
         if value is not None:  # reading one part of a tuple is enough
             self.unread = {name: other for name, other in self.unread.items() if other is not value}
-        return self.values[node.id] if node.id in self.values else self._global(node, node.id)
+        return self.values[node.id] if node.id in self.values else self._global([node.id])
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        path = _path(node)
-        if path is not None and path.partition(".")[0] not in self.values:
-            return self._global(node, path)
+        names = ast.unparse(node).split(".")
+        if names[0] not in self.values and all(map(str.isidentifier, names)):
+            return self._global(names)
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -197,8 +197,9 @@ class _Reader(ast.NodeTransformer):
         self.methods.append(name)
         return _result(tree.body, _Reader(values, names, self.cls, self.methods, (*self.outer, name)))
 
-    def _global(self, node: ast.expr, path: str) -> ast.expr:
-        first, *rest = path.split(".")
+    def _global(self, names: list[str]) -> ast.expr:
+        first, *rest = names
+        path = ".".join(names)
         try:
             value = self.names[first] if first in self.names else getattr(builtins, first)
             for name in rest:
@@ -211,16 +212,6 @@ class _Reader(ast.NodeTransformer):
         if not hasattr(value, "__module__"):  # such as a method of Tensor
             raise Unreadable(f"its forward names {path}, whose module is unknown")
         return ast.Name(f"{value.__module__}.{full}", ast.Load())
-
-
-def _path(node: ast.expr) -> str | None:
-    """Return the dotted name of an expression, or None if it is not a dotted name."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if not isinstance(node, ast.Attribute):
-        return None
-    before = _path(node.value)
-    return None if before is None else f"{before}.{node.attr}"
 
 
 def _numbered(result: ast.expr, methods: tuple[str, ...]) -> Form:

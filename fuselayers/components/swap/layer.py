@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from torch import nn
@@ -13,15 +13,10 @@ from .fallbacks import forget, note
 from .rule import Place, Rule
 
 
-def layer_class(cls: Any, rule: Rule, place: Place) -> type:
-    """Return a subclass of a module's class with the forward of a rule. One class serves all such modules."""
-    return _layer_class_of(cls, cls.forward, rule, place)
-
-
-@functools.cache
-def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place) -> type:
-    """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
-    take = _taking(own, place.inputs or ())
+def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
+    """Return the members of a subclass of a module's class with the forward of a rule. See `swapped_class`."""
+    own = cls.forward
+    take = arguments_of(own)
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -31,24 +26,23 @@ def _layer_class_of(cls: Any, own: Callable[..., Any], rule: Rule, place: Place)
             return own(self, *args, **kwargs)
         if place.inputs is None:
             return rule.forward(self, *args, **kwargs)
-        inputs = take(args, kwargs)
-        if inputs is None:  # usually the caller's mistake; then the original forward raises
+        arguments = take(args, kwargs)
+        if arguments is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
             note(self, "the rule cannot read its arguments")
             return result
+        inputs = {role: arguments[name] for role, name in place.inputs}
         parts = {role: getattr(self, name) for role, name in place.parts}
         return rule.forward(self, **inputs, **parts)
 
-    return subclass(cls, {"forward": forward, "rule": rule.name}, layer_class, cls, rule, place)
+    return {"forward": forward, "rule": rule.name}
 
 
-def _taking(
-    forward: Callable[..., Any], inputs: tuple[tuple[str, str], ...]
-) -> Callable[[Any, Any], dict[str, Any] | None]:
-    """Return a function that reads the rule's inputs, by the rule's names, from the arguments of a call.
+def arguments_of(forward: Callable[..., Any]) -> Callable[[Any, Any], dict[str, Any] | None]:
+    """Return a function that names the arguments of a call of this forward, with the defaults; `**kwargs` is one.
 
-    It returns None if the forward does not accept the arguments. `bind` of `inspect.Signature` is not used,
-    since Dynamo cannot trace it.
+    It returns None if the forward does not accept the arguments. `bind` of `inspect.Signature` is not used, since
+    Dynamo cannot trace it.
     """
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     others = [parameters.pop().name] if parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD else []
@@ -64,9 +58,7 @@ def _taking(
         if rest and not others:
             return None
         arguments = {**defaults, **positional, **kwargs, **dict.fromkeys(others, rest)}
-        if any(name not in arguments for name in names):
-            return None
-        return {role: arguments[name] for role, name in inputs}
+        return None if any(name not in arguments for name in names) else arguments
 
     return take
 
@@ -134,14 +126,21 @@ def _original(kind: Any) -> type:
     return made
 
 
-def subclass(cls: type, members: dict[str, Any], make: Callable[..., type], *key: Any) -> type:
-    """Return a subclass with the same name, since wrap policies and `_no_split_modules` match names.
+def swapped_class(cls: Any, members_of: Callable[..., dict[str, Any]], *key: Hashable) -> type:
+    """Return the subclass of a module's class with the members `members_of(cls, *key)`: its forward and its rule.
 
-    Its modules are pickled with `make` and its arguments, which create the class again.
+    One class serves all modules with the same class and key. It has the same name as the module's class, since wrap
+    policies and `_no_split_modules` match names. Its modules are pickled with these arguments, which create it again.
     """
+    return _swapped_class(cls, cls.forward, members_of, key)
+
+
+@functools.cache
+def _swapped_class(cls: Any, _own: Any, members_of: Callable[..., dict[str, Any]], key: tuple[Hashable, ...]) -> type:
+    """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (make, *key)}
-    return type(cls.__name__, (cls,), {**members, **face, **ways})
+    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (cls, members_of, *key)}
+    return type(cls.__name__, (cls,), {**members_of(cls, *key), **face, **ways})
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
@@ -149,8 +148,8 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     return _loaded, kind._made_by, module.__getstate__()  # type: ignore[no-untyped-call]
 
 
-def _loaded(make: Callable[..., type], *key: Any) -> nn.Module:
-    module: nn.Module = object.__new__(make(*key))
+def _loaded(*made_by: Any) -> nn.Module:
+    module: nn.Module = object.__new__(swapped_class(*made_by))
     return module
 
 

@@ -90,11 +90,19 @@ class SwapReport:
         return asdict(self)
 
     def _rows(self) -> list[tuple[str, ...]]:
-        """Return one row for all sites with the same class, rule and backend."""
+        """Return the cells of `_COLUMNS`, with one row for all sites with the same class, rule and backend."""
         groups: dict[tuple[str, str, str], list[Site]] = {}
         for site in self.sites:
             groups.setdefault((site.kind, site.rule, site.backend), []).append(site)
-        return [_row(*group, sites) for group, sites in groups.items()]
+        rows: list[tuple[str, ...]] = []
+        for (kind, rule, backend), sites in groups.items():
+            errors = [site.error for site in sites if site.error is not None]
+            error = f"{max(errors):.0e}" if errors else "-"
+            before = sum(site.saved_before or 0 for site in sites)
+            after = sum(site.saved_after or 0 for site in sites)
+            kept = f"{after / before:.2f}" if before else ""
+            rows.append((kind, rule, str(len(sites)), error, kept, backend))
+        return rows
 
     def _skipped_lines(self) -> list[str]:
         """Return one line for all modules of a class with the same reason."""
@@ -125,7 +133,8 @@ class SwapReport:
         if rows:
             used = [column for column, name in enumerate(_COLUMNS) if column < 3 or any(row[column] for row in rows)]
             table = [tuple(row[column] for column in used) for row in (tuple(_COLUMNS), *rows)]
-            lines += table_lines(table, _width(), left=range(len(used)))
+            width = shutil.get_terminal_size().columns
+            lines += table_lines(table, width, left=range(len(used)))
             names = [name for column, name in enumerate(_COLUMNS) if column in used and _COLUMNS[name]]
             lines += _wrapped([f"  {name}: {_COLUMNS[name]}" for name in names])
         return "\n".join([*lines, *_wrapped([*self._saved_lines(), *self.notes, *self._skipped_lines()])])
@@ -141,28 +150,9 @@ _COLUMNS: Final[Mapping[str, str]] = {
 }
 
 
-def _row(kind: str, rule: str, backend: str, sites: list[Site]) -> tuple[str, ...]:
-    """The cells of `_COLUMNS`."""
-    errors = [site.error for site in sites if site.error is not None]
-    error = f"{max(errors):.0e}" if errors else "-"
-    kept = _ratio([site.saved_before for site in sites], [site.saved_after for site in sites])
-    return kind, rule, str(len(sites)), error, kept, backend
-
-
-def _ratio(before: list[Any], after: list[Any]) -> str:
-    """Return the new bytes as a share of the old ones, over all sites that were measured."""
-    pairs = [(old, new) for old, new in zip(before, after, strict=True) if old is not None and new is not None]
-    total = sum(old for old, _ in pairs)
-    return f"{sum(new for _, new in pairs) / total:.2f}" if total else ""
-
-
-def _width() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def _wrapped(lines: list[str]) -> list[str]:
     """Return the lines, wrapped to the width of the terminal."""
-    width = _width()
+    width = shutil.get_terminal_size().columns
     return [
         part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
     ]

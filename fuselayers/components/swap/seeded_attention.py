@@ -11,7 +11,7 @@ and save them.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,49 +23,45 @@ from ..._torch.dispatch import jit_is_tracing, transforms_are_active
 
 
 class SeededDropout(TorchFunctionMode):
-    """Runs `seeded_attention` for each `F.scaled_dot_product_attention` that drops weights on a CPU."""
+    """Runs `seeded_attention` for each `F.scaled_dot_product_attention`."""
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention and not (jit_is_tracing() or transforms_are_active()):
-            call = Attention(*args, **kwargs)
-            if call.drops_here():
-                return seeded_attention(call)
-        return func(*args, **kwargs)
+            return seeded_attention(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
-class Attention(NamedTuple):
-    """The arguments of a call of `F.scaled_dot_product_attention`."""
+def seeded_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return `F.scaled_dot_product_attention` with a dropout mask that is generated from a seed.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-
-    def drops_here(self) -> bool:
-        """Return whether `seeded_attention` supports the call."""
-        q, k, v, mask = self[:4]
-        plain = all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (q, k, v))
-        alike = k.shape[:-2] == q.shape[:-2] == v.shape[:-2] and not self.enable_gqa
-        scores = (*q.shape[:-1], k.shape[-2])
-        clear = mask is None or (
-            not self.is_causal
-            and mask.dtype in (torch.bool, torch.float32)
-            and torch.broadcast_shapes(mask.shape, scores) == scores  # type: ignore[no-untyped-call]
+    Calls that are not supported, such as those that drop nothing, go to torch.
+    """
+    plain = all(tensor.is_cpu and tensor.dtype == torch.float32 for tensor in (query, key, value))
+    alike = key.shape[:-2] == query.shape[:-2] == value.shape[:-2] and not enable_gqa
+    scores = (*query.shape[:-1], key.shape[-2])
+    clear = attn_mask is None or (
+        not is_causal
+        and attn_mask.dtype in (torch.bool, torch.float32)
+        and torch.broadcast_shapes(attn_mask.shape, scores) == scores  # type: ignore[no-untyped-call]
+    )
+    drops = 0.0 < dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
+    if not (plain and alike and clear and drops):
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-        return plain and alike and clear and 0.0 < self.dropout_p < 1.0 and not torch.is_autocast_enabled("cpu")
-
-
-def seeded_attention(call: Attention) -> Tensor:
-    """Return attention with a dropout mask that is generated from a seed."""
-    scale = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    out: Tensor = _attention(*call[:4], ops.draw_seed(), call.dropout_p, call.is_causal, scale)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    out: Tensor = _attention(query, key, value, attn_mask, ops.draw_seed(), dropout_p, is_causal, scale)
     return out
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import forked_rng, tree_map
+from ..._torch.dispatch import forked_rng, tree_map, tree_map_only
 from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
@@ -44,16 +45,13 @@ def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[
     """
     calls: dict[str, Call] = {}
 
-    def keeper(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            # A call with an argument that cannot be copied, such as an object that holds activations, is not kept.
-            with contextlib.suppress(Exception):
-                calls.setdefault(name, _copies((args, kwargs)))
-
-        return keep
+    def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # A call with an argument that cannot be copied, such as an object that holds activations, is not kept.
+        with contextlib.suppress(Exception):
+            calls.setdefault(name, _copies((args, kwargs)))
 
     modules = dict(model.named_modules())
-    hooks = [modules[name].register_forward_pre_hook(keeper(name), with_kwargs=True) for name in names]
+    hooks = [modules[name].register_forward_pre_hook(functools.partial(keep, name), with_kwargs=True) for name in names]
     try:
         # With gradients enabled: a comparison needs the gradients of the inputs that backward reaches in the model.
         with torch.enable_grad(), _as_it_was(model):
@@ -132,7 +130,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     truth, least = before, roundings * torch.finfo(dtype).eps
     if wide is not None:
         with contextlib.suppress(Exception):  # some forwards insist on float32
-            truth = _run(wide.double(), tree_map(_double, call))
+            truth = _run(wide.double(), _floating(Tensor.double, call))
             least = torch.finfo(dtype).eps * (roundings if is_block else 1)
     of_results, of_gradients = _errors(after, truth)
     error_before, error = max(_errors(before, truth)), max(of_results, of_gradients)
@@ -162,20 +160,17 @@ def _sharing_parameters(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, {id(parameter): parameter for parameter in module.parameters()})
 
 
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+def _floating(change: Callable[[Tensor], Tensor], call: Call) -> Call:
+    """Return the call with its floating tensors changed."""
+    changed: Call = tree_map_only(Tensor, lambda value: change(value) if value.is_floating_point() else value, call)
+    return changed
 
 
 def with_gradients(call: Call) -> Call:
     """Return the call with all floating inputs requiring gradients, if none does."""
     if any(tensor.requires_grad for tensor in tensors_of(call)):
         return call
-    learning: Call = tree_map(_leaf, _copies(call))
-    return learning
-
-
-def _leaf(value: Any) -> Any:
-    return value.requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+    return _floating(Tensor.requires_grad_, _copies(call))
 
 
 def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
@@ -183,7 +178,8 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
     leaves = _copies(call)
     inputs = [tensor for tensor in tensors_of(leaves) if tensor.requires_grad]
     with torch.enable_grad(), forked_rng():
-        args, kwargs = _from_leaves(leaves)
+        # A forward may write into its inputs, but autograd allows no write into a leaf.
+        args, kwargs = tree_map_only(Tensor, Tensor.clone, leaves)
         result = module(*args, **kwargs)
         if isinstance(result, Mapping) and result.get("loss") is not None:
             result = result["loss"]
@@ -226,11 +222,6 @@ def _difference(value: Tensor, right: Tensor) -> Tensor:
     return value.double() - right.double()
 
 
-def _from_leaves(leaves: Any) -> Any:
-    # A forward may write into its inputs, but autograd allows no write into a leaf.
-    return tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, leaves)
-
-
 def saved_by_model(model: nn.Module, batch: Any) -> Saved | None:
     """Return what a call of the model saves in training mode; None if it does not run in that mode on this batch.
 
@@ -250,6 +241,6 @@ def _saved(module: nn.Module, call: Call) -> int:
 
     `saved_by_model` also searches for other live storages. That takes a second, too long for each module.
     """
-    args, kwargs = _from_leaves(_copies(call))
+    args, kwargs = tree_map_only(Tensor, Tensor.clone, _copies(call))
     with torch.enable_grad(), forked_rng():
         return saved_by_call(lambda: module(*args, **kwargs), exempt=(*module.parameters(), *module.buffers()))

@@ -8,6 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from fuselayers.components import Choice, Decoder, Encoder
 from fuselayers.configs import build, compose
 from fuselayers.partition import FusedModule
+from tests.components.compare import assert_same_step
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 0]])
 TARGETS = TOKENS.roll(-1, 1)
@@ -16,7 +17,7 @@ TARGETS = TOKENS.roll(-1, 1)
 def model(kind: type = Decoder, **options: object) -> nn.Module:
     torch.manual_seed(2)
     mixture = {"num_experts": 3, "balance_coefficient": 0.5, "z_coefficient": 0.1, **options}
-    built: nn.Module = kind(
+    return kind(
         vocab_size=10,
         hidden_dim=8,
         num_layers=2,
@@ -24,14 +25,6 @@ def model(kind: type = Decoder, **options: object) -> nn.Module:
         attention=Choice("multi_head", {"num_heads": 2}),
         feedforward=Choice("mixture_of_experts", mixture),
     )
-    return built
-
-
-def step(model: nn.Module) -> tuple[Tensor, dict[str, Tensor]]:
-    model.zero_grad()
-    loss = model(TOKENS, TARGETS)
-    loss.backward()
-    return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
 def by_hand(plain: nn.Module) -> Tensor:
@@ -78,9 +71,9 @@ def test_at_every_scope_it_is_the_same_step(scope: str, options: dict[str, objec
     plain, fused = built("none", **options), built(scope, **options)
     fused.load_state_dict(plain.state_dict())
     assert any(isinstance(module, FusedModule) for module in fused.modules())
-    torch.testing.assert_close(step(fused), step(plain))
-    torch.testing.assert_close(fused.auxiliary_loss(), plain.auxiliary_loss())  # type: ignore[operator]
-    assert plain.auxiliary_loss() > 0.5  # type: ignore[operator]
+    assert_same_step(plain, fused, TOKENS, TARGETS)
+    torch.testing.assert_close(fused.auxiliary_loss(), plain.auxiliary_loss())
+    assert plain.auxiliary_loss() > 0.5
 
 
 def checkpointed(plain: nn.Module, *, use_reentrant: bool) -> nn.Module:
@@ -91,7 +84,7 @@ def checkpointed(plain: nn.Module, *, use_reentrant: bool) -> nn.Module:
 
 
 def test_a_loss_that_was_computed_without_a_graph_is_refused() -> None:
-    torch.testing.assert_close(step(checkpointed(model(), use_reentrant=False)), step(model()))
+    assert_same_step(model(), checkpointed(model(), use_reentrant=False), TOKENS, TARGETS)
     plain = checkpointed(model(), use_reentrant=True)
     text = (
         "the auxiliary loss of blocks.0.feedforward has no gradient: it was computed without a graph, as "

@@ -8,9 +8,8 @@ from torch import Tensor
 from fuselayers.components import Choice, Decoder
 from fuselayers.components.model import sampling
 from fuselayers.ops import dropout
-from tests.components.model.refused import assert_refused
+from tests.components.model.small import made, tokens
 
-HEADS = Choice("multi_head", {"num_heads": 2})
 LLAMA = {
     "attention": Choice("multi_head", {"num_heads": 4, "num_kv_heads": 2, "bias": False}),
     "feedforward": "gated_mlp",
@@ -19,19 +18,9 @@ LLAMA = {
 }
 
 
-def made(**options: object) -> Decoder:
-    """A small decoder with weights so large that every part of it moves the logits."""
-    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "attention": HEADS}
-    return Decoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(13, shape)
-
-
 @pytest.mark.parametrize(("p", "tied"), [(0.0, True), (0.3, False)])
 def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
-    model = made(dropout=p, tie_embeddings=tied)
+    model = made(Decoder, dropout=p, tie_embeddings=tied)
     tokens_BT = tokens(3, 6)
     torch.manual_seed(1)
     x = dropout(model.token.weight[tokens_BT] + model.position.table.weight, p)
@@ -44,7 +33,7 @@ def test_it_is_embeddings_blocks_norm_and_head(p: float, tied: bool) -> None:
 
 
 def test_generate_is_reproducible_and_leaves_torchs_generator_alone() -> None:
-    model = made()
+    model = made(Decoder)
     prompt = tokens(2, 3)
     state = torch.get_rng_state()
 
@@ -68,7 +57,7 @@ def test_generate_is_reproducible_and_leaves_torchs_generator_alone() -> None:
 
 @pytest.mark.parametrize("options", [{}, LLAMA, {"position": "alibi"}], ids=str)
 def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options: dict[str, object]) -> None:
-    model = made(**options)
+    model = made(Decoder, **options)
     prompts = [tokens(1, 2), tokens(1, 4), tokens(1, 3)]
     prompt = torch.cat([torch.nn.functional.pad(row, (4 - row.shape[1], 0)) for row in prompts])
     real_BT = torch.arange(4) >= torch.tensor([[2], [0], [1]])
@@ -86,7 +75,7 @@ def test_prompts_that_are_padded_on_the_left_continue_as_each_by_itself(options:
 def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU checks less often than a CPU whether all rows have ended, and returns the same tokens."""
     monkeypatch.setitem(sampling.TOKENS_PER_LOOK, "cpu", tokens_per_look)
-    model = made()
+    model = made(Decoder)
     prompt = tokens(2, 3)
     free = model.generate(prompt, 8, temperature=0)
     stop = int(free[0, 5])
@@ -106,7 +95,7 @@ def test_a_row_ends_with_a_stop_token(tokens_per_look: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("position", ["rotary", "alibi"])
 def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
-    model = made(position=position).double()
+    model = made(Decoder, position=position).double()
     row = tokens(1, 6)
     together = model(row, document_ids=torch.tensor([[3, 3, 3, 5, 5, 5]]))
     alone = torch.cat((model(row[:, :3]), model(row[:, 3:])), dim=1)
@@ -136,43 +125,4 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
 )
 def test_errors_of_generate(arguments: dict[str, object], text: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
-        made().generate(tokens(1, 2), **{"num_tokens": 1, **arguments})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "error", "text"),
-    [
-        ([[1, 2]], TypeError, "tokens must be a tensor [B, T], got list; use torch.tensor(tokens)"),
-        (torch.zeros(1, 2), TypeError, "tokens must be int64 or int32, got torch.float32; convert with tokens.long()"),
-        (torch.tensor([1, 2]), ValueError, "tokens must be [B, T], got [2]; add the batch dimension with tokens[None]"),
-        (torch.zeros(2, 0).long(), ValueError, "tokens must hold at least one token per row, got [2, 0]"),
-        (torch.tensor([[5, 13]]), ValueError, "tokens must be in 0..12, got 5..13"),
-        (
-            torch.zeros(1, 7).long(),
-            ValueError,
-            "a sequence of 7 tokens does not fit the context_length 6; shorten it, or build the model with a longer "
-            "context",
-        ),
-    ],
-)
-def test_errors_of_tokens(wrong: Tensor, error: type[Exception], text: str) -> None:
-    assert_refused(made(), error, text, wrong)
-
-
-@pytest.mark.parametrize(
-    ("targets", "text"),
-    [
-        (torch.zeros(2, 4).long(), "targets must be torch.int64 [2, 3] like tokens, got torch.int64 [2, 4]"),
-        (torch.zeros(2, 3).int(), "targets must be torch.int64 [2, 3] like tokens, got torch.int32 [2, 3]"),
-        (torch.tensor([[-100, 0, 1], [2, 3, 13]]), "targets must be in 0..12 or -100, got -100..13"),
-    ],
-)
-def test_errors_of_targets(targets: Tensor, text: str) -> None:
-    assert_refused(made(), ValueError, text, tokens(2, 3), targets)
-
-
-def test_rotary_positions_and_heads_of_another_size() -> None:
-    with pytest.raises(
-        ValueError, match=r"^position 'rotary' needs an even number of channels .* got 3 \(0.75 of 4\)$"
-    ):
-        made(position=Choice("rotary", {"fraction": 0.75}))
+        made(Decoder).generate(tokens(1, 2), **{"num_tokens": 1, **arguments})

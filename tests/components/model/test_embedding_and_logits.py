@@ -10,30 +10,14 @@ from torch import Tensor, nn
 
 from fuselayers.components import Choice, Decoder, Encoder, EncoderDecoder, VisionTransformer
 from tests.components.adapter import Adapter
-from tests.components.compare import assert_same_step
+from tests.components.compare import assert_same_values, run
+from tests.components.model.small import made
 from tests.components.registered import registered
-
-SIZES = {
-    "vocab_size": 13,
-    "hidden_dim": 8,
-    "num_layers": 1,
-    "context_length": 6,
-    "attention": Choice("multi_head", {"num_heads": 2}),
-    "init_std": 0.5,
-}
 
 
 class NoTable(nn.Module):
     def __init__(self, *, vocab_size: int, hidden_dim: int) -> None:
         super().__init__()
-
-
-def made(model: type[nn.Module], **options: object) -> nn.Module:
-    return model(**{**SIZES, **options})
-
-
-def same_weights(model: nn.Module, other: nn.Module) -> None:
-    other.load_state_dict(model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -46,34 +30,24 @@ def same_weights(model: nn.Module, other: nn.Module) -> None:
 )
 def test_logits_are_scaled_and_then_bounded(options: dict[str, float], change: Callable[[Tensor], Tensor]) -> None:
     model, plain = made(Decoder, **options).double(), made(Decoder).double()
-    same_weights(model, plain)
-
-    class Changed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            for name, module in plain.named_children():
-                self.add_module(name, module)
-
-        def forward(self, tokens_BT: Tensor) -> Tensor:
-            logits: Tensor = change(plain(tokens_BT))
-            return logits
-
-    assert_same_step(Changed(), model, torch.randint(13, (3, 6)), rtol=1e-9, atol=1e-9)
+    plain.load_state_dict(model.state_dict())
+    inputs = [torch.randint(13, (3, 6))]
+    expected = run(plain, inputs, call=lambda tokens_BT: change(plain(tokens_BT)))
+    assert_same_values(expected, run(model, inputs), rtol=1e-9, atol=1e-9)
 
 
 TOKENS_BT = torch.tensor([[1, 5, 12], [0, 7, 3]])
-VISION_SIZES = {"image_size": 4, "patch_size": 2, "num_classes": 13, "hidden_dim": 8, "num_layers": 1}
 
 
 def with_a_head(model: type[nn.Module]) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """Return a model with an untied head and scaled logits, and its training inputs."""
+    scaled = {"base_width": 4, "init": "mup"}
     if model is VisionTransformer:
-        vision = VisionTransformer(**VISION_SIZES, attention=SIZES["attention"], base_width=4, init="mup")  # type: ignore[arg-type]
-        nn.init.normal_(vision.head.weight)
-        return vision.double(), (torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.tensor([3, 12]))
-    built = made(model, tie_embeddings=False, base_width=4, init="mup").double()
-    nn.init.normal_(built.head.weight)  # type: ignore[arg-type, union-attr]
-    return built, (TOKENS_BT, TOKENS_BT)
+        built, inputs = made(model, **scaled), (torch.randn(2, 3, 12, 12).double(), torch.tensor([3, 1]))
+    else:
+        built, inputs = made(model, **scaled, tie_embeddings=False), (TOKENS_BT, TOKENS_BT)
+    nn.init.normal_(built.head.weight)
+    return built.double(), inputs
 
 
 MODELS = [Decoder, Encoder, EncoderDecoder, VisionTransformer]
@@ -83,13 +57,13 @@ MODELS = [Decoder, Encoder, EncoderDecoder, VisionTransformer]
 def test_an_adapter_in_place_of_the_head_is_called(model: type[nn.Module]) -> None:
     merged, inputs = with_a_head(model)
     adapted = copy.deepcopy(merged)
-    adapted.head = Adapter(adapted.head).double()  # type: ignore[arg-type]
+    adapted.head = Adapter(adapted.head).double()
     with torch.no_grad():
-        merged.head.weight.add_(adapted.head.high @ adapted.head.low)  # type: ignore[arg-type, union-attr]
+        merged.head.weight.add_(adapted.head.high @ adapted.head.low)
     loss = adapted(*inputs)
     torch.testing.assert_close(loss, merged(*inputs))
     loss.backward()
-    assert adapted.head.low.grad.any()  # type: ignore[union-attr]
+    assert adapted.head.low.grad.any()
 
 
 @pytest.mark.parametrize("model", [Decoder, Encoder])

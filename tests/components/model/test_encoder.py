@@ -1,28 +1,19 @@
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from fuselayers.components import Choice, Encoder
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse
-from tests.components.model.refused import assert_refused
-
-HEADS = Choice("multi_head", {"num_heads": 2})
-
-
-def made(**options: object) -> Encoder:
-    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "attention": HEADS}
-    return Encoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(13, shape)
+from tests.components.compare import assert_same_values, run
+from tests.components.model.small import made, tokens
 
 
 @pytest.mark.parametrize(("p", "tied"), [(0.0, True), (0.3, False)])
 def test_it_is_embeddings_blocks_and_head(p: float, tied: bool) -> None:
-    model = made(dropout=p, tie_embeddings=tied)
+    model = made(Encoder, dropout=p, tie_embeddings=tied)
     with torch.no_grad():
         model.bias.normal_()
     tokens_BT, segments_BT = tokens(3, 6), torch.randint(2, (3, 6))
@@ -39,7 +30,7 @@ def test_it_is_embeddings_blocks_and_head(p: float, tied: bool) -> None:
 
 
 def test_padding_changes_nothing_for_real_tokens() -> None:
-    model = made()
+    model = made(Encoder)
     tokens_BT = tokens(2, 6)
     real_BT = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
     got = model(tokens_BT, key_padding_mask=real_BT)
@@ -49,46 +40,13 @@ def test_padding_changes_nothing_for_real_tokens() -> None:
 
 def test_fused_is_plain() -> None:
     heads = Choice("multi_head", {"num_heads": 2, "dropout": 0.2})
-    plain = made(num_layers=1, attention=heads, feedforward="fused_mlp", dropout=0.2)
+    plain = made(Encoder, num_layers=1, attention=heads, feedforward="fused_mlp", dropout=0.2)
     fused = fuse(plain, backend="eager", fallback=(), fullgraph=True)
     arguments = {
         "targets_BT": tokens(3, 6),
         "segments_BT": torch.randint(2, (3, 6)),
         "key_padding_mask": torch.arange(6) < torch.tensor([[6], [4], [1]]),
     }
-    tokens_BT = tokens(3, 6)
-    results = []
-    for model in (plain, fused):
-        plain.zero_grad()
-        torch.manual_seed(2)
-        loss = model(tokens_BT, **arguments)
-        loss.backward()
-        results.append((loss.detach(), {name: value.grad.clone() for name, value in plain.named_parameters()}))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (
-            {"targets_BT": torch.zeros(2, 2).long()},
-            "targets must be torch.int64 [2, 3] like tokens, got torch.int64 [2, 2]",
-        ),
-        (
-            {"segments_BT": torch.zeros(1, 3).long()},
-            "segments must be torch.int64 [2, 3] like tokens, got torch.int64 [1, 3]",
-        ),
-        ({"segments_BT": torch.full((2, 3), 2)}, "segments must be in 0..1, got 2..2"),
-        (
-            {"key_padding_mask": torch.ones(2, 3)},
-            "key_padding_mask must be torch.bool [2, 3] like tokens, got torch.float32 [2, 3]",
-        ),
-    ],
-)
-def test_errors_of_a_call(arguments: dict[str, Tensor], text: str) -> None:
-    assert_refused(made(), ValueError, text, tokens(2, 3), **arguments)
-
-
-def test_segments_for_a_model_without_them() -> None:
-    text = "this model has no segment embeddings; build it with num_segments, or leave segments out"
-    assert_refused(made(num_segments=0), ValueError, text, tokens(2, 3), segments_BT=torch.zeros(2, 3).long())
+    inputs = [tokens(3, 6)]
+    expected, got = (run(plain, inputs, call=functools.partial(model, **arguments)) for model in (plain, fused))
+    assert_same_values(expected, got, rtol=1e-4, atol=1e-5)

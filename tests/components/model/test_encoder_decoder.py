@@ -1,25 +1,11 @@
-import re
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fuselayers.components import Choice, EncoderDecoder
+from fuselayers.components import EncoderDecoder
 from tests.components.compare import randomise
-from tests.components.model.refused import assert_refused
-
-HEADS = Choice("multi_head", {"num_heads": 2})
-
-
-def made(**options: object) -> EncoderDecoder:
-    """A small model with weights so large that every part of it moves the logits."""
-    sizes = {"vocab_size": 13, "hidden_dim": 8, "num_layers": 2, "context_length": 7, "attention": HEADS}
-    return EncoderDecoder(**{**sizes, "init_std": 0.5, **options})  # type: ignore[arg-type]
-
-
-def tokens(*shape: int) -> Tensor:
-    return torch.randint(13, shape)
+from tests.components.model.small import made, tokens
 
 
 def written_out(model: EncoderDecoder, source: Tensor, inputs: Tensor, real: Tensor | None = None) -> Tensor:
@@ -39,7 +25,7 @@ def written_out(model: EncoderDecoder, source: Tensor, inputs: Tensor, real: Ten
 @pytest.mark.parametrize(("tied", "padded"), [(True, False), (False, True)])
 def test_values_and_gradients(tied: bool, padded: bool) -> None:
     options = {"num_decoder_layers": 3, "tie_embeddings": tied, "logit_scale": 8**-0.5, "start_token": 5}
-    model = randomise(made(**options)).double()
+    model = randomise(made(EncoderDecoder, **options)).double()
     source, targets = tokens(3, 7), tokens(3, 5)
     targets[1, 2:] = -100
     mask = torch.arange(7) < torch.tensor([[7], [3], [1]]) if padded else None
@@ -58,7 +44,7 @@ def test_values_and_gradients(tied: bool, padded: bool) -> None:
 
 @pytest.mark.parametrize("block", ["transformer", "reversible"])
 def test_generate_takes_the_likeliest_token_of_the_last_context(block: str) -> None:
-    model = made(block=block, start_token=3)
+    model = made(EncoderDecoder, block=block, start_token=3)
     source = tokens(2, 5)
     mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
     expected = torch.full((2, 1), 3)
@@ -73,7 +59,7 @@ def test_generate_takes_the_likeliest_token_of_the_last_context(block: str) -> N
 
 
 def test_generate_is_reproducible_and_leaves_every_mode_as_it_was() -> None:
-    model = made(dropout=0.5)
+    model = made(EncoderDecoder, dropout=0.5)
     model.decoder.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     source = tokens(2, 5)
@@ -83,61 +69,3 @@ def test_generate_is_reproducible_and_leaves_every_mode_as_it_was() -> None:
     assert torch.equal(first, again)
     assert len(calls) == 2  # the encoder runs once per call
     assert [module.training for module in model.modules()] == modes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({}, ValueError, "there is nothing to predict; pass targets_BT for a loss, or inputs_BT for logits"),
-        (
-            {"inputs_BT": torch.zeros(3, 4).long()},
-            ValueError,
-            "source and target must have as many rows, got 2 and 3",
-        ),
-        (
-            {"targets_BT": torch.zeros(2, 3)},
-            TypeError,
-            "targets must be int64 or int32, got torch.float32; convert with targets.long()",
-        ),
-        (
-            {"targets_BT": torch.zeros(2, 3).long(), "inputs_BT": torch.zeros(2, 4).long()},
-            ValueError,
-            "targets must be torch.int64 [2, 4] like inputs, got torch.int64 [2, 3]",
-        ),
-        (
-            {"inputs_BT": torch.zeros(2).long()},
-            ValueError,
-            "inputs must be [B, T], got [2]; add the batch dimension with inputs[None]",
-        ),
-        ({"inputs_BT": torch.full((2, 3), 13)}, ValueError, "inputs must be in 0..12, got 13..13"),
-        (
-            {"inputs_BT": torch.zeros(2, 3).long(), "key_padding_mask": torch.ones(2, 4).bool()},
-            ValueError,
-            "key_padding_mask must be torch.bool [2, 5] like source, got torch.bool [2, 4]",
-        ),
-        (
-            {"inputs_BT": torch.zeros(2, 8).long()},
-            ValueError,
-            "a sequence of 8 tokens does not fit the context_length 7; shorten it, or build the model with a longer "
-            "context",
-        ),
-    ],
-)
-def test_errors(arguments: dict[str, Tensor], error: type[Exception], text: str) -> None:
-    assert_refused(made(), error, text, torch.zeros(2, 5).long(), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"start_token": 13}, "start_token must be in 0..12, got 13"),
-        (
-            {"attention": Choice("multi_head", {"num_heads": 2, "window": 3})},
-            "cross_attention 'multi_head' (by default the choice of attention): attention with a window takes no "
-            "memory; build it without window=",
-        ),
-    ],
-)
-def test_errors_of_the_constructor(options: dict[str, object], text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}"):
-        made(**options)

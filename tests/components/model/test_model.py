@@ -8,7 +8,7 @@ from fuselayers.partition import fuse
 class WithFlag(Decoder):
     """A model with arguments of its own."""
 
-    def forward(self, tokens_BT: Tensor, flag: bool = False) -> Tensor:  # type: ignore[override]
+    def forward(self, tokens_BT: Tensor, flag: bool = False) -> Tensor:
         return super().forward(tokens_BT) * (2 if flag else 1)
 
 

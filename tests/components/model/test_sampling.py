@@ -9,7 +9,7 @@ LOGITS = torch.tensor([0.0, 1.0, 2.0, 3.0])
 
 
 def shares(**arguments: object) -> list[float]:
-    drawn = next_token(LOGITS.expand(40_000, 4), generator=torch.Generator().manual_seed(0), **arguments)  # type: ignore[arg-type]
+    drawn = next_token(LOGITS.expand(40_000, 4), generator=torch.Generator().manual_seed(0), **arguments)
     return (drawn.bincount(minlength=4) / drawn.numel()).tolist()
 
 

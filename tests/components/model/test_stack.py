@@ -8,14 +8,13 @@ from torch import Tensor
 
 from fuselayers.components import Choice, LayerChange, LayerNorm
 from fuselayers.components.model import Stack
+from tests.components.model.small import HEADS
 from tests.components.registered import registered
-
-HEADS = Choice("multi_head", {"num_heads": 2})
 
 
 def stack(**changes: object) -> Stack:
     options = {"num_layers": 3, "context_length": 6, "attention": HEADS, "norm": "rms_norm", "causal": True}
-    return Stack(8, **(options | changes))  # type: ignore[arg-type]
+    return Stack(8, **(options | changes))
 
 
 class Headless(torch.nn.Linear):
@@ -51,12 +50,10 @@ def test_some_layers_differ() -> None:
 def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:
     built, x = stack(position=position, causal=causal), torch.randn(2, 5, 8)
     bias_HTS = built.position.bias(x)
-    assert bias_HTS is not None
     assert getattr(built.position, "causal", causal) == causal
     expected = x
     for block in built.blocks:
         expected = block(expected, bias=bias_HTS)
-    assert built.norm is not None
     torch.testing.assert_close(built.run_blocks(x), built.norm(expected))
     first = built.blocks[0]
     assert not torch.allclose(first(x, bias=torch.zeros_like(bias_HTS)), first(x, bias=bias_HTS))

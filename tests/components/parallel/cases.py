@@ -1,6 +1,5 @@
 """Models and their batches; checks that compare a divided model with the plain model in the same process."""
 
-import functools
 import traceback
 from typing import Any, NamedTuple
 
@@ -32,8 +31,7 @@ def shipped(name: str) -> Model:
     """Return a shipped model with dropout everywhere."""
     mlp = "feedforward.expert" if name == "mixtral_tiny" else "feedforward"
     dropout = [f"{part}.dropout=0.1" for part in ("model", "attention", mlp)]
-    model: Model = fl.build(name, [*dropout, "fusion=off"])
-    return model
+    return fl.build(name, [*dropout, "fusion=off"])
 
 
 _HEADS = {"num_heads": 4, "dropout": 0.1}
@@ -151,15 +149,20 @@ def group() -> DeviceMesh:
     return init_device_mesh("cpu", (torch.distributed.get_world_size(),))
 
 
-def compared(made: Any, *, sequence: bool, **inputs: Any) -> tuple[Step, Step]:
-    """Return the step of a plain model, and the step of the same model divided among all processes."""
+def made(name: str) -> Any:
+    """Return a model of COMPONENTS or a shipped model, with the same weights in every process."""
     torch.manual_seed(0)
-    model = made()
-    batch = batch_of(model)
-    plain = step(model, batch, **inputs)
+    return COMPONENTS[name]() if name in COMPONENTS else shipped(name)
+
+
+def check_step(name: str, *, sequence: bool, targets: bool = True, **inputs: Any) -> None:
+    """Compare a step of a plain model with that of the same model divided among all processes."""
+    model = made(name)
+    batch = batch_of(model) if targets else batch_of(model)[:1]
+    wanted = step(model, batch, **inputs)
     model.zero_grad()
     parallelize(model, group(), sequence=sequence)
-    return plain, step(model, batch, **inputs)
+    assert_same(wanted, step(model, batch, **inputs))
 
 
 def assert_same(plain: Step, divided: Step, tolerance: float = 1e-5) -> None:
@@ -191,8 +194,7 @@ def inputs_of(name: str) -> dict[str, Any]:
 def check_generation(sequence: bool) -> None:
     """Compare the tokens that a divided model generates, greedy and sampled, with those of the plain model."""
     for name in ("capped", "gated", "pair"):
-        torch.manual_seed(0)
-        model: Any = COMPONENTS[name]().eval()
+        model = made(name).eval()
         prompts = batch_of(model, tokens=3)[0]
         wanted = _written(model, prompts)
         parallelize(model, group(), sequence=sequence)
@@ -211,19 +213,12 @@ def _written(model: Any, prompts: Tensor) -> list[Tensor]:
 def check_logits(sequence: bool) -> None:
     """Compare a loss that is computed from the logits outside the model, and its gradients."""
     for name in ("capped", "fused", "vit_tiny"):
-        torch.manual_seed(0)
-        model = (COMPONENTS.get(name) or functools.partial(shipped, name))()
-        batch = batch_of(model)[:1]
-        wanted = step(model, batch)
-        model.zero_grad()
-        parallelize(model, group(), sequence=sequence)
-        assert_same(wanted, step(model, batch))
+        check_step(name, sequence=sequence, targets=False)
 
 
 def check_meta(sequence: bool) -> None:
     """Compare a model that was divided on the meta device and then loaded."""
-    torch.manual_seed(0)
-    plain = COMPONENTS["gated"]()
+    plain = made("gated")
     batch = batch_of(plain)
     wanted = step(plain, batch)
     with torch.device("meta"):
@@ -237,8 +232,7 @@ def check_meta(sequence: bool) -> None:
 
 def check_first_process(sequence: bool) -> None:
     """Compare a model whose processes start with different weights: the first process's count. Some are frozen."""
-    torch.manual_seed(0)
-    plain = COMPONENTS["separate"]()
+    plain = made("separate")
     _freeze(plain)
     batch = batch_of(plain)
     wanted = step(plain, batch)
@@ -256,7 +250,7 @@ def _freeze(model: Any) -> None:
 
 def check_refusal(sequence: bool) -> None:
     """Check that a refused model is unchanged."""
-    model: Any = COMPONENTS["separate"]()
+    model = made("separate")
     model.blocks[1].feedforward.down = nn.Sequential(model.blocks[1].feedforward.down)
     before = dict(model.named_parameters())
     try:
@@ -285,8 +279,7 @@ def errors_of(pairs: list[tuple[str, bool]]) -> list[str | None]:
             if name in CHECKS:
                 CHECKS[name](sequence)
             else:
-                made = COMPONENTS.get(name, functools.partial(shipped, name))
-                assert_same(*compared(made, sequence=sequence, **inputs_of(name)))
+                check_step(name, sequence=sequence, **inputs_of(name))
             errors.append(None)
         except Exception:
             errors.append(traceback.format_exc())

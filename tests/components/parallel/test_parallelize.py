@@ -1,12 +1,11 @@
 """parallelize: two and four processes compute the numbers of a single process."""
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 import fuselayers as fl
 from fuselayers.components import Model, parallelize
 from fuselayers.components.parallel.plan import make_plan
-from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_of, errors_of, step
+from tests.components.parallel.cases import CHECKS, COMPONENTS, SHIPPED, batch_of, errors_of, made, step
 from tests.components.parallel.ranks import run
 
 _EVERY_PAIR = [(name, sequence) for name in (*SHIPPED, *COMPONENTS, *CHECKS) for sequence in (False, True)]
@@ -51,16 +50,9 @@ def test_four_processes_compute_what_one_does(tmp_path: Path) -> None:
         assert [error for error in errors if error is not None] == []
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_a_group_of_one_keeps_the_plain_model() -> None:
-    model = COMPONENTS["gated"]()
+    model = made("gated")
     before = dict(model.named_parameters())
     wanted = step(model, batch_of(model))
     model.zero_grad()
@@ -69,14 +61,14 @@ def test_a_group_of_one_keeps_the_plain_model() -> None:
     assert step(model, batch_of(model)).loss == wanted.loss
 
 
-@pytest.mark.usefixtures("alone")
+@pytest.mark.usefixtures("group_of_one")
 def test_wrong_arguments_are_refused() -> None:
     mesh = init_device_mesh("cpu", (1,))
     with pytest.raises(TypeError, match=re.escape("model must be a fuselayers.components.Model, got Linear")):
-        parallelize(nn.Linear(2, 3), mesh)  # type: ignore[arg-type]
-    model = COMPONENTS["gated"]()
+        parallelize(nn.Linear(2, 3), mesh)
+    model = made("gated")
     with pytest.raises(TypeError, match="mesh must be a DeviceMesh of the tensor-parallel processes, got int"):
-        parallelize(model, 2)  # type: ignore[arg-type]
+        parallelize(model, 2)
     wrong = "mesh must have one dimension, got 2; pass the tensor-parallel dimension, as in mesh['tp']"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         parallelize(model, init_device_mesh("cpu", (1, 1)))
@@ -85,30 +77,18 @@ def test_wrong_arguments_are_refused() -> None:
         parallelize(model, mesh)
 
 
-def _with(name: str, change: Callable[[Model], None]) -> Model:
-    model = COMPONENTS[name]()
-    change(model)
+def _with(name: str, path: str, value: Any) -> Model:
+    """Return a model of COMPONENTS with another part."""
+    model = made(name)
+    parent, _, attribute = path.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, value)
     return model
 
 
-def _adapted(model: Model) -> None:
-    model.blocks[1].attention.out = nn.Sequential(model.blocks[1].attention.out)
-
-
-def _tied(model: Model) -> None:
+def _tied() -> Model:
+    model = made("fused")
     model.head.weight = model.token.weight
-
-
-def _with_own_parameter(model: Model) -> None:
-    model.blocks[0].feedforward.temperature = nn.Parameter(torch.ones(1))
-
-
-def _own_norm(model: Model) -> None:
-    model.norm = nn.LayerNorm(16)
-
-
-def _own_activation(model: Model) -> None:
-    model.blocks[0].feedforward.custom_activation = nn.Softmax(-1)
+    return model
 
 
 # Fault -> model, number of processes, error.
@@ -141,30 +121,30 @@ _REFUSED = {
         "parallelize has no plan for blocks.0, block 'reversible'; use one of these, which have a plan: transformer",
     ),
     "unknown": (
-        lambda: _with("separate", _own_norm),
+        lambda: _with("separate", "norm", nn.LayerNorm(16)),
         2,
         "parallelize has no plan for norm, LayerNorm; use a component of this package, and parallelize before other "
         "code wraps it",
     ),
     "adapter": (
-        lambda: _with("fused", _adapted),
+        lambda: _with("fused", "blocks.1.attention.out", nn.Sequential(nn.Linear(16, 16))),
         2,
         "blocks.1.attention.out must be a plain linear layer, which parallelize can split, got Sequential; parallelize "
         "the model before you put adapters around its layers",
     ),
     "tied": (
-        lambda: _with("fused", _tied),
+        _tied,
         2,
         "token.weight and head.weight are tied, and parallelize would untie them; tie them by an option of the "
         "model, such as tie_embeddings",
     ),
     "own parameter": (
-        lambda: _with("fused", _with_own_parameter),
+        lambda: _with("fused", "blocks.0.feedforward.temperature", nn.Parameter(torch.ones(1))),
         2,
         "parallelize has no plan for the parameter blocks.0.feedforward.temperature",
     ),
     "activation": (
-        lambda: _with("fused", _own_activation),
+        lambda: _with("fused", "blocks.0.feedforward.custom_activation", nn.Softmax(-1)),
         2,
         "blocks.0.feedforward has the activation 'gelu', and parallelize splits only activations that are "
         "known to be elementwise; use one of fuselayers.ops.ACTIVATIONS",
@@ -174,9 +154,9 @@ _REFUSED = {
 
 @pytest.mark.parametrize("wrong", _REFUSED)
 def test_a_plan_that_cannot_be_right_is_refused(wrong: str) -> None:
-    made, size, text = _REFUSED[wrong]
+    build, size, text = _REFUSED[wrong]
     with pytest.raises(ValueError, match=re.escape(text)):
-        make_plan(made(), size)
+        make_plan(build(), size)
 
 
 def test_a_fused_model_has_the_plan_of_the_model_inside() -> None:

@@ -1,11 +1,20 @@
-"""A small module for each rule, written as some library writes it, and its inputs."""
+"""A small module for each rule, of transformers where that has one, and its inputs."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.activations import FastGELUActivation
+from transformers.models.bert.modeling_bert import BertConfig, BertOutput, BertPredictionHeadTransform
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
+from transformers.models.phi3.modeling_phi3 import Phi3Config, Phi3MLP
+from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+from tests.components.compare import randomise
 
 ROWS: Final = 6
 WIDTH: Final = 8
@@ -33,88 +42,6 @@ class Gated(nn.Module):
         return self.w2(hidden_states)
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.both, self.out, self.act = nn.Linear(WIDTH, 32), nn.Linear(16, WIDTH), nn.GELU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.both(x)
-        gate, x = x.chunk(2, dim=-1)
-        x = x * self.act(gate)
-        return self.out(x)
-
-
-class Norm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = nn.Parameter(torch.rand(WIDTH)), 1e-6
-
-
-class Llamas(Norm):
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        input_dtype = hidden_states.dtype
-        hidden_states = hidden_states.to(torch.float32)
-        variance = hidden_states.pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        return self.weight * hidden_states.to(input_dtype)
-
-
-class Olmos(Norm):
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        input_dtype = hidden_states.dtype
-        hidden_states = hidden_states.to(torch.float32)
-        variance = hidden_states.pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        return (self.weight * hidden_states).to(input_dtype)
-
-
-class Gemmas(Norm):
-    def _norm(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    def forward(self, x: Tensor) -> Tensor:
-        output = self._norm(x.float())
-        output = output * (1.0 + self.weight.float())
-        return output.type_as(x)
-
-
-class T5s(Norm):
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
-        hidden_states = hidden_states * torch.rsqrt(variance + self.variance_epsilon)
-        if self.weight.dtype in [torch.float16, torch.bfloat16]:
-            hidden_states = hidden_states.to(self.weight.dtype)
-        return self.weight * hidden_states
-
-
-class Output(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.LayerNorm, self.dropout = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.5)
-
-    def forward(self, hidden_states: Tensor, input_tensor: Tensor) -> Tensor:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return self.LayerNorm(hidden_states + input_tensor)
-
-
-class Head(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.transform_act_fn, self.LayerNorm = nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = self.dense(hidden_states)
-        hidden_states = self.transform_act_fn(hidden_states)
-        return self.LayerNorm(hidden_states)
-
-
-class Tangent(nn.Module):
-    def forward(self, input: Tensor) -> Tensor:
-        return 0.5 * input * (1.0 + torch.tanh(input * 0.7978845608 * (1.0 + 0.044715 * input * input)))
-
-
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -130,18 +57,20 @@ def _sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.GELU(), nn.Dropout(0.5), nn.Linear(16, WIDTH))
 
 
+_OF_BERT: Final = BertConfig(hidden_size=WIDTH, intermediate_size=WIDTH, hidden_dropout_prob=0.5)
+
 LAYERS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
     "sequence": (_sequence, "mlp"),
     "gated": (Gated, "gated_mlp"),
-    "packed": (Packed, "packed_gated_mlp"),
-    "llama": (Llamas, "rms_norm"),
-    "olmo": (Olmos, "rms_norm"),
-    "gemma": (Gemmas, "rms_norm_from_one"),
-    "t5": (T5s, "wide_rms_norm"),
-    "bert": (Output, "dense_dropout_residual_norm"),
-    "head": (Head, "dense_activation_norm"),
+    "packed": (lambda: Phi3MLP(Phi3Config(hidden_size=WIDTH, intermediate_size=16)), "packed_gated_mlp"),
+    "llama": (lambda: LlamaRMSNorm(WIDTH), "rms_norm"),
+    "olmo": (lambda: Olmo2RMSNorm(WIDTH), "rms_norm"),
+    "gemma": (lambda: GemmaRMSNorm(WIDTH), "rms_norm_from_one"),
+    "t5": (lambda: T5LayerNorm(WIDTH), "wide_rms_norm"),
+    "bert": (lambda: BertOutput(_OF_BERT), "dense_dropout_residual_norm"),
+    "head": (lambda: BertPredictionHeadTransform(_OF_BERT), "dense_activation_norm"),
     "dropout": (lambda: nn.Dropout(0.5), "dropout"),
-    "gelu": (Tangent, "gelu_tanh"),
+    "gelu": (FastGELUActivation, "gelu_tanh"),
     "attention": (Attention, "attention_dropout"),
 }
 """Each layer, and the rule that fits it."""
@@ -150,18 +79,18 @@ DROPPING: Final = ("sequence", "gated", "bert", "dropout", "attention")
 """The layers that drop elements in training."""
 
 
-def layer(name: str, **factory: Any) -> nn.Module:
-    """A layer of LAYERS."""
+def layer(name: str) -> nn.Module:
+    """A layer of LAYERS, with random weights."""
     torch.manual_seed(0)
-    with torch.device(factory.get("device", "cpu")):
-        return LAYERS[name][0]()
+    return randomise(LAYERS[name][0]())
 
 
-def inputs(name: str, **factory: Any) -> tuple[Tensor, ...]:
+def inputs(name: str) -> tuple[Tensor, ...]:
     """Inputs for a layer of LAYERS, which require gradients."""
-    generator = None if "device" in factory else torch.Generator().manual_seed(1)
-    count = 2 if name == "bert" else 1
-    return tuple(torch.randn(ROWS, WIDTH, generator=generator, **factory).requires_grad_() for _ in range(count))
+    generator = torch.Generator().manual_seed(1)
+    return tuple(
+        torch.randn(ROWS, WIDTH, generator=generator, requires_grad=True) for _ in range(2 if name == "bert" else 1)
+    )
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

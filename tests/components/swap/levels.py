@@ -1,7 +1,7 @@
-"""Both levels of `swap`, and helpers that compare a plain model with a swapped copy."""
+"""Helpers that compare a plain model with a copy that is swapped at one of the levels."""
 
 import copy
-from typing import Any, Final
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +10,6 @@ from torch import nn
 from fuselayers.components.swap import SwapReport, swap
 from tests.components.swap.layers import without_dropout
 from tests.components.swap.models import FAMILIES, loss_of
-
-LEVELS: Final = {
-    "layers": {"level": "layers"},
-    # "eager" has the graphs of "inductor", and needs no C++ compiler.
-    "blocks": {"level": "blocks", "backend": "eager"},
-}
-"""The arguments of `swap` for each level."""
 
 both_levels = pytest.mark.parametrize("level", ["layers", pytest.param("blocks", marks=pytest.mark.slow)])
 
@@ -32,7 +25,8 @@ def pair(name: str, level: str, *, train: bool = True) -> tuple[nn.Module, nn.Mo
 
 def swap_at(level: str, model: nn.Module, **more: Any) -> SwapReport:
     """Swap a model at a level, without verification."""
-    options: dict[str, Any] = {**LEVELS[level], "verify": False, **more}
+    # "eager" has the graphs of "inductor", and needs no C++ compiler.
+    options: dict[str, Any] = {"level": level, "backend": "eager", "verify": False, **more}
     return swap(model, **options)
 
 
@@ -43,15 +37,6 @@ def gradients(model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, tor
     loss.backward()
     of_parameters = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
     return {"loss": loss.detach(), **of_parameters}
-
-
-def assert_same(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    """Fail unless the results are equal to the rounding of float32."""
-    assert list(got) == list(wanted)
-    for name, value in wanted.items():
-        torch.testing.assert_close(
-            got[name], value, atol=2e-6, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
-        )
 
 
 def classes(model: nn.Module) -> list[type]:

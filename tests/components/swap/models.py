@@ -11,8 +11,8 @@ transformers = pytest.importorskip("transformers")
 
 _TOKENS: Final = {"vocab_size": 99, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LAYERS: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-_SIZES: Final = {**_LAYERS, "intermediate_size": 64, **_TOKENS}
-_IMAGES: Final = {**_LAYERS, "intermediate_size": 64, "image_size": 16, "patch_size": 8}
+TEXTS: Final = {**_LAYERS, "intermediate_size": 64, **_TOKENS}
+IMAGES: Final = {**_LAYERS, "intermediate_size": 64, "image_size": 16, "patch_size": 8}
 _SIDES: Final = {
     f"{side}_{name}": size
     for side in ("encoder", "decoder")
@@ -29,7 +29,7 @@ _WHISPER: Final = {
 }
 _WAV2VEC2: Final = {
     **{"mask_time_prob": 0.0, "layerdrop": 0.0, "conv_dim": (16, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3)},
-    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, **_SIZES},
+    **{"num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 4, **TEXTS},
 }
 _SWIN: Final = {
     **{"image_size": 32, "patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
@@ -37,7 +37,7 @@ _SWIN: Final = {
 _BLOOM: Final = {
     **{"vocab_size": 99, "hidden_size": 32, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 }
-_DEBERTA: Final = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16, **_SIZES}
+_DEBERTA: Final = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16, **TEXTS}
 
 
 _SCALED: Final = frozenset(
@@ -52,14 +52,13 @@ _SCALED: Final = frozenset(
 def _model(family: str, head: str, **config: Any) -> Callable[..., nn.Module]:
     def make(scale: int = 1) -> nn.Module:
         sizes = {name: value * scale if name in _SCALED else value for name, value in config.items()}
-        model: nn.Module = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes))
-        return model
+        return getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes))
 
     return make
 
 
 def _decoder(family: str, **more: Any) -> Callable[..., nn.Module]:
-    return _model(family, "ForCausalLM", **{**_SIZES, "num_key_value_heads": 2, "head_dim": 8, **more})
+    return _model(family, "ForCausalLM", **{**TEXTS, "num_key_value_heads": 2, "head_dim": 8, **more})
 
 
 def _torch_encoder() -> nn.Module:
@@ -89,9 +88,9 @@ FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
     "gemma2": (_decoder("Gemma2"), {"gated_mlp": 2, "rms_norm_from_one": 9}),
     "olmo2": (_decoder("Olmo2"), _OF_QWEN3),
     "phi3": (_decoder("Phi3"), {"causal_lm_loss": 1, "dropout": 4, "packed_gated_mlp": 2, "rms_norm": 5}),
-    "bert": (_model("Bert", "ForMaskedLM", **_SIZES), _OF_BERT),
-    "roberta": (_model("Roberta", "ForMaskedLM", **_SIZES), _OF_ROBERTA),
-    "electra": (_model("Electra", "ForMaskedLM", **_SIZES, embedding_size=16), _OF_BERT),
+    "bert": (_model("Bert", "ForMaskedLM", **TEXTS), _OF_BERT),
+    "roberta": (_model("Roberta", "ForMaskedLM", **TEXTS), _OF_ROBERTA),
+    "electra": (_model("Electra", "ForMaskedLM", **TEXTS, embedding_size=16), _OF_BERT),
     "deberta-v2": (
         _model("DebertaV2", "ForMaskedLM", **_DEBERTA),
         {**_OF_BERT, "dropout": 9},
@@ -118,21 +117,21 @@ FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
         _model("Falcon", "ForCausalLM", vocab_size=99, hidden_dropout=0.1, **_LAYERS),
         {"attention_dropout": 2, "dropout": 2, "mlp": 2},
     ),
-    "gpt_neox": (_model("GPTNeoX", "ForCausalLM", **_SIZES), {"causal_lm_loss": 1, "dropout": 5, "mlp": 2}),
-    "phi": (_model("Phi", "ForCausalLM", **_SIZES), {"causal_lm_loss": 1, "dropout": 3, "gelu_tanh": 2, "mlp": 2}),
+    "gpt_neox": (_model("GPTNeoX", "ForCausalLM", **TEXTS), {"causal_lm_loss": 1, "dropout": 5, "mlp": 2}),
+    "phi": (_model("Phi", "ForCausalLM", **TEXTS), {"causal_lm_loss": 1, "dropout": 3, "gelu_tanh": 2, "mlp": 2}),
     "cohere": (_decoder("Cohere"), {"gated_mlp": 2}),
     "stablelm": (
-        _model("StableLm", "ForCausalLM", **_SIZES, num_key_value_heads=2),
+        _model("StableLm", "ForCausalLM", **TEXTS, num_key_value_heads=2),
         {"causal_lm_loss": 1, "dropout": 2, "gated_mlp": 2},
     ),
-    "starcoder2": (_model("Starcoder2", "ForCausalLM", **_SIZES, num_key_value_heads=2), {"causal_lm_loss": 1}),
+    "starcoder2": (_model("Starcoder2", "ForCausalLM", **TEXTS, num_key_value_heads=2), {"causal_lm_loss": 1}),
     "whisper": (_model("Whisper", "ForConditionalGeneration", **_WHISPER), {}),
     "wav2vec2": (_model("Wav2Vec2", "Model", **_WAV2VEC2), {"attention_dropout": 2, "dropout": 8, "mlp": 2}),
-    "siglip": (_model("SiglipVision", "Model", **_IMAGES), {"mlp": 3}),
-    "dinov2": (_model("Dinov2", "Model", **_IMAGES), {"dropout": 1, "mlp": 2}),
-    "clip": (_model("CLIPVision", "Model", **_IMAGES), {"mlp": 2}),
-    "vit": (_model("ViT", "ForImageClassification", hidden_dropout_prob=0.1, **_IMAGES), _OF_VIT),
-    "deit": (_model("DeiT", "ForImageClassification", hidden_dropout_prob=0.1, **_IMAGES), _OF_VIT),
+    "siglip": (_model("SiglipVision", "Model", **IMAGES), {"mlp": 3}),
+    "dinov2": (_model("Dinov2", "Model", **IMAGES), {"dropout": 1, "mlp": 2}),
+    "clip": (_model("CLIPVision", "Model", **IMAGES), {"mlp": 2}),
+    "vit": (_model("ViT", "ForImageClassification", hidden_dropout_prob=0.1, **IMAGES), _OF_VIT),
+    "deit": (_model("DeiT", "ForImageClassification", hidden_dropout_prob=0.1, **IMAGES), _OF_VIT),
     "swin": (_model("Swin", "ForImageClassification", **_SWIN), _OF_SWIN),
     "torch encoder": (_torch_encoder, {"dropout": 6}),
 }

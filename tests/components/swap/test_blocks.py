@@ -1,5 +1,3 @@
-import copy
-import functools
 import pickle
 from typing import Any
 
@@ -11,7 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers.components.swap import fallbacks, swap, unswap
 from fuselayers.partition import FallbackWarning, saved_bytes
+from tests.components.compare import assert_same_values, run
 from tests.components.swap.layers import Attention, Feedforward, Gated
+from tests.components.swap.levels import gradients, pair, swap_at
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")
@@ -26,26 +26,19 @@ transformers = pytest.importorskip("transformers")
 )
 def test_blocks_share_a_graph(name: str, backend: str) -> None:
     model, batch = FAMILIES[name][0]().eval(), batch_for(name)
-    expected = loss_of(model, batch)
-    gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
+    expected = gradients(model, batch)
     report = swap(model, level="blocks", backend=backend, batch=batch)
     report.require("block", at_least=2)
     assert report.skipped == ()
-    loss = loss_of(model, batch)
-    torch.testing.assert_close(loss, expected)
-    got = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
-    for gradient, wanted in zip(got, gradients, strict=True):
-        torch.testing.assert_close(gradient, wanted, atol=1e-6, rtol=1e-3)
+    assert_same_values(expected, gradients(model, batch))
     if name != "vit":
         counters.clear()
         loss_of(model.train(), batch_for(name, tokens=7)).backward()
         loss_of(model, batch_for(name, tokens=9)).backward()
         # Training has its own graph: one for both blocks and all lengths.
         assert counters["stats"]["unique_graphs"] <= 1, "another length is compiled again"
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert [type(part) for part in other.modules()] == [type(part) for part in model.modules()]
     unswap(model)
-    torch.testing.assert_close(loss_of(model.eval(), batch), expected)
+    assert_same_values(expected, gradients(model.eval(), batch))
 
 
 @pytest.mark.parametrize(
@@ -93,28 +86,20 @@ def test_a_wrong_block_is_not_swapped(dtype: torch.dtype, compress: str | None) 
 def test_under_checkpoints_backward_drops_the_elements_of_forward(kind: Any, use_reentrant: bool) -> None:
     model, x = nn.Sequential(kind(), kind()).train(), torch.randn(6, 8)
     swap(model, level="blocks", backend="eager", verify=False)
-    results = []
-    for call in (lambda block, y: block(y), functools.partial(checkpoint, use_reentrant=use_reentrant)):
-        torch.manual_seed(3)
-        y = x.clone().requires_grad_()
+
+    def checkpointed(y: Tensor) -> Tensor:
         for block in model:
-            y = call(block, y)
-        model.zero_grad()
-        y.square().sum().backward()
-        results.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(results[1], results[0])
+            y = checkpoint(block, y, use_reentrant=use_reentrant)
+        return y
 
-
-def _decoder(layers: int = 2) -> Any:
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32}
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_hidden_layers=layers, vocab_size=99))
+    assert_same_values(run(model, [x]), run(model, [x], call=checkpointed))
 
 
 @pytest.mark.parametrize("level", ["layers", "blocks"])
 def test_a_model_in_training_makes_no_cache_unless_it_is_asked_to(level: str) -> None:
-    plain, model = _decoder().train(), _decoder().train()
-    report = swap(model, level=level, backend="eager", verify=False)  # type: ignore[arg-type]
+    plain, model = pair("llama", level)
+    unswap(model)
+    report = swap_at(level, model)
     text = " ".join(str(report).split())
     assert "in training the model runs with use_cache=False" in text
     assert "in training with labels the logits of the output are None" in text
@@ -130,8 +115,7 @@ def test_a_model_in_training_makes_no_cache_unless_it_is_asked_to(level: str) ->
 
 
 def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
-    plain, model = _decoder().train(), _decoder().train()
-    swap(model, level="blocks", backend="eager", verify=False)
+    plain, model = pair("llama", "blocks")
     batch = batch_for("llama")
     with pytest.warns(FallbackWarning, match="it fills a cache of keys and values; pass use_cache=False"):
         got = model(**batch, use_cache=True)
@@ -146,10 +130,9 @@ def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
 
 
 def test_a_compiler_sees_the_blocks_own_forward() -> None:
-    model, batch = _decoder().train(), batch_for("llama")
-    swap(model, level="blocks", backend="eager", verify=False)
+    _, model = pair("llama", "blocks")
     counters.clear()
-    torch.compile(model, backend="eager")(**batch).loss.backward()
+    torch.compile(model, backend="eager")(**batch_for("llama")).loss.backward()
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
 
@@ -223,5 +206,5 @@ class SomeFail(nn.Sequential):
 )
 def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(kind: Any) -> None:
     x = torch.randn(64, 8)
-    report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))  # type: ignore[arg-type]
+    report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))
     assert (report.level, report.saved_after) == ("layers", layers.saved_after)

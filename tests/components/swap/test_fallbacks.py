@@ -8,15 +8,12 @@ from torch import nn
 
 from fuselayers.components.swap import fallbacks, swap, unswap
 from fuselayers.partition import FallbackWarning
-from tests.components.swap.layers import Feedforward
-
-
-class Adapter(nn.Linear):
-    """A class other than that of the layer it replaces."""
+from tests.components.adapter import Adapter
+from tests.components.swap.layers import LAYERS, Feedforward
 
 
 def replaced(module: Any) -> None:
-    module.up = Adapter(8, 16)
+    module.up = Adapter(module.up)
 
 
 def hooked(module: Any) -> None:
@@ -39,36 +36,42 @@ def parametrized(module: Any) -> None:
     nn.utils.parametrizations.weight_norm(module.up)
 
 
-CHANGES = {
-    replaced: r"up is a \S+\.Adapter",
-    hooked: "down has a hook",
-    patched: "the forward of up is replaced",
-    of_another_class: r"up\.weight is a \S+\.Quantised",
-    parametrized: r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear",
-}
+def appended(module: Any) -> None:
+    module.append(nn.Tanh())
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_reason_is_given_once_and_kept(change: Any) -> None:
-    kind: type[nn.Module] = type("Of" + change.__name__.title(), (Feedforward,), {"__module__": __name__})
-    model = nn.ModuleList([kind(), kind()])
-    x = torch.randn(3, 8)
-    assert len(swap(model, level="layers", verify=False).sites) == 2
+def with_a_method(module: Any) -> None:
+    module._norm = torch.zeros_like
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "reason"),
+    [
+        (Feedforward, replaced, r"up is a \S+\.Adapter"),
+        (Feedforward, hooked, "down has a hook"),
+        (Feedforward, patched, "the forward of up is replaced"),
+        (Feedforward, of_another_class, r"up\.weight is a \S+\.Quantised"),
+        (Feedforward, parametrized, r"up is a torch\.nn\.utils\.parametrize\.ParametrizedLinear"),
+        (LAYERS["sequence"][0], appended, "its modules have changed"),
+        (LAYERS["gemma"][0], with_a_method, "one of its methods is replaced"),
+    ],
+)
+def test_the_reason_is_given_once_and_kept(make: Any, change: Any, reason: str) -> None:
+    model, x = nn.ModuleList([make(), make()]).eval(), torch.randn(3, 8)
+    kind = type(model[0]).__name__
+    swap(model, level="layers", verify=False)
     model[0](x)
     assert fallbacks(model) == ()
     for module in model:
         change(module)
-    with pytest.warns(FallbackWarning, match=f"{kind.__name__} runs its original forward, .*: {CHANGES[change]}; see"):
+    with pytest.warns(FallbackWarning, match=f"{kind} runs its original forward, .*: {reason}; see"):
         swapped = model[0](x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model[1](x)
-    assert [(fallback.name, fallback.kind) for fallback in fallbacks(model)] == [
-        ("0", kind.__name__),
-        ("1", kind.__name__),
-    ]
+    assert [(fallback.name, fallback.kind) for fallback in fallbacks(model)] == [("0", kind), ("1", kind)]
     for fallback in fallbacks(model):
-        assert re.fullmatch(CHANGES[change], fallback.reason)
+        assert re.fullmatch(reason, fallback.reason)
     unswap(model)
     assert fallbacks(model) == ()
     assert torch.equal(model[0](x), swapped)
@@ -79,12 +82,10 @@ def test_a_hook_of_all_modules() -> None:
     swap(model, level="layers", verify=False)
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with pytest.warns(FallbackWarning, match="there is a hook of all modules; see"):
             model(x)
     finally:
         handle.remove()
-    assert [fallback.reason for fallback in fallbacks(model)] == ["there is a hook of all modules"]
 
 
 def test_a_layer_that_is_gone_raises_as_before() -> None:

@@ -9,9 +9,10 @@ import torch
 
 from fuselayers.components.swap import swap, unswap
 from fuselayers.partition import saved_bytes
+from tests.components.compare import assert_same_values
 from tests.components.swap.layers import without_dropout
-from tests.components.swap.levels import assert_same, gradients
-from tests.components.swap.models import FAMILIES, batch_for, loss_of
+from tests.components.swap.levels import gradients
+from tests.components.swap.models import FAMILIES, IMAGES, TEXTS, batch_for, loss_of
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,39 +39,34 @@ def test_losses_and_gradients(name: str) -> None:
     # Some dropouts are never called, and torch computes attention that drops nothing.
     compared = [site for site in report.sites if site.kind != "Dropout" and site.rule != "attention_dropout"]
     assert all(site.error is not None for site in compared)
-    assert_same(gradients(model, batch), wanted)
+    assert_same_values(wanted, gradients(model, batch))
     assert unswap(model) == len(report.sites)
 
 
-def share(name: str, level: str) -> float:
-    """Return the bytes that a training step of a swapped model saves, as a share of the plain model's."""
+# The largest share of the plain model's bytes that a training step may save.
+LAYERS: Final = {
+    **{"gpt2": 0.40, "bert": 0.70, "llama": 0.70, "mistral": 0.70, "qwen3": 0.67, "gemma2": 0.71, "phi": 0.62},
+    **{"stablelm": 0.81, "vit": 0.77, "t5": 0.44, "phi3": 0.77},
+}
+BLOCKS: Final = {
+    **{"gpt2": 0.40, "bert": 0.55, "llama": 0.60, "mistral": 0.60, "qwen3": 0.60, "gemma2": 0.65, "opt": 0.75},
+    **{"phi": 0.60, "stablelm": 0.65, "vit": 0.70, "deit": 0.70, "t5": 0.50},
+}
+
+
+# Inductor compiles each model at level blocks.
+@pytest.mark.parametrize(
+    ("level", "name", "most"),
+    [
+        *(("layers", *item) for item in LAYERS.items()),
+        *(pytest.param("blocks", *item, marks=pytest.mark.slow) for item in BLOCKS.items()),
+    ],
+)
+def test_a_step_saves_fewer_bytes(level: Any, name: str, most: float) -> None:
     model, batch = FAMILIES[name][0]().train(), batch_for(name)
     before = saved_bytes(model, **batch)
-    swap(model, level=level, verify=False)  # type: ignore[arg-type]
-    return saved_bytes(model, **batch) / before
-
-
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [
-        *(("gpt2", 0.40), ("bert", 0.70), ("llama", 0.70), ("mistral", 0.70), ("qwen3", 0.67), ("gemma2", 0.71)),
-        *(("phi", 0.62), ("stablelm", 0.81), ("vit", 0.77), ("t5", 0.44), ("phi3", 0.77)),
-    ],
-)
-def test_layers_save_fewer_bytes(name: str, most: float) -> None:
-    assert share(name, "layers") <= most
-
-
-@pytest.mark.slow  # Inductor compiles each model
-@pytest.mark.parametrize(
-    ("name", "most"),
-    [
-        *(("gpt2", 0.40), ("bert", 0.55), ("llama", 0.60), ("mistral", 0.60), ("qwen3", 0.60), ("gemma2", 0.65)),
-        *(("opt", 0.75), ("phi", 0.60), ("stablelm", 0.65), ("vit", 0.70), ("deit", 0.70), ("t5", 0.50)),
-    ],
-)
-def test_blocks_save_fewer_bytes(name: str, most: float) -> None:
-    assert share(name, "blocks") <= most
+    swap(model, level=level, verify=False)
+    assert saved_bytes(model, **batch) <= most * before
 
 
 # The slow cases trace blocks of several kinds. Every kind of input occurs (pixels, sound, two texts).
@@ -92,20 +88,18 @@ def test_a_batch_is_made_from_the_config(name: str) -> None:
     assert torch.isfinite(loss_of(without_dropout(model).train(), batch))
 
 
-_SIZES: Final = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-_IMAGES: Final = {**_SIZES, "image_size": 16, "patch_size": 8}
 _CONFIGS: Final[dict[str, Callable[[], Any]]] = {
     "CLIPModel": lambda: transformers.CLIPConfig(
-        text_config={**_SIZES, "vocab_size": 99, "bos_token_id": 1, "eos_token_id": 2},
-        vision_config=_IMAGES,
+        text_config=TEXTS,
+        vision_config=IMAGES,
         projection_dim=8,
     ),
     "ASTModel": lambda: transformers.ASTConfig(
-        **_SIZES, max_length=32, num_mel_bins=16, patch_size=8, frequency_stride=8, time_stride=8
+        **TEXTS, max_length=32, num_mel_bins=16, patch_size=8, frequency_stride=8, time_stride=8
     ),
     "VisionEncoderDecoderModel": lambda: transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-        transformers.ViTConfig(**_IMAGES),
-        transformers.BertConfig(**_SIZES, vocab_size=99, is_decoder=True, add_cross_attention=True),
+        transformers.ViTConfig(**IMAGES),
+        transformers.BertConfig(**TEXTS, is_decoder=True, add_cross_attention=True),
     ),
 }
 

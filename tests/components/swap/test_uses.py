@@ -12,9 +12,10 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from fuselayers.components.swap import fallbacks, unswap
-from tests.components.swap.levels import assert_same, both_levels, bytes_of, classes, gradients, pair
+from tests.components.compare import assert_same_values
+from tests.components.parallel.ranks import run
+from tests.components.swap.levels import both_levels, bytes_of, classes, gradients, pair
 from tests.components.swap.models import batch_for
-from tests.processes import run
 
 transformers = pytest.importorskip("transformers")
 
@@ -38,8 +39,7 @@ def gradients_of_each_sample(model: nn.Module, name: str, _: Path) -> Results:
         hidden = torch.func.functional_call(inner, some, (row,), {"use_cache": False}).last_hidden_state
         return hidden.square().mean()
 
-    per_sample: Results = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, ids)
-    return per_sample
+    return torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, ids)
 
 
 def exported(model: nn.Module, name: str, _: Path, *, strict: bool = False) -> Results:
@@ -59,7 +59,7 @@ def generated(model: nn.Module, name: str, _: Path, **options: Any) -> Results:
     torch.manual_seed(3)
     fixed = {"max_new_tokens": 8, "pad_token_id": 0, "return_dict_in_generate": True, "output_logits": True}
     ids = batch_for(name)["input_ids"][:, :7] * mask
-    made: Any = model.eval().generate(ids, attention_mask=mask, **fixed, **options)  # type: ignore[operator]
+    made: Any = model.eval().generate(ids, attention_mask=mask, **fixed, **options)
     assert counters["stats"]["unique_graphs"] == 0, "without gradients nothing is compiled"
     return {"tokens": made.sequences, "logits": torch.stack(made.logits)}
 
@@ -97,35 +97,32 @@ def with_accelerate(model: nn.Module, name: str, _: Path) -> Results:
 
 def saved_as_files(model: nn.Module, name: str, folder: Path) -> Results:
     """The bytes of the files, and the gradients of a model that is loaded from them."""
-    model.save_pretrained(folder)  # type: ignore[operator]
-    own: Any = getattr(type(model), "swapped_from", type(model))
+    model.save_pretrained(folder)
+    own = getattr(type(model), "swapped_from", type(model))
     loaded, details = own.from_pretrained(folder, output_loading_info=True)
     assert [key for key, value in details.items() if value] == []
     assert bytes_of(loaded) == bytes_of(model)
     files = {file.name: torch.frombuffer(bytearray(file.read_bytes()), dtype=torch.uint8) for file in folder.iterdir()}
     # The class of a swapped causal model is a subclass, which loads too.
-    other = type(model).from_pretrained(folder)  # type: ignore[attr-defined]
+    other = type(model).from_pretrained(folder)
     return {**files, **gradients(other, batch_for(name))}
 
 
-READS = """
-import torch
-model = torch.load("model.pt", weights_only=False)
-result = model(**torch.load("batch.pt"))
-torch.save((sorted({type(part).__qualname__ for part in model.modules() if hasattr(type(part), "swapped_from")}),
-            result.loss.detach()), "result.pt")
-"""
+def swapped_classes(model: nn.Module) -> list[str]:
+    return sorted({type(part).__qualname__ for part in model.modules() if hasattr(type(part), "swapped_from")})
+
+
+def loaded(file: Path, name: str) -> tuple[list[str], Results]:
+    model = torch.load(file, weights_only=False)
+    return swapped_classes(model), gradients(model, batch_for(name))
 
 
 def in_another_process(model: nn.Module, name: str, folder: Path) -> Results:
     folder.mkdir()
     torch.save(model, folder / "model.pt")
-    torch.save(batch_for(name), folder / "batch.pt")
-    done = run(READS, folder=folder)
-    assert done.code == 0, done.errors
-    kinds, loss = torch.load(folder / "result.pt")
-    assert kinds == sorted({type(part).__qualname__ for part in model.modules() if hasattr(type(part), "swapped_from")})
-    return {"loss": loss}
+    ((kinds, results),) = run(1, loaded, folder / "model.pt", name, folder=folder)
+    assert kinds == swapped_classes(model)
+    return results
 
 
 QUICK: dict[str, Callable[..., Results]] = {
@@ -169,11 +166,9 @@ NOT_FOR = {
     ],
 )
 def test_the_same_results(name: str, use: str, level: str, tmp_path: Path) -> None:
-    results = []
     plain, swapped = pair(name, level)
-    for folder, model in (("plain", plain), ("swapped", swapped)):
-        results.append({**QUICK, **SLOW}[use](model, name, tmp_path / folder))
-    assert_same(results[1], results[0])
+    results = {**QUICK, **SLOW}[use]
+    assert_same_values(results(plain, name, tmp_path / "plain"), results(swapped, name, tmp_path / "swapped"))
     before = bytes_of(swapped)
     assert unswap(swapped) > 0
     assert bytes_of(swapped) == before
@@ -200,7 +195,7 @@ def test_compiling_breaks_no_graph_more_than_before(name: str, level: str) -> No
 def test_a_model_compiled_by_inductor_computes_the_same(name: str) -> None:
     plain, swapped = pair(name, "layers")
     swapped.compile()
-    assert_same(gradients(swapped, batch_for(name)), gradients(plain, batch_for(name)))
+    assert_same_values(gradients(plain, batch_for(name)), gradients(swapped, batch_for(name)))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ evaluation mode, or without labels, the model's own forward runs.
 import ast
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from .... import ops
 from ..forms import Unreadable, form_of
-from ..layer import own_forward
+from ..layer import arguments_of, own_forward
 from ..parts import is_linear, original_type
 from ..rule import Rule
 
@@ -45,8 +45,8 @@ class _Reading:
         named: for each argument that it takes by name, its name there and its name in the forward.
         fields: the names of the fields that are copied from its output to the result.
         output: the result's class.
-        parameters: the names of the forward's parameters.
-        defaults: their defaults, by name.
+        arguments: names the arguments of a call of the forward.
+        options: the name of its `**kwargs`.
     """
 
     head: str
@@ -55,19 +55,18 @@ class _Reading:
     named: tuple[tuple[str, str], ...]
     fields: tuple[str, ...]
     output: Any
-    parameters: tuple[str, ...]
-    defaults: Mapping[str, Any]
+    arguments: Callable[[Any, Any], dict[str, Any] | None]
+    options: str
 
 
 def causal_lm_loss(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the output with a loss and without logits in training with labels; else call the model's own forward."""
     cls: Any = getattr(type(self), "swapped_from", type(self))  # FSDP makes subclasses of the swapped class
     reading = _reading_of(cls)
-    if reading is None:  # the class was patched
+    arguments = None if reading is None else reading.arguments(args, kwargs)
+    if reading is None or arguments is None:  # the class was patched, or the forward raises
         return own_forward(self, *args, **kwargs)
-    passed = {**dict(zip(reading.parameters, args, strict=False)), **kwargs}
-    arguments = {**reading.defaults, **{name: passed[name] for name in reading.parameters if name in passed}}
-    options = {name: value for name, value in passed.items() if name not in reading.parameters}
+    options = arguments[reading.options]
     labels, head = arguments.get("labels"), getattr(self, reading.head)
     wanted = labels is not None and self.training and torch.is_grad_enabled() and _keeps_all(arguments)
     plain = _is_causal(self.loss_function) and getattr(self.config, "return_dict", True) and is_linear(head)
@@ -164,7 +163,6 @@ def _read(cls: Any) -> _Reading | None:
     if len(named) + 1 != len(inner.keywords) or not ast.unparse(inner.func).startswith("self."):
         return None
     module, _, name = ast.unparse(result.func).rpartition(".")
-    parameters = list(inspect.signature(inspect.unwrap(cls.forward)).parameters.values())[1:-1]  # without kwargs
     return _Reading(
         head,
         ast.unparse(inner.func).removeprefix("self."),
@@ -172,8 +170,8 @@ def _read(cls: Any) -> _Reading | None:
         tuple((str(keyword.arg), ast.unparse(keyword.value)[1:]) for keyword in named),
         tuple(str(name) for name in fields),
         getattr(sys.modules[module], name),
-        tuple(parameter.name for parameter in parameters),
-        {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty},
+        arguments_of(cls.forward),
+        list(inspect.signature(cls.forward).parameters)[-1],
     )
 
 
