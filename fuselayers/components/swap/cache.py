@@ -12,10 +12,16 @@ from typing import Any
 from torch import nn
 
 
-def _without_cache(position: int, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The hook of a module whose argument `use_cache` has this index among the positional ones."""
-    is_said = kwargs.get("use_cache") is not None or len(args) > position
-    if not module.training or is_said or any(map(is_cache, (*args, *kwargs.values()))):
+def _without_cache(
+    names: tuple[str, ...], module: nn.Module, args: Any, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The hook of a module whose positional arguments have these names."""
+    passed = {**dict(zip(names, args, strict=False)), **kwargs}
+    is_said = passed.get("use_cache") is not None or any(map(is_cache, passed.values()))
+    # Without a cache and a mask, transformers takes a position that starts again for a new sequence, and hides the
+    # sequences from each other.
+    may_pack = passed.get("position_ids") is not None and passed.get("attention_mask") is None
+    if not module.training or is_said or may_pack:
         return args, kwargs
     return args, {**kwargs, "use_cache": False}
 
@@ -29,10 +35,9 @@ def hook_cache(model: nn.Module) -> bool:
     for name, module in model.named_modules():
         if not isinstance(module, transformers.PreTrainedModel):
             continue
-        names = list(inspect.signature(type(module).forward).parameters)
+        names = tuple(inspect.signature(type(module).forward).parameters)[1:]
         if "use_cache" in names and not any(not outer or name.startswith(f"{outer}.") for outer in hooked):
-            hook = functools.partial(_without_cache, names.index("use_cache") - 1)
-            module.register_forward_pre_hook(hook, with_kwargs=True)
+            module.register_forward_pre_hook(functools.partial(_without_cache, names), with_kwargs=True)
             hooked.append(name)
     return bool(hooked)
 

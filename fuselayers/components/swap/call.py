@@ -44,9 +44,9 @@ def swap(
     each call a swapped layer checks that the modules inside it have not changed. If one has (an adapter, a quantised
     layer, a hook, a sharded parameter), the original forward runs.
 
-    From then on a model of transformers runs with `use_cache=False` in training, unless the caller passes `use_cache`
-    or a cache. In training with labels, a causal language model computes its loss without logits: the logits of its
-    output are None.
+    From then on a model of transformers runs with `use_cache=False` in training, unless the caller passes `use_cache`,
+    a cache, or `position_ids` without an `attention_mask`. In training with labels, a causal language model computes
+    its loss without logits: the logits of its output are None.
 
     Args:
         model: any module.

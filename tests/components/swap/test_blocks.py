@@ -114,6 +114,15 @@ def test_a_model_in_training_makes_no_cache_unless_it_is_asked_to(level: str) ->
     assert not model._forward_pre_hooks
 
 
+def test_a_models_own_cache_decides_whether_packed_sequences_see_each_other() -> None:
+    plain, model = pair("llama", "layers")
+    batch = batch_for("llama")
+    batch["position_ids"] = torch.arange(batch["input_ids"].shape[1])[None] % 5
+    losses = [form(**batch, **said).loss for form in (model, plain) for said in ({}, {"use_cache": False})]
+    torch.testing.assert_close(losses[:2], losses[2:])
+    assert abs(losses[0] - losses[1]) > 1e-4
+
+
 def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:
     plain, model = pair("llama", "blocks")
     batch = batch_for("llama")
