@@ -76,10 +76,14 @@ class KeyValueCache:
         return self.stored()
 
     def check_keys(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Raise ValueError unless the stored keys, [B, G, length, C], have this batch, heads, channels and dtype.
+        """Raise ValueError unless the stored keys have this shape, [B, G, length, C], and dtype.
 
         Used by cross-attention, which reads the keys of an earlier call.
         """
+        if shape[2] != self.length:
+            raise ValueError(
+                f"the cache holds a memory of {self.length} tokens, got a memory of {shape[2]}; use a new cache"
+            )
         _check_fits(self.stored()[0], shape, dtype)
 
     def stored(self) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,9 @@ def test_values_come_from_their_own_sequence(projections: str) -> None:
     x, keys, values = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
     mask = padding(5)
     got = layer(x, memory=keys, values=values, key_padding_mask=mask)
-    q, k, v = (layer.split(sequence)[part].transpose(1, 2) for part, sequence in enumerate((x, keys, values)))
+    q, k, v = (
+        layer.parts(sequence, part)[0].transpose(1, 2) for part, sequence in zip("qkv", (x, keys, values), strict=True)
+    )
     scores = (q @ k.mT * layer.scale).masked_fill(~mask[:, None, None], -torch.inf)
     torch.testing.assert_close(got, layer.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
     torch.testing.assert_close(layer(x, memory=keys, values=keys), layer(x, memory=keys))
