@@ -10,8 +10,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
 from fuselayers.ops import dropout
-from tests.components.attention.calls import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_as_written_out, inputs_of, made
-from tests.components.attention.reference import reference
+from tests.components.attention.contract import HEADS, HIDDEN_DIM, INPUTS, TOKENS, assert_is, inputs_of, made
+from tests.components.attention.reference import multi_head
 from tests.components.compare import run
 from tests.selection import every_value
 
@@ -41,14 +41,14 @@ CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for num
 @pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
 def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     options = {key: value for name in names for key, value in OPTIONS[name].items()}
-    assert_as_written_out(made(**options), inputs, kernels=("auto", "plain"))
+    assert_is(made(**options), multi_head, inputs, kernels=("auto", "plain"))
 
 
 # Padding and a bias with a mask become different kinds of masks. The options change the kernel that takes them.
 @pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
-    assert_as_written_out(made(causal=False, **options), inputs, kernels=("auto", "plain"), memory=True)
+    assert_is(made(causal=False, **options), multi_head, inputs, kernels=("auto", "plain"), memory=5)
 
 
 BLIND: list[dict[str, Any]] = [{}, {"sinks": True}, {"causal": False, "window": 2}, {"num_kv_heads": 2}]
@@ -87,8 +87,8 @@ def test_dropout_falls_on_the_probabilities_of_the_keys(options: dict[str, Any])
     torch.manual_seed(2)
     kept = dropout(torch.ones(2, HEADS, TOKENS, TOKENS, dtype=torch.float64), 0.4)
     torch.manual_seed(2)
-    torch.testing.assert_close(layer(x), reference(layer, x, kept=kept))
-    torch.testing.assert_close(layer.eval()(x), reference(layer, x))
+    torch.testing.assert_close(layer(x), multi_head(layer, x, kept=kept))
+    torch.testing.assert_close(layer.eval()(x), multi_head(layer, x))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 from fuselayers import build
 from fuselayers.components import MultiHeadAttention, RotaryPosition
-from tests.components.attention.calls import HIDDEN_DIM, made, padding
+from tests.components.attention.contract import HIDDEN_DIM, made, padding
 
 OPTIONS: list[dict[str, Any]] = [{}, {"num_kv_heads": 2, "qk_norm": "rms_norm", "causal": True}, {"bias": False}]
 
@@ -27,11 +27,11 @@ def test_separate_projections_compute_what_the_packed_one_does(options: dict[str
     options = {"causal": False, **options}
     separate = made(projections="separate", **options)
     packed = with_packed_weights(separate, **options)
-    x = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64)
+    x = torch.randn(4, 7, HIDDEN_DIM, dtype=torch.float64)
     inputs = {"rotate": RotaryPosition().rotate, "key_padding_mask": padding(7)}
     torch.testing.assert_close(separate(x, **inputs), packed(x, **inputs))
     if not options["causal"]:
-        memory = torch.randn(2, 5, HIDDEN_DIM, dtype=torch.float64)
+        memory = torch.randn(4, 5, HIDDEN_DIM, dtype=torch.float64)
         torch.testing.assert_close(separate(x, memory=memory), packed(x, memory=memory))
 
 
@@ -54,8 +54,8 @@ def test_shared_projections_are_separate_ones_with_one_weight(biased: bool) -> N
 @pytest.mark.parametrize("projections", ["packed", "separate", "shared"])
 def test_values_come_from_their_own_sequence(projections: str) -> None:
     layer = made(projections=projections, causal=False)
-    x, keys, values = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
-    mask = padding(5)
+    x, keys, values = (torch.randn(3, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
+    mask = padding(5)[:3]  # a row without any token would divide by zero below
     got = layer(x, memory=keys, values=values, key_padding_mask=mask)
     q, k, v = (
         layer.parts(sequence, part)[0].transpose(1, 2) for part, sequence in zip("qkv", (x, keys, values), strict=True)
