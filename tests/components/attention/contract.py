@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuselayers.components import MultiHeadAttention, RotaryPosition
+from tests.components.call import Call
 from tests.components.compare import assert_same_values, randomise, run
 
 HIDDEN_DIM, HEADS, TOKENS = 12, 6, 7
@@ -44,19 +45,6 @@ def inputs_of(names: Sequence[str], tokens: int = TOKENS, keys: int = TOKENS) ->
         "mask": torch.rand(4, 1, tokens, keys, generator=generator) < 0.7,
     }
     return {name: made[name] for name in names}
-
-
-class Call(nn.Module):
-    """Calls `forward`, of a layer's class or its reference. `inputs` need no gradient; `leaves` are names that do."""
-
-    def __init__(
-        self, layer: nn.Module, forward: Callable[..., Tensor], inputs: dict[str, Any], leaves: Sequence[str] = ()
-    ) -> None:
-        super().__init__()
-        self.layer, self.call, self.inputs, self.leaves = layer, forward, inputs, leaves
-
-    def forward(self, x_BTD: Tensor, *leaves: Tensor) -> Tensor:
-        return self.call(self.layer, x_BTD, **self.inputs, **dict(zip(self.leaves, leaves, strict=True)))
 
 
 def assert_is(

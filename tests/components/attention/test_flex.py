@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask
 
-from tests.components.attention.contract import HIDDEN_DIM, INPUTS, TOKENS, Call, assert_is, inputs_of, made
+from tests.components.attention.contract import HIDDEN_DIM, INPUTS, TOKENS, assert_is, inputs_of, made
 from tests.components.attention.reference import multi_head
+from tests.components.call import Call
 from tests.components.compare import assert_same_step
 
 

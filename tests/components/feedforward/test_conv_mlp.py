@@ -1,42 +1,33 @@
-import copy
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuselayers import fuse
 from fuselayers.components import ConvMLP, Encoder
 from fuselayers.components.registry import Choice
 from fuselayers.ops import ACTIVATIONS
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
 from tests.selection import every_value
 
 
-class Written(nn.Module):
+def written_out(layer: ConvMLP, x_BTD: Tensor) -> Tensor:
     """The formula, token by token and tap by tap."""
-
-    def __init__(self, layer: ConvMLP) -> None:
-        super().__init__()
-        self.up, self.conv, self.down = (copy.deepcopy(part) for part in (layer.up, layer.conv, layer.down))
-        self.activation, self.causal = layer.activation, layer.causal
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden = x_BTD @ self.up.weight.T + self.up.bias
-        taps = self.conv.weight.shape[-1]
-        rows = []
-        for token in range(x_BTD.shape[1]):
-            row = self.conv.bias.expand_as(hidden[:, 0])
-            for tap in range(taps):
-                seen = token + tap - (taps - 1 if self.causal else (taps - 1) // 2)
-                if 0 <= seen < x_BTD.shape[1]:
-                    row = row + self.conv.weight[:, 0, tap] * hidden[:, seen]
-            rows.append(row)
-        mixed = torch.stack(rows, dim=1)
-        mixed = mixed if self.activation is None else ACTIVATIONS[self.activation](mixed)
-        return mixed @ self.down.weight.T + self.down.bias
+    hidden = x_BTD @ layer.up.weight.T + layer.up.bias
+    taps = layer.conv.weight.shape[-1]
+    rows = []
+    for token in range(x_BTD.shape[1]):
+        row = layer.conv.bias.expand_as(hidden[:, 0])
+        for tap in range(taps):
+            seen = token + tap - (taps - 1 if layer.causal else (taps - 1) // 2)
+            if 0 <= seen < x_BTD.shape[1]:
+                row = row + layer.conv.weight[:, 0, tap] * hidden[:, seen]
+        rows.append(row)
+    return ACTIVATIONS["gelu"](torch.stack(rows, dim=1)) @ layer.down.weight.T + layer.down.bias
 
 
 @pytest.mark.parametrize(
@@ -47,7 +38,7 @@ def test_it_is_its_formula(kernel_size: int, causal: bool, tokens: int) -> None:
     layer = ConvMLP(5, kernel_size=kernel_size, width=9, causal=causal)
     randomise(layer).double()
     x = torch.randn(3, tokens, 5, dtype=torch.float64)
-    assert_same_step(Written(layer), layer, x, rtol=1e-10, atol=1e-10)
+    assert_same_step(Call(layer, written_out, {}), Call(layer, ConvMLP.forward, {}), x, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [True, False])

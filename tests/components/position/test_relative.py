@@ -2,31 +2,22 @@ import re
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fuselayers.components import RelativePosition
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
 
 
-class WrittenOut(nn.Module):
+def written_out(position: RelativePosition, x: Tensor, *, first: int) -> Tensor:
     """The bias of every pair; `test_buckets_are_transformers` checks the buckets."""
-
-    def __init__(self, position: RelativePosition, first: int) -> None:
-        super().__init__()
-        self.position, self.first = position, first
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.shape[1]
-        rows = [[key - self.first - row for key in range(self.first + tokens)] for row in range(tokens)]
-        buckets = self.position.buckets(torch.tensor(rows))
-        return self.position.table.weight[buckets].permute(2, 0, 1) + 0 * x.sum()
+    tokens = x.shape[1]
+    rows = [[key - first - row for key in range(first + tokens)] for row in range(tokens)]
+    return position.table.weight[position.buckets(torch.tensor(rows))].permute(2, 0, 1) + 0 * x.sum()
 
 
-class Bias(WrittenOut):
-    def forward(self, x: Tensor) -> Tensor:
-        bias = self.position.bias(x, first=self.first)
-        assert bias is not None
-        return bias + 0 * x.sum()
+def bias(position: RelativePosition, x: Tensor, *, first: int) -> Tensor:
+    return position.bias(x, first=first) + 0 * x.sum()
 
 
 SIZES = [
@@ -44,7 +35,8 @@ SIZES = [
 def test_values_and_gradients(sizes: dict[str, int], causal: bool, tokens: int, first: int) -> None:
     position = randomise(RelativePosition(num_heads=3, causal=causal, **sizes)).double()
     x = torch.randn(2, tokens, 4).double()
-    assert_same_step(WrittenOut(position, first), Bias(position, first), x, rtol=1e-9, atol=1e-9)  # type: ignore[arg-type]
+    calls = (Call(position, function, {"first": first}) for function in (written_out, bias))
+    assert_same_step(*calls, x, rtol=1e-9, atol=1e-9)
 
 
 # An odd table is divided at another place with `causal` than without.
