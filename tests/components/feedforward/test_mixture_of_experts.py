@@ -15,101 +15,87 @@ from torch.utils.flop_counter import FlopCounterMode
 from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
 from fuselayers.configs import build
 from fuselayers.partition import fuse
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 DENSE_TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-class Written(nn.Module):
-    """A mixture's formula in plain torch, token by token and expert by expert. `dropped` holds (token, expert)."""
+def written_out(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and the loss in plain torch, token by token and expert by expert."""
+    tokens = x.reshape(-1, x.shape[-1])
+    logits = tokens @ layer.router.weight.T
+    places = by_experts(layer, logits) if layer.gating == "expert_choice" else by_tokens(layer, logits)[0]
+    rows = []
+    for token, row in enumerate(tokens):
+        y = torch.zeros_like(row)
+        for expert, weight in places[token].items():
+            y = y + weight * layer.experts[expert](row)
+        for shared in layer.shared:
+            y = y + shared(row)
+        rows.append(y)
+    # Gradients of 0 in place of None.
+    unused = sum((0 * parameter).sum() for parameter in layer.parameters())
+    return torch.stack(rows).view(x.shape) + unused, 7 * written_loss(layer, logits).float().double()
 
-    def __init__(self, layer: MixtureOfExperts) -> None:
-        super().__init__()
-        self.router, self.experts, self.shared = (
-            copy.deepcopy(part) for part in (layer.router, layer.experts, layer.shared)
+
+def by_tokens(layer: MixtureOfExperts, logits: Tensor) -> tuple[list[dict[int, Tensor]], list[tuple[int, int]]]:
+    """Return each token's experts with their weights, and the dropped assignments as (token, expert)."""
+    num_experts = logits.shape[1]
+    room = [capacity(layer, len(logits))] * num_experts
+    places: list[dict[int, Tensor]] = []
+    dropped = []
+    for token, row in enumerate(logits):
+        chosen = sorted(range(num_experts), key=lambda expert: -row[expert].item())[: layer.top_k]
+        powers = [row[expert].exp() for expert in (chosen if layer.normalise_weights else range(num_experts))]
+        places.append({})
+        for expert in chosen:
+            if room[expert]:
+                room[expert] -= 1
+                places[-1][expert] = row[expert].exp() / sum(powers)
+            else:
+                dropped.append((token, expert))
+    return places, dropped
+
+
+def by_experts(layer: MixtureOfExperts, logits: Tensor) -> list[dict[int, Tensor]]:
+    shares = torch.stack([row.exp() / row.exp().sum() for row in logits])
+    places: list[dict[int, Tensor]] = [{} for _ in logits]
+    for expert in range(logits.shape[1]):
+        ranked = sorted(range(len(logits)), key=lambda token: -shares[token, expert].item())
+        for token in ranked[: capacity(layer, len(logits))]:
+            places[token][expert] = shares[token, expert]
+    return places
+
+
+def capacity(layer: MixtureOfExperts, tokens: int) -> int:
+    factor = layer.capacity_factor
+    if factor is None:
+        if layer.gating == "top_k":
+            return tokens
+        factor = 1.0
+    return min(tokens, math.ceil(Fraction(str(factor)) * layer.top_k * tokens / len(layer.experts)))
+
+
+def written_loss(layer: MixtureOfExperts, logits: Tensor) -> Tensor:
+    tokens, num_experts = logits.shape
+    balance = torch.zeros((), dtype=logits.dtype)
+    for expert in range(num_experts if layer.gating == "top_k" else 0):
+        chose = sum(
+            expert in sorted(range(num_experts), key=lambda other, row=row: -row[other].item())[: layer.top_k]
+            for row in logits
         )
-        self.layer = [layer]  # in a list, so that its parameters are not registered here
-        self.dropped: list[tuple[int, int]] = []
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        layer = self.layer[0]
-        tokens = x.reshape(-1, x.shape[-1])
-        logits = tokens @ self.router.weight.T
-        places = self.by_experts(logits) if layer.gating == "expert_choice" else self.by_tokens(logits)
-        rows = []
-        for token, row in enumerate(tokens):
-            y = torch.zeros_like(row)
-            for expert, weight in places[token].items():
-                y = y + weight * self.experts[expert](row)
-            for shared in self.shared:
-                y = y + shared(row)
-            rows.append(y)
-        return torch.stack(rows).view(x.shape), self.loss(logits)
-
-    def by_tokens(self, logits: Tensor) -> list[dict[int, Tensor]]:
-        layer, num_experts = self.layer[0], logits.shape[1]
-        room = [self.capacity(len(logits))] * num_experts
-        places = []
-        self.dropped = []
-        for token, row in enumerate(logits):
-            chosen = sorted(range(num_experts), key=lambda expert: -row[expert].item())[: layer.top_k]
-            powers = [row[expert].exp() for expert in (chosen if layer.normalise_weights else range(num_experts))]
-            places.append({})
-            for expert in chosen:
-                if room[expert]:
-                    room[expert] -= 1
-                    places[-1][expert] = row[expert].exp() / sum(powers)
-                else:
-                    self.dropped.append((token, expert))
-        return places
-
-    def by_experts(self, logits: Tensor) -> list[dict[int, Tensor]]:
-        shares = torch.stack([row.exp() / row.exp().sum() for row in logits])
-        places: list[dict[int, Tensor]] = [{} for _ in logits]
-        for expert in range(logits.shape[1]):
-            ranked = sorted(range(len(logits)), key=lambda token: -shares[token, expert].item())
-            for token in ranked[: self.capacity(len(logits))]:
-                places[token][expert] = shares[token, expert]
-        return places
-
-    def capacity(self, tokens: int) -> int:
-        layer = self.layer[0]
-        factor = layer.capacity_factor
-        if factor is None:
-            if layer.gating == "top_k":
-                return tokens
-            factor = 1.0
-        return min(tokens, math.ceil(Fraction(str(factor)) * layer.top_k * tokens / len(self.experts)))
-
-    def loss(self, logits: Tensor) -> Tensor:
-        layer, (tokens, num_experts) = self.layer[0], logits.shape
-        balance = torch.zeros((), dtype=logits.dtype)
-        for expert in range(num_experts if layer.gating == "top_k" else 0):
-            chose = sum(
-                expert in sorted(range(num_experts), key=lambda other, row=row: -row[other].item())[: layer.top_k]
-                for row in logits
-            )
-            mean = sum(row[expert].exp() / row.exp().sum() for row in logits) / tokens
-            balance = balance + num_experts * chose / tokens * mean
-        small = sum(row.exp().sum().log() ** 2 for row in logits) / tokens
-        return layer.balance_coefficient * balance + layer.z_coefficient * small
+        mean = sum(row[expert].exp() / row.exp().sum() for row in logits) / tokens
+        balance = balance + num_experts * chose / tokens * mean
+    small = sum(row.exp().sum().log() ** 2 for row in logits) / tokens
+    return layer.balance_coefficient * balance + layer.z_coefficient * small
 
 
-class WithLoss(nn.Module):
-    """A mixture that returns its loss too, with the parameter names of `Written`."""
-
-    def __init__(self, layer: MixtureOfExperts, mask: Tensor | None = None) -> None:
-        super().__init__()
-        self.router, self.experts, self.shared = layer.router, layer.experts, layer.shared
-        self.layer = [layer]
-        self.mask = mask
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer[0](x, key_padding_mask=self.mask)
-        loss = self.layer[0].auxiliary_loss
-        assert loss.dtype == torch.float32
-        return y, 7 * loss.double()  # not a weight of 1, which would hide a lost factor
+def with_loss(layer: MixtureOfExperts, x: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    y = layer(x, key_padding_mask=mask)
+    assert layer.auxiliary_loss.dtype == torch.float32
+    return y, 7 * layer.auxiliary_loss.double()  # not a weight of 1, which would hide a lost factor
 
 
 def mixture(**options: object) -> MixtureOfExperts:
@@ -122,23 +108,9 @@ def mixture(**options: object) -> MixtureOfExperts:
     return layer
 
 
-def check(layer: MixtureOfExperts, x: Tensor) -> Written:
+def check(layer: MixtureOfExperts, x: Tensor) -> None:
     """Compare values, the loss and all gradients, the router's included, with the formula."""
-    written = Written(layer)
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.router, self.experts, self.shared = written.router, written.experts, written.shared
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y, loss = written(x)
-            # Gradients of 0 in place of None.
-            unused = sum((0 * parameter).sum() for parameter in self.parameters())
-            return y + unused, 7 * loss.float().double()
-
-    assert_same_step(Scaled(), WithLoss(layer), x, **DENSE_TOLERANCE)
-    return written
+    assert_same_step(Call(layer, written_out, {}), Call(layer, with_loss, {}), x, **DENSE_TOLERANCE)
 
 
 GATES = [
@@ -177,9 +149,9 @@ def test_an_expert_serves_its_tokens_in_their_order_and_drops_those_beyond_its_c
     # ceil(0.5 * 2 * 4 / 3) = 2 places for each of 3 experts.
     layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
     x = routed(layer, [[3.0, 2.0, 0.0], [2.0, 3.0, 0.0], [9.0, 0.0, 5.0], [0.0, 9.0, 8.0]])
-    written = check(layer, x)
+    check(layer, x)
     # Tokens 2 and 3 have higher logits for experts 0 and 1 than tokens 0 and 1, but come later.
-    assert written.dropped == [(2, 0), (3, 1)]
+    assert by_tokens(layer, x @ layer.router.weight.T)[1] == [(2, 0), (3, 1)]
     dropped = torch.tensor([5.0]).exp() / (torch.tensor([9.0]).exp() + torch.tensor([5.0]).exp())
     torch.testing.assert_close(layer(x)[2], dropped.double() * layer.experts[2](x[2]), rtol=1e-6, atol=1e-6)
 
@@ -275,7 +247,7 @@ def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list
 def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
     """Also without `fullgraph=True`, although Dynamo then breaks a graph at sizes that depend on data."""
     mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
-    plain = WithLoss(mixture(num_experts=4, top_k=2), mask)
+    plain = Call(mixture(num_experts=4, top_k=2), with_loss, {"mask": mask})
     compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
     compiled.compile(backend=counter)
     for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
@@ -363,15 +335,13 @@ def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
     x = torch.randn(3, 7, 6, dtype=torch.float64)
     x[~real_BT] = layer.router.weight[0].detach() * 9  # all padding prefers the first expert, more than any token
 
-    class OfReal(WithLoss):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            if self.mask is None:
-                return super().forward(x[real_BT])
-            y, loss = super().forward(x)
-            assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
-            return y[real_BT], loss
+    def of_real(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, loss = with_loss(layer, x, mask=real_BT)
+        assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
+        return y[real_BT], loss
 
-    assert_same_step(OfReal(layer), OfReal(layer, real_BT), x, **DENSE_TOLERANCE)
+    without_padding = Call(layer, lambda layer, x: with_loss(layer, x[real_BT]), {})
+    assert_same_step(without_padding, Call(layer, of_real, {}), x, **DENSE_TOLERANCE)
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
