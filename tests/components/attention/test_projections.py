@@ -13,20 +13,14 @@ from tests.components.attention.contract import HIDDEN_DIM, made, padding
 OPTIONS: list[dict[str, Any]] = [{}, {"num_kv_heads": 2, "qk_norm": "rms_norm", "causal": True}, {"bias": False}]
 
 
-def with_packed_weights(separate: MultiHeadAttention, **options: Any) -> MultiHeadAttention:
-    packed = made(**options)
-    state = separate.state_dict()
-    for leaf in ("weight", *(["bias"] if options.get("bias", True) else [])):
-        state[f"qkv.{leaf}"] = torch.cat([state.pop(f"{part}.{leaf}") for part in "qkv"])
-    packed.load_state_dict(state)
-    return packed
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_separate_projections_compute_what_the_packed_one_does(options: dict[str, Any]) -> None:
     options = {"causal": False, **options}
     separate = made(projections="separate", **options)
-    packed = with_packed_weights(separate, **options)
+    packed, state = made(**options), separate.state_dict()
+    for leaf in ("weight", *(["bias"] if options.get("bias", True) else [])):
+        state[f"qkv.{leaf}"] = torch.cat([state.pop(f"{part}.{leaf}") for part in "qkv"])
+    packed.load_state_dict(state)
     x = torch.randn(4, 7, HIDDEN_DIM, dtype=torch.float64)
     inputs = {"rotate": RotaryPosition().rotate, "key_padding_mask": padding(7)}
     torch.testing.assert_close(separate(x, **inputs), packed(x, **inputs))
