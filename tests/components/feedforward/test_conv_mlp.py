@@ -1,18 +1,13 @@
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fuselayers import fuse
-from fuselayers.components import ConvMLP, Encoder
-from fuselayers.components.registry import Choice
+from fuselayers.components import ConvMLP
 from fuselayers.ops import ACTIVATIONS
 from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
-from tests.selection import every_value
 
 
 def written_out(layer: ConvMLP, x_BTD: Tensor) -> Tensor:
@@ -53,21 +48,6 @@ def test_padding_is_as_good_as_nothing(causal: bool) -> None:
     (dx,) = torch.autograd.grad(y[real_BT].square().sum(), x)
     assert not dx[~real_BT].any()
     torch.testing.assert_close(layer(x, key_padding_mask=torch.ones_like(real_BT)), layer(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("block", "wrap"), every_value(("transformer", "reversible"), (None, fuse, torch.compile)))
-def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | None) -> None:
-    heads = Choice("multi_head", {"num_heads": 2})
-    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "init_std": 0.5}
-    model = Encoder(**sizes, attention=heads, feedforward="conv_mlp", block=block, residual="pre").eval()
-    if wrap is not None:
-        for layer in model.blocks:
-            layer.feedforward = wrap(layer.feedforward, backend="eager")
-    real_BT = torch.tensor([[True, True, True, True, False, False]])
-    tokens_BT, other_BT = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 8, 7]])[:, None]
-    ours, others = (model(tokens, key_padding_mask=real_BT)[real_BT] for tokens in (tokens_BT, other_BT))
-    assert torch.equal(ours, others)
-    assert not torch.allclose(model(tokens_BT)[real_BT], ours, atol=1e-3)
 
 
 def test_an_even_kernel() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
-from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
+from fuselayers.components import Choice, Decoder, MixtureOfExperts
 from fuselayers.configs import build
 from fuselayers.partition import fuse
 from tests.components.call import Call
@@ -355,23 +355,6 @@ def test_without_real_tokens_nothing_is_learnt(options: dict[str, object], token
     assert layer.auxiliary_loss == 0
     (y.sum() + layer.auxiliary_loss).backward()
     assert all(not parameter.grad.any() for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("capacity_factor", [None, 0.5])
-def test_a_block_tells_it_of_padding(capacity_factor: float | None) -> None:
-    torch.manual_seed(2)
-    mixed = Choice("mixture_of_experts", {"num_experts": 3, "top_k": 1, "capacity_factor": capacity_factor})
-    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 6}
-    model = Encoder(**sizes, attention=HEADS, feedforward=mixed, residual="pre")
-    tokens_BT, real_BT = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[True, True, True, True, False, False]])
-    layer = model.blocks[0].feedforward
-    seen: list[Tensor] = []
-    layer.register_forward_hook(lambda module, args, kwargs, y: seen.extend((args[0], y)), with_kwargs=True)
-    model(tokens_BT, key_padding_mask=real_BT)
-    loss = layer.auxiliary_loss
-    x, y = (value.detach() for value in seen)
-    torch.testing.assert_close(y[:, :4], layer(x[:, :4]))
-    torch.testing.assert_close(loss, layer.auxiliary_loss)
 
 
 def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:

@@ -68,11 +68,6 @@ def test_buckets_are_transformers(sizes: dict[str, int], causal: bool) -> None:
             "max_distance must be above 16, got 16: with 32 buckets, each smaller distance has a bucket; raise it, or "
             "use fewer buckets",
         ),
-        (
-            {"num_heads": None},
-            "position 'relative' has a bias for each head, and this attention has no heads; choose an attention with "
-            "num_heads, or another position",
-        ),
     ],
 )
 def test_errors(options: dict[str, object], text: str) -> None:
