@@ -16,6 +16,7 @@ from tests.components.compare import assert_same_step
     ("options", "inputs"),
     [
         ({}, ()),
+        ({"causal": False}, ("key_padding_mask", "mask")),
         ({"num_kv_heads": 2, "sinks": True}, ("bias",)),
         ({"window": 3, "soft_cap": 0.7, "sinks": True}, ("key_padding_mask",)),
         ({"causal": False, "window": 3}, ("mask", "bias")),
