@@ -215,44 +215,33 @@ def test_copies_leave_the_loss_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sizes"),
+    ("options", "backend", "padded", "dynamic"),
     [
-        ({"capacity_factor": 0.7}, [7]),
-        (CHOICES[1], [7]),
-        pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
-        pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
-    ],
-)
-def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list[int]) -> None:
-    layer = mixture(num_experts=2, **options)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=len(sizes) > 1)
-    for tokens in sizes:
-        x = torch.randn(tokens, 6, dtype=torch.float64)
-        expected = layer(x)
-        loss = layer.auxiliary_loss
-        torch.testing.assert_close(compiled(x), expected)
-        torch.testing.assert_close(layer.auxiliary_loss, loss)
-
-
-@pytest.mark.parametrize(
-    ("backend", "padded"),
-    [
-        ("aot_eager", True),  # without padding: the fused test below
+        ({}, "aot_eager", True, False),  # without padding: the fused test below
+        ({"capacity_factor": 0.7}, "aot_eager", False, False),
+        (CHOICES[1], "aot_eager", False, False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("aot_eager", False), ("inductor", False), ("inductor", True))
+            for case in (
+                ({}, "aot_eager", False, False),
+                ({}, "inductor", False, False),
+                ({}, "inductor", True, False),
+                ({"capacity_factor": 0.7}, "aot_eager", False, True),
+                (CHOICES[1], "aot_eager", False, True),
+            )
         ),
     ],
 )
-def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
-    """Also without `fullgraph=True`, although Dynamo then breaks a graph at sizes that depend on data."""
+def test_it_is_one_graph(options: dict[str, object], backend: str, padded: bool, dynamic: bool) -> None:
+    """Without a capacity also without `fullgraph=True`: Dynamo then breaks a graph at sizes that depend on data."""
     mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
-    plain = Call(mixture(num_experts=4, top_k=2), with_loss, {"mask": mask})
+    plain = Call(mixture(**{"num_experts": 4, "top_k": 2, **options}), with_loss, {"mask": mask})
     compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
-    compiled.compile(backend=counter)
-    for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
-        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)  # equal tokens leave two experts without any
-    assert counter.frame_count == 1
+    compiled.compile(backend=counter, fullgraph=bool(options), dynamic=dynamic)
+    # Equal tokens leave two experts without any.
+    for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(3 if dynamic else 2, 3, 6, dtype=torch.float64)):
+        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)
+    assert dynamic or counter.frame_count == 1  # a new size may compile again
 
 
 @pytest.mark.parametrize(
@@ -313,17 +302,13 @@ def test_the_dropout_of_the_model_reaches_experts() -> None:
 
 @pytest.mark.parametrize("capacity_factor", [None, 1.5])
 def test_under_vmap_it_gives_the_gradients_of_each_sample(capacity_factor: float | None) -> None:
-    x, parameters = torch.randn(3, 5, 6, dtype=torch.float64), dict(mixture(num_experts=3).named_parameters())
+    x, layer = torch.randn(3, 5, 6, dtype=torch.float64), mixture(num_experts=3, capacity_factor=capacity_factor)
 
-    def gradients(layer: MixtureOfExperts) -> dict[str, Tensor]:
-        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
 
-        return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-
-    layer = mixture(num_experts=3, top_k=2, capacity_factor=capacity_factor)
-    layer.load_state_dict(parameters)
-    for sample, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(layer.named_parameters()), x)
+    for sample, gradient in zip(x, gradients["router.weight"], strict=True):
         (expected,) = torch.autograd.grad(layer(sample).square().sum(), layer.router.weight)
         torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
 
