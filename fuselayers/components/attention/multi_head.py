@@ -95,7 +95,12 @@ class MultiHeadAttention(PackedHeads):
         projections: Projections = "packed",
         causal: bool = False,
     ) -> None:
-        _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
+        if kernel not in KERNELS:
+            raise ValueError(no_such("kernel", kernel, KERNELS))
+        if kernel in ("sdpa", "flex") and dropout > 0:
+            raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; use 'auto' or 'plain', or dropout=0")
+        if kernel == "sdpa" and soft_cap is not None:
+            raise ValueError("the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out")
         if projections not in get_args(Projections):
             raise ValueError(no_such("projections", projections, get_args(Projections)))
         if projections == "shared" and num_kv_heads not in (None, num_heads):
@@ -232,15 +237,6 @@ class MultiHeadAttention(PackedHeads):
         said += ["kernel"] if self.kernel != "auto" else []
         said += ["projections"] if self.projections != "packed" else []
         return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in said)])
-
-
-def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> None:
-    if kernel not in KERNELS:
-        raise ValueError(no_such("kernel", kernel, KERNELS))
-    if kernel in ("sdpa", "flex") and dropout > 0:
-        raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; use 'auto' or 'plain', or dropout=0")
-    if kernel == "sdpa" and soft_cap is not None:
-        raise ValueError("the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out")
 
 
 def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:
