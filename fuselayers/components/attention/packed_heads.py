@@ -8,6 +8,7 @@ k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h //
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -97,11 +98,11 @@ class PackedHeads(nn.Module):
             x_BTD: the tokens.
             names: a part of "qkv", such as "q" or "kv".
         """
-        sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         first = "qkv".index(names)
-        own = sizes[first : first + len(names)]
-        begin = sum(sizes[:first])
-        rows = slice(begin, begin + sum(own))
+        own = heads[first : first + len(names)]
+        begin = sum(heads[:first]) * self.head_dim
+        rows = slice(begin, begin + sum(own) * self.head_dim)
         if names == "qkv":
             packed = self.qkv(x_BTD)
         elif is_plain_linear(self.qkv):
@@ -110,7 +111,8 @@ class PackedHeads(nn.Module):
         else:
             # See Note: [guards of a split linear]. This path computes heads that are not used.
             packed = self.qkv(x_BTD)[..., rows]
-        return [part.unflatten(-1, (-1, self.head_dim)) for part in packed.split(own, dim=-1)]
+        parts = torch.unflatten(packed, -1, (-1, self.head_dim))
+        return [parts] if len(own) == 1 else list(parts.split(own, dim=-2))  # type: ignore[no-untyped-call]
 
     def join(self, mixed_BHTC: Tensor) -> Tensor:
         """Join the heads and project them: [B, H, T, C] -> [B, T, D]."""
