@@ -1,11 +1,11 @@
 """Each attention written out in full matrices or plain loops, in the dtype of its input.
 
-A reference gets the layer and the arguments of its `forward`, and calls none of the layer's functions.
+A reference has the name of its attention, gets the layer and the arguments of its `forward`, and calls none of the
+layer's functions.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -166,15 +166,3 @@ def pooling(layer: PoolingMix, x_BTD: Tensor, *, key_padding_mask: Tensor | None
     tokens = x_BTD.shape[1]
     near = allowed(tokens, tokens, key_padding_mask, causal=layer.causal, window=layer.window)
     return normed(near[:, 0].to(x_BTD.dtype)) @ x_BTD - x_BTD
-
-
-REFERENCES: Final[dict[str, Callable[..., Tensor]]] = {
-    "multi_head": multi_head,
-    "favor": favor,
-    "linear": linear,
-    "local": local,
-    "linformer": linformer,
-    "nystrom": nystrom,
-    "fourier_mix": fourier_mix,
-    "pooling": pooling,
-}

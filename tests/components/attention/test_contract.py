@@ -10,8 +10,8 @@ from torch import nn
 from fuselayers.components import FourierMix, MultiHeadAttention, TransformerBlock, create, get
 from fuselayers.components.registry import Choice
 from fuselayers.partition import saved_bytes
+from tests.components.attention import reference
 from tests.components.attention.contract import HEADS, HIDDEN_DIM, assert_is, small
-from tests.components.attention.reference import REFERENCES
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "favor": {"num_heads": HEADS, "num_features": 5},
@@ -65,14 +65,14 @@ def test_values_and_gradients(name: str, options: dict[str, Any], tokens: int, e
     inputs: tuple[str, ...] = ("key_padding_mask",) if everything else ()
     if everything and name in WITH_HEADS:
         options, inputs = {**options, **GROUPED}, ("key_padding_mask", "rotate")
-    assert_is(made(name, **options), REFERENCES[name], inputs, tokens=tokens)
+    assert_is(made(name, **options), getattr(reference, name), inputs, tokens=tokens)
 
 
 # The memory has 9 tokens; x has fewer or more, so that either side can be the longer.
 @pytest.mark.parametrize(("tokens", "inputs"), [(1, ["key_padding_mask"]), (7, []), (12, ["key_padding_mask"])])
 @pytest.mark.parametrize(("name", "options"), [("favor", {}), ("nystrom", {"inverse_iterations": 3})])
 def test_a_memory(name: str, options: dict[str, Any], tokens: int, inputs: list[str]) -> None:
-    assert_is(made(name, num_kv_heads=2, **options), REFERENCES[name], inputs, tokens=tokens, memory=9)
+    assert_is(made(name, num_kv_heads=2, **options), getattr(reference, name), inputs, tokens=tokens, memory=9)
 
 
 @pytest.mark.parametrize(
