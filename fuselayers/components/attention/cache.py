@@ -39,8 +39,7 @@ class KeyValueCache:
     def __init__(self, capacity: Size | None = None) -> None:
         self.capacity = capacity
         self.length = 0
-        self._keys_BGSC: Tensor | None = None
-        self._values_BGSC: Tensor | None = None
+        self._keys_and_values: list[Tensor] = []  # [B, G, capacity, C] each
         self._memory: KeyValueCache | None = None
 
     @property
@@ -65,21 +64,24 @@ class KeyValueCache:
                 f"the cache has room for {self.capacity} tokens and holds {self.length}, got {k_BGTC.shape[2]} more; "
                 "build it with a larger capacity"
             )
-        if self._keys_BGSC is None or self._values_BGSC is None:
-            self._keys_BGSC, self._values_BGSC = (
-                new.new_empty(*new.shape[:2], self.capacity, new.shape[3]) for new in (k_BGTC, v_BGTC)
-            )
-        for stored, new in ((self._keys_BGSC, k_BGTC), (self._values_BGSC, v_BGTC)):
-            _check_fits(stored, new.shape, new.dtype)
-            stored[:, :, self.length : end] = new
+        new = (k_BGTC, v_BGTC)
+        if not self._keys_and_values:
+            self._keys_and_values = [part.new_empty(*part.shape[:2], self.capacity, part.shape[3]) for part in new]
+        for stored_BGSC, part in zip(self._keys_and_values, new, strict=True):
+            _check_fits(stored_BGSC, part.shape, part.dtype)
+            stored_BGSC[:, :, self.length : end] = part
         self.length = end
         return self.stored()
 
     def check_keys(self, shape: Sequence[int], dtype: torch.dtype) -> None:
-        """Raise ValueError unless the stored keys, [B, G, length, C], have this batch, heads, channels and dtype.
+        """Raise ValueError unless the stored keys have this shape, [B, G, length, C], and dtype.
 
         Used by cross-attention, which reads the keys of an earlier call.
         """
+        if shape[2] != self.length:
+            raise ValueError(
+                f"the cache holds a memory of {self.length} tokens, got a memory of {shape[2]}; use a new cache"
+            )
         _check_fits(self.stored()[0], shape, dtype)
 
     def stored(self) -> tuple[Tensor, Tensor]:
@@ -88,9 +90,10 @@ class KeyValueCache:
         Raises:
             ValueError: the cache is empty.
         """
-        if self._keys_BGSC is None or self._values_BGSC is None:
+        if not self._keys_and_values:
             raise ValueError("the cache is empty; append to it first")
-        return self._keys_BGSC[:, :, : self.length], self._values_BGSC[:, :, : self.length]
+        k_BGSC, v_BGSC = (stored[:, :, : self.length] for stored in self._keys_and_values)
+        return k_BGSC, v_BGSC
 
     def __repr__(self) -> str:
         return f"KeyValueCache(capacity={self.capacity}, length={self.length})"

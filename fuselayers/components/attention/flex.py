@@ -74,7 +74,7 @@ def flex(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, rules: Rules) -> Tensor
 
 def is_grouped(q_BHTC: Tensor, k_BGSC: Tensor) -> bool:
     """Return whether query heads share keys. Used for the argument `enable_gqa` of torch's kernels."""
-    # A branch, because with symbolic sizes the comparison itself is not a bool.
+    # A branch: with symbolic sizes neither the comparison nor, under Dynamo, bool() of it is a bool.
     grouped = False
     if k_BGSC.shape[1] < q_BHTC.shape[1]:
         grouped = True

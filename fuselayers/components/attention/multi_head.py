@@ -95,7 +95,12 @@ class MultiHeadAttention(PackedHeads):
         projections: Projections = "packed",
         causal: bool = False,
     ) -> None:
-        _check_kernel(kernel, dropout=dropout, soft_cap=soft_cap)
+        if kernel not in KERNELS:
+            raise ValueError(no_such("kernel", kernel, KERNELS))
+        if kernel in ("sdpa", "flex") and dropout > 0:
+            raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; use 'auto' or 'plain', or dropout=0")
+        if kernel == "sdpa" and soft_cap is not None:
+            raise ValueError("the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out")
         if projections not in get_args(Projections):
             raise ValueError(no_such("projections", projections, get_args(Projections)))
         if projections == "shared" and num_kv_heads not in (None, num_heads):
@@ -160,13 +165,17 @@ class MultiHeadAttention(PackedHeads):
             RuntimeError: a cache is given and a gradient is needed.
         """
         check_sequence(x_BTD, self.hidden_dim)
-        first, keys = self._places(x_BTD, rotate, cache, memory)
         batch, tokens, _ = x_BTD.shape
-        if key_padding_mask is not None:
-            if memory is None:
+        if memory is not None:
+            self.check_look_at(memory, x_BTD, rotate, key_padding_mask)
+            first, keys = 0, memory.shape[1]
+        else:
+            if cache is not None and not self.causal:
+                raise ValueError("a cache needs causal attention; build it with causal=True, or leave the cache out")
+            first = 0 if cache is None else cache.length
+            keys = first + tokens
+            if key_padding_mask is not None:
                 check_padding(key_padding_mask, x_BTD, before=first)
-            else:
-                check_padding(key_padding_mask, memory, called="the memory")
         if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1:
             mask = self.layout.own(mask, 1)
         if mask is not None:
@@ -176,10 +185,21 @@ class MultiHeadAttention(PackedHeads):
         if values is not None and (memory is None or values.shape != memory.shape):
             wanted = "given with a memory" if memory is None else f"{list(memory.shape)} as the memory is"
             raise ValueError(f"values must be {wanted}, got {list(values.shape)}")
-        if memory is None:
-            q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
+        q_BTHC, *of_keys = self.parts(x_BTD, "qkv" if memory is None else "q")
+        q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
+        if memory is not None and cache is not None and cache.length:
+            cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
+            k_BGSC, v_BGSC = cache.stored()
         else:
-            q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, values, x_BTD, cache)
+            if memory is not None and values is None:
+                of_keys = self.parts(memory, "kv")
+            elif memory is not None and values is not None:
+                of_keys = [*self.parts(memory, "k"), *self.parts(values, "v")]
+            k_BGSC, v_BGSC = self._normed(self.k_norm, of_keys[0]).transpose(1, 2), of_keys[1].transpose(1, 2)
+            if rotate is not None:
+                q_BHTC, k_BGSC = rotate(q_BHTC, k_BGSC)
+            if cache is not None:
+                k_BGSC, v_BGSC = cache.append(k_BGSC, v_BGSC)
         rules = Rules(
             scale=self.scale,
             causal=self.causal,
@@ -200,64 +220,12 @@ class MultiHeadAttention(PackedHeads):
         if self.window is not None:
             raise ValueError("attention with a window takes no memory; build it without window=")
 
-    def _places(
-        self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None, memory: Tensor | None
-    ) -> tuple[int, int]:
-        """Return the position of the first query among the keys, and the number of keys."""
-        if memory is None:
-            if cache is not None and not self.causal:
-                raise ValueError("a cache needs causal attention; build it with causal=True, or leave the cache out")
-            first = 0 if cache is None else cache.length
-            return first, first + x_BTD.shape[1]
-        self.check_look_at(memory, x_BTD, rotate)
-        if cache is not None and cache.length not in (0, memory.shape[1]):
-            raise ValueError(
-                f"the cache holds a memory of {cache.length} tokens, got a memory of {memory.shape[1]}; use a new cache"
-            )
-        return 0, memory.shape[1]
-
-    def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values of every token: [B, T, H, C], [B, T, G, C] twice."""
+    def parts(self, x_BTD: Tensor, names: str) -> list[Tensor]:
+        """As `PackedHeads.parts`, for any `projections`."""
         if self.projections == "packed":
-            return super().split(x_BTD)
-        return self._part(x_BTD, 0), self._part(x_BTD, 1), self._part(x_BTD, 2)
-
-    def _part(self, x_BTD: Tensor, number: int) -> Tensor:
-        """Return the queries, keys or values (0, 1, 2) of every token: [B, T, D] -> [B, T, n, C]."""
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        if self.projections == "packed":
-            return self.heads(x_BTD, sum(heads[:number]), heads[number])
-        layer = (self.q, self.q, self.q) if self.projections == "shared" else (self.q, self.k, self.v)
-        part: Tensor = layer[number](x_BTD)
-        return torch.unflatten(part, -1, (heads[number], self.head_dim))
-
-    def _look_at(
-        self, memory_BSD: Tensor, values_BSD: Tensor | None, x_BTD: Tensor, cache: KeyValueCache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries of x and the keys and values of the memory: [B, H, T, C], [B, G, S, C] twice."""
-        q_BHTC = self._normed(self.q_norm, self._part(x_BTD, 0)).transpose(1, 2)
-        if cache is not None and cache.length:
-            batch, keys, _ = memory_BSD.shape
-            cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
-            return q_BHTC, *cache.stored()
-        if self.projections == "packed" and values_BSD is None:
-            both = self.heads(memory_BSD, self.num_heads, 2 * self.num_kv_heads)
-            k_BSGC, v_BSGC = both.split(self.num_kv_heads, dim=-2)  # type: ignore[no-untyped-call]
-        else:
-            k_BSGC, v_BSGC = self._part(memory_BSD, 1), self._part(memory_BSD if values_BSD is None else values_BSD, 2)
-        k_BGSC, v_BGSC = self._normed(self.k_norm, k_BSGC).transpose(1, 2), v_BSGC.transpose(1, 2)
-        return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
-
-    def _look_around(
-        self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries of x, and the keys and values up to its last token: [B, H, T, C], [B, G, S, C] twice."""
-        q_BTHC, k_BTGC, v_BTGC = self.split(x_BTD)
-        q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
-        k_BGSC, v_BGSC = self._normed(self.k_norm, k_BTGC).transpose(1, 2), v_BTGC.transpose(1, 2)
-        if rotate is not None:
-            q_BHTC, k_BGSC = rotate(q_BHTC, k_BGSC)
-        return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
+            return super().parts(x_BTD, names)
+        layers = [self.q if self.projections == "shared" else getattr(self, name) for name in names]
+        return [torch.unflatten(layer(x_BTD), -1, (-1, self.head_dim)) for layer in layers]
 
     @staticmethod
     def _normed(norm: nn.Module | None, heads: Tensor) -> Tensor:
@@ -269,15 +237,6 @@ class MultiHeadAttention(PackedHeads):
         said += ["kernel"] if self.kernel != "auto" else []
         said += ["projections"] if self.projections != "packed" else []
         return ", ".join([super().extra_repr(), *(f"{name}={getattr(self, name)!r}" for name in said)])
-
-
-def _check_kernel(kernel: str, *, dropout: float, soft_cap: float | None) -> None:
-    if kernel not in KERNELS:
-        raise ValueError(no_such("kernel", kernel, KERNELS))
-    if kernel in ("sdpa", "flex") and dropout > 0:
-        raise ValueError(f"the kernel {kernel!r} cannot drop probabilities; use 'auto' or 'plain', or dropout=0")
-    if kernel == "sdpa" and soft_cap is not None:
-        raise ValueError("the kernel 'sdpa' cannot cap scores; use 'auto', or leave soft_cap out")
 
 
 def _head_norm(name: str | None, head_dim: int, eps: float) -> nn.Module | None:

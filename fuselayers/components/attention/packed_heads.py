@@ -8,6 +8,7 @@ k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h //
 
 from typing import ClassVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -87,40 +88,45 @@ class PackedHeads(nn.Module):
     def project(self, x_BTD: Tensor, key_padding_mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Check x and the mask; return queries, keys and values of every token: [B, H, T, C], [B, G, T, C] twice."""
         check_input(x_BTD, self.hidden_dim, key_padding_mask)
-        q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.split(x_BTD))
+        q_BHTC, k_BGTC, v_BGTC = (part.transpose(1, 2) for part in self.parts(x_BTD, "qkv"))
         return q_BHTC, k_BGTC, v_BGTC
 
-    def split(self, x_BTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values from the projection: [B, T, H, C], [B, T, G, C] twice."""
-        sizes = [n * self.head_dim for n in (self.num_heads, self.num_kv_heads, self.num_kv_heads)]
-        q_BTHC, k_BTGC, v_BTGC = (
-            part.unflatten(-1, (-1, self.head_dim)) for part in self.qkv(x_BTD).split(sizes, dim=-1)
-        )
-        return q_BTHC, k_BTGC, v_BTGC
+    def parts(self, x_BTD: Tensor, names: str) -> list[Tensor]:
+        """Return the queries, keys or values of every token: [B, T, D] -> [B, T, n, C] each.
+
+        Args:
+            x_BTD: the tokens.
+            names: a part of "qkv", such as "q" or "kv".
+        """
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        first = "qkv".index(names)
+        own = heads[first : first + len(names)]
+        begin = sum(heads[:first]) * self.head_dim
+        rows = slice(begin, begin + sum(own) * self.head_dim)
+        if names == "qkv":
+            packed = self.qkv(x_BTD)
+        elif is_plain_linear(self.qkv):
+            bias = self.qkv.bias
+            packed = F.linear(x_BTD, self.qkv.weight[rows], None if bias is None else bias[rows])
+        else:
+            # See Note: [guards of a split linear]. This path computes heads that are not used.
+            packed = self.qkv(x_BTD)[..., rows]
+        parts = torch.unflatten(packed, -1, (-1, self.head_dim))
+        return [parts] if len(own) == 1 else list(parts.split(own, dim=-2))  # type: ignore[no-untyped-call]
 
     def join(self, mixed_BHTC: Tensor) -> Tensor:
         """Join the heads and project them: [B, H, T, C] -> [B, T, D]."""
         y_BTD: Tensor = self.out(mixed_BHTC.transpose(1, 2).flatten(2))
         return y_BTD
 
-    def heads(self, x_BTD: Tensor, first: int, number: int) -> Tensor:
-        """Return `number` heads of the packed projection, starting at head `first`: [B, T, D] -> [B, T, n, C]."""
-        begin, end = first * self.head_dim, (first + number) * self.head_dim
-        if is_plain_linear(self.qkv):
-            bias = self.qkv.bias
-            part = F.linear(x_BTD, self.qkv.weight[begin:end], None if bias is None else bias[begin:end])
-        else:
-            # See Note: [guards of a split linear]. This path computes heads that are not used.
-            part = self.qkv(x_BTD)[..., begin:end]
-        heads: Tensor = part.unflatten(-1, (number, self.head_dim))  # type: ignore[no-untyped-call]
-        return heads
-
     def check_memory(self) -> None:
         """Raise ValueError if the options exclude a memory."""
         if getattr(self, "causal", False):
             raise ValueError("causal attention takes no memory; build it with causal=False")
 
-    def check_look_at(self, memory: Tensor, x_BTD: Tensor, rotate: Rotate | None) -> None:
+    def check_look_at(
+        self, memory: Tensor, x_BTD: Tensor, rotate: Rotate | None, key_padding_mask: Tensor | None
+    ) -> None:
         """Raise ValueError unless x can look at this memory. Used by attentions with a memory."""
         self.check_memory()
         if rotate is not None:
@@ -128,6 +134,8 @@ class PackedHeads(nn.Module):
         wanted = (x_BTD.shape[0], self.hidden_dim)
         if memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != wanted:
             raise ValueError(f"memory must be [{wanted[0]}, S, {wanted[1]}], got {list(memory.shape)}")
+        if key_padding_mask is not None:
+            check_padding(key_padding_mask, memory, called="the memory")
 
     def extra_repr(self) -> str:
         shown = ("num_heads", "num_kv_heads", "head_dim", *self.shown)
@@ -159,12 +167,9 @@ class CrossHeads(PackedHeads):
         if memory is None:
             return super().forward(x_BTD, rotate=rotate, key_padding_mask=key_padding_mask)
         check_sequence(x_BTD, self.hidden_dim)
-        self.check_look_at(memory, x_BTD, rotate)
-        if key_padding_mask is not None:
-            check_padding(key_padding_mask, memory, called="the memory")
-        q_BHTC = self.heads(x_BTD, 0, self.num_heads).transpose(1, 2)
-        both_BSXC = self.heads(memory, self.num_heads, 2 * self.num_kv_heads)
-        k_BGSC, v_BGSC = (part.transpose(1, 2) for part in both_BSXC.chunk(2, dim=-2))
+        self.check_look_at(memory, x_BTD, rotate, key_padding_mask)
+        parts = (*self.parts(x_BTD, "q"), *self.parts(memory, "kv"))
+        q_BHTC, k_BGSC, v_BGSC = (part.transpose(1, 2) for part in parts)
         return self.join(self.mix_memory(q_BHTC, k_BGSC, v_BGSC, key_padding_mask))
 
     def mix_memory(self, q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, key_padding_mask: Tensor | None) -> Tensor:

@@ -24,9 +24,9 @@ Gomez et al., "The reversible residual network", 2017, section 3; Kitaev et al.,
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
@@ -152,32 +152,30 @@ def _run_streams(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor)
 def _run_here(blocks: Sequence[tuple[Any, Mapping[str, Any]]], x_BTD: Tensor) -> Tensor:
     # Undoing a sum does not restore the digits lost to rounding: few in float32, too many in bfloat16.
     a_BTD = b_BTD = x_BTD.to(torch.promote_types(x_BTD.dtype, torch.float32))
-    dtype = x_BTD.dtype
     branches = [(block, inputs, number) for block, inputs in blocks for number in range(len(block.residual.norms))]
+    steps: list[_Step] = []
+    learning: list[Tensor] = []
     if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-        run = _Run(dtype, x_BTD.device, [_Step(*branch) for branch in branches])
-        learning = run.learning
-        if learning or x_BTD.requires_grad:
-            # Note: [no shards inside a run] In backward FSDP's hooks replace the leaves of the run by the gathered
-            # parameters, so the leaves get no gradient. Hooks around the whole model run before it.
-            parts = (module for block, _ in blocks for module in block.modules() if module is not block)
-            if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
-                raise RuntimeError(_SHARDED)
-            a_BTD, b_BTD, *losses = _Reversible.apply(run, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
-            for module, loss in zip((module for step in run.steps for module in step.costly), losses, strict=True):
-                module.auxiliary_loss = loss
-            return _mean(a_BTD, b_BTD, dtype)
-    for block, inputs, number in branches:
-        a_BTD, b_BTD = b_BTD, a_BTD + block.branch(number, b_BTD.to(dtype), **inputs)
-    return _mean(a_BTD, b_BTD, dtype)
+        steps = [_Step(*branch, x_BTD) for branch in branches]
+        # Every tensor that requires a gradient, once.
+        learning = list({id(tensor): tensor for step in steps for tensor in step.learning}.values())
+    if steps and (learning or x_BTD.requires_grad):
+        # Note: [no shards inside a run] In backward FSDP's hooks replace the leaves of the run by the gathered
+        # parameters, so the leaves get no gradient. Hooks around the whole model run before it.
+        parts = (module for block, _ in blocks for module in block.modules() if module is not block)
+        if "torch.distributed.fsdp" in sys.modules and any(map(is_sharded, parts)):
+            raise RuntimeError(_SHARDED)
+        a_BTD, b_BTD, *losses = _Reversible.apply(steps, a_BTD, b_BTD, *learning)  # type: ignore[no-untyped-call]
+        for module, loss in zip((module for step in steps for module in step.costly), losses, strict=True):
+            module.auxiliary_loss = loss
+    else:
+        for block, inputs, number in branches:
+            a_BTD, b_BTD = b_BTD, a_BTD + block.branch(number, b_BTD.to(x_BTD.dtype), **inputs)
+    return ((a_BTD + b_BTD) / 2).to(x_BTD.dtype)
 
 
 # Note: [a reversible run breaks the graph] A compiler would trace the formula and lose the autograd.Function.
 _run_outside = disable_dynamo("in a graph reversible blocks would save values of every layer")(_run_here)
-
-
-def _mean(a_BTD: Tensor, b_BTD: Tensor, dtype: torch.dtype) -> Tensor:
-    return ((a_BTD + b_BTD) / 2).to(dtype)
 
 
 class _Step(nn.Module):
@@ -186,14 +184,20 @@ class _Step(nn.Module):
     `generators` is the state of torch's generators before forward, None if it drew no random numbers. `costly` holds
     the modules whose `auxiliary_loss` was set in forward: these losses are results of the run, besides the streams.
     Backward also needs the parameters and buffers of forward, the names of the parameters and inputs that require a
-    gradient, and the modes of all modules.
+    gradient, the setting of autocast, and the modes of all modules.
     """
 
-    def __init__(self, block: Any, inputs: Mapping[str, Any], number: int) -> None:
+    def __init__(self, block: Any, inputs: Mapping[str, Any], number: int, x_BTD: Tensor) -> None:
         super().__init__()
         self.block = block
         self.inputs = inputs
         self.number = number
+        self.dtype, self.device = x_BTD.dtype, x_BTD.device
+        kind = self.device.type if torch.amp.is_autocast_available(self.device.type) else "cpu"  # meta has no autocast
+        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        # Note: [no cache of casts] Autocast would cache casts that were made without a graph, and later users of the
+        # same weight would get no gradient.
+        self.autocast = functools.partial(torch.autocast, kind, dtype=dtype, enabled=enabled, cache_enabled=False)
         self.generators: tuple[Tensor, ...] | None = None
         self.costly: tuple[Any, ...] = ()
         # `rotate` is a method of a position, or a partial of one, and the position may have parameters.
@@ -208,8 +212,13 @@ class _Step(nn.Module):
         self.modes = self.modes_now()
 
     def forward(self, b_BTD: Tensor, inputs: Mapping[str, Any]) -> Tensor:
-        y_BTD: Tensor = self.block.branch(self.number, b_BTD, **inputs)
+        y_BTD: Tensor = self.block.branch(self.number, b_BTD.to(self.dtype), **inputs)
         return y_BTD
+
+    @property
+    def learning(self) -> list[Tensor]:
+        """The parameters and inputs that required a gradient in forward."""
+        return [*self.parameters_learning.values(), *self.inputs_learning.values()]
 
     def modes_now(self) -> list[bool]:
         return [module.training for module in self.modules()]
@@ -217,32 +226,8 @@ class _Step(nn.Module):
     def losses_now(self) -> dict[nn.Module, Any]:
         return {module: vars(module).get("auxiliary_loss") for module in self.modules()}
 
-
-@dataclass
-class _Run:
-    """A run of sublayers. `autocast` is the autocast setting in forward, which backward uses too."""
-
-    dtype: torch.dtype
-    device: torch.device
-    steps: list[_Step]
-    autocast: Mapping[str, Any] | None = None
-
-    @property
-    def learning(self) -> list[Tensor]:
-        """Every tensor that required a gradient in forward, once."""
-        of_steps = ((*step.parameters_learning.values(), *step.inputs_learning.values()) for step in self.steps)
-        return list({id(tensor): tensor for tensors in of_steps for tensor in tensors}.values())
-
-    def remember_autocast(self) -> None:
-        kind = self.device.type
-        if torch.amp.is_autocast_available(kind):
-            enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-            # Note: [no cache of casts] Autocast would cache casts that were made without a graph, and later users of
-            # the same weight would get no gradient.
-            self.autocast = {"device_type": kind, "enabled": enabled, "dtype": dtype, "cache_enabled": False}
-
-    def forward(self, step: _Step, b_BTD: Tensor) -> Tensor:
-        """Return the step's branch. Record whether it drew random numbers and which losses it set.
+    def run(self, b_BTD: Tensor) -> Tensor:
+        """Return the branch. Record whether it drew random numbers and which losses it set.
 
         Raises:
             RuntimeError: a CUDA graph is being captured.
@@ -254,57 +239,53 @@ class _Run:
             )
         # With fake tensors nothing is drawn, and the state of a generator has no values to compare.
         draws = not isinstance(b_BTD, FakeTensor)
-        before, losses = _generators(self.device) if draws else (), step.losses_now()
-        with self._autocast():
-            y_BTD: Tensor = step(b_BTD.to(self.dtype), step.inputs)
-        now = step.losses_now()
-        step.costly = tuple(
+        before, losses = _generators(self.device) if draws else (), self.losses_now()
+        with self.autocast():
+            y_BTD: Tensor = self(b_BTD, self.inputs)
+        now = self.losses_now()
+        self.costly = tuple(
             module for module, loss in now.items() if isinstance(loss, Tensor) and loss is not losses[module]
         )
         drew = draws and not all(map(torch.equal, before, _generators(self.device)))
-        step.generators = before if drew else None
+        self.generators = before if drew else None
         return y_BTD
 
-    def backward(
-        self, step: _Step, b_BTD: Tensor, dy_BTD: Tensor, dlosses: Sequence[Tensor]
+    def run_again(
+        self, b_BTD: Tensor, dy_BTD: Tensor, dlosses: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """Return the recomputed branch, the gradient of b, and the gradients of the step's other tensors, by id."""
-        parameters, inputs_learning = step.parameters_learning, step.inputs_learning
-        wanted = [*parameters.values(), *inputs_learning.values()]
+        """Return the recomputed branch, the gradient of b, and the gradients of `learning`, by id."""
         # Note: [other leaves] The leaves are detached: hooks on the original tensors would run here, and again with the
         # gradients of the whole run.
-        b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *wanted))
-        held = step.held | dict(zip(parameters, leaves[: len(parameters)], strict=True))
-        with torch.enable_grad(), _replayed(step.generators, self.device), self._autocast():
+        b_BTD, *leaves = (tensor.detach().requires_grad_() for tensor in (b_BTD, *self.learning))
+        count = len(self.parameters_learning)
+        held = self.held | dict(zip(self.parameters_learning, leaves[:count], strict=True))
+        with torch.enable_grad(), _replayed(self.generators, self.device), self.autocast():
             # Note: [no leaf into a module] Hooks that track modules in backward, such as FlopCounterMode's, cannot be
             # put on a leaf of `autograd.grad`.
-            of_leaves = (leaf.view_as(leaf) for leaf in leaves[len(parameters) :])
-            inputs = dict(step.inputs) | dict(zip(inputs_learning, of_leaves, strict=True))
-            of_forward = [module.auxiliary_loss for module in step.costly]
-            y_BTD = functional_call(step, held, (b_BTD.view_as(b_BTD).to(self.dtype), inputs))
+            of_leaves = (leaf.view_as(leaf) for leaf in leaves[count:])
+            inputs = dict(self.inputs) | dict(zip(self.inputs_learning, of_leaves, strict=True))
+            of_forward = [module.auxiliary_loss for module in self.costly]
+            y_BTD = functional_call(self, held, (b_BTD.view_as(b_BTD), inputs))
         outputs, incoming = [y_BTD], [dy_BTD.to(y_BTD.dtype)]
-        for module, loss, dloss in zip(step.costly, of_forward, dlosses, strict=True):
+        for module, loss, dloss in zip(self.costly, of_forward, dlosses, strict=True):
             outputs, incoming = [*outputs, module.auxiliary_loss], [*incoming, dloss]
             module.auxiliary_loss = loss
-        through_BTD, *dwanted = torch.autograd.grad(outputs, [b_BTD, *leaves], incoming, allow_unused=True)
+        through_BTD, *dlearning = torch.autograd.grad(outputs, [b_BTD, *leaves], incoming, allow_unused=True)
         # The norm of another sublayer has no gradient here; an unused tensor has none at all, as in autograd.
-        gradients = {id(tensor): dx for tensor, dx in zip(wanted, dwanted, strict=True) if dx is not None}
+        gradients = {id(tensor): dx for tensor, dx in zip(self.learning, dlearning, strict=True) if dx is not None}
         return y_BTD.detach(), torch.zeros_like(b_BTD) if through_BTD is None else through_BTD, gradients
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(**self.autocast) if self.autocast else contextlib.nullcontext()
 
 
 class _Reversible(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: _Run, a_BTD: Tensor, b_BTD: Tensor, *learning: Tensor) -> tuple[Tensor, ...]:
-        run.remember_autocast()
-        for step in run.steps:
-            a_BTD, b_BTD = b_BTD, a_BTD + run.forward(step, b_BTD)
-        ctx.run = run
+    def forward(ctx: Any, steps: list[_Step], a_BTD: Tensor, b_BTD: Tensor, *learning: Tensor) -> tuple[Tensor, ...]:
+        for step in steps:
+            a_BTD, b_BTD = b_BTD, a_BTD + step.run(b_BTD)
+        ctx.steps = steps
+        ctx.learning = [id(tensor) for tensor in learning]
         # Saved for torch's check that no tensor was modified before backward.
         ctx.save_for_backward(a_BTD, b_BTD, *learning)
-        return a_BTD, b_BTD, *(module.auxiliary_loss for step in run.steps for module in step.costly)
+        return a_BTD, b_BTD, *(module.auxiliary_loss for step in steps for module in step.costly)
 
     @staticmethod
     def backward(ctx: Any, da_BTD: Tensor, db_BTD: Tensor, *dlosses: Tensor) -> tuple[Tensor | None, ...]:
@@ -313,22 +294,22 @@ class _Reversible(torch.autograd.Function):
                 "the gradient of reversible blocks cannot be differentiated again; leave create_graph out, or use "
                 "block='transformer'"
             )
-        run: _Run = ctx.run
-        if any(step.modes_now() != step.modes for step in run.steps):
+        if any(step.modes_now() != step.modes for step in ctx.steps):
             raise RuntimeError(
                 "a reversible block runs again in backward, in the mode of its forward; switch train() and eval() "
                 "only after backward"
             )
         a_BTD, b_BTD, *_ = ctx.saved_tensors
         gradients: dict[int, Tensor] = {}
-        for step in reversed(run.steps):
-            dlosses, own = dlosses[: len(dlosses) - len(step.costly)], dlosses[len(dlosses) - len(step.costly) :]
-            y_BTD, through_BTD, of_step = run.backward(step, a_BTD, db_BTD, own)
+        for step in reversed(ctx.steps):
+            first = len(dlosses) - len(step.costly)
+            dlosses, own = dlosses[:first], dlosses[first:]
+            y_BTD, through_BTD, of_step = step.run_again(a_BTD, db_BTD, own)
             for key, gradient in of_step.items():
                 gradients[key] = gradients[key] + gradient if key in gradients else gradient
             a_BTD, b_BTD = b_BTD - y_BTD, a_BTD
             da_BTD, db_BTD = db_BTD, da_BTD + through_BTD
-        return None, da_BTD, db_BTD, *(gradients.get(id(tensor)) for tensor in run.learning)
+        return None, da_BTD, db_BTD, *map(gradients.get, ctx.learning)
 
 
 def _generators(device: torch.device) -> tuple[Tensor, ...]:

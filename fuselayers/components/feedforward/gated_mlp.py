@@ -81,7 +81,7 @@ class GatedMLP(nn.Module):
         self.custom_activation = custom_activation(activation)
         if packed:
             self.gate_up = nn.Linear(hidden_dim, 2 * width, bias=bias)
-            save_in_parts(self, "gate_up", "gate", "up")
+            save_in_parts(self)
         else:
             self.gate = nn.Linear(hidden_dim, width, bias=bias)
             self.up = nn.Linear(hidden_dim, width, bias=bias)

@@ -5,69 +5,63 @@ bias     [2F]
 """
 
 from collections.abc import Iterator
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+_PARTS: Final = ("gate", "up")
 
-def save_in_parts(module: nn.Module, packed: str, first: str, second: str) -> None:
-    """Make the state_dict of a module hold the two halves of its linear layer `packed` as `first` and `second`.
+
+def save_in_parts(module: nn.Module) -> None:
+    """Make the state_dict of a module hold the two halves of its linear layer `gate_up` as `gate` and `up`.
 
     Loading accepts both forms; errors use the names of the halves. The halves in a state_dict are views of the
-    parameter. They can also be read as `module.first.weight`, for tools that look up every key in the module, such as
+    parameter. They can also be read as `module.gate.weight`, for tools that look up every key in the module, such as
     torch's distributed checkpoints. They cannot be assigned, so `torch.func.functional_call` needs the names of
     `named_parameters`, not those of a state_dict.
 
     Only the weight and bias of the layer are split. Other parameters of an adapter in its place keep their names.
 
-    Args:
-        module: the module that has the linear layer. Used by `GatedMLP`.
-        packed: name of that layer.
-        first: name of the half with the first rows.
-        second: name of the other half.
+    Used by `GatedMLP`.
 
     >>> module = nn.Module()
-    >>> module.both = nn.Linear(3, 4)
-    >>> save_in_parts(module, "both", "left", "right")
+    >>> module.gate_up = nn.Linear(3, 4)
+    >>> save_in_parts(module)
     >>> {name: list(value.shape) for name, value in module.state_dict().items()}
-    {'left.weight': [2, 3], 'left.bias': [2], 'right.weight': [2, 3], 'right.bias': [2]}
+    {'gate.weight': [2, 3], 'gate.bias': [2], 'up.weight': [2, 3], 'up.bias': [2]}
     """
-    parts = (first, second)
-    for number, part in enumerate(parts):
-        setattr(module, part, _Half(module, packed, number))
-    module.register_state_dict_post_hook(partial(_split, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(partial(_join, packed=packed, parts=parts))  # type: ignore[no-untyped-call]
+    for number, part in enumerate(_PARTS):
+        setattr(module, part, _Half(module, number))
+    module.register_state_dict_post_hook(_split)  # type: ignore[no-untyped-call]
+    module.register_load_state_dict_pre_hook(_join)  # type: ignore[no-untyped-call]
 
 
 class _Half:
     """One half of a packed layer, read-only."""
 
-    def __init__(self, module: nn.Module, packed: str, number: int) -> None:
-        self._module, self._packed, self._number = module, packed, number
+    def __init__(self, module: Any, number: int) -> None:
+        self._module, self._number = module, number
 
     @property
     def weight(self) -> Tensor:
-        weight: Tensor = getattr(self._module, self._packed).weight
+        weight: Tensor = self._module.gate_up.weight
         return weight.chunk(2)[self._number]
 
     @property
     def bias(self) -> Tensor | None:
-        bias: Tensor | None = getattr(self._module, self._packed).bias
+        bias: Tensor | None = self._module.gate_up.bias
         return None if bias is None else bias.chunk(2)[self._number]
 
 
-def _split(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any, *, packed: str, parts: tuple[str, str]
-) -> None:
+def _split(module: nn.Module, state_dict: dict[str, Any], prefix: str, _: Any) -> None:
     own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
     halves: dict[str, Tensor] = {}
-    for name, _parameter in _parameters(module, packed):
-        both = own.pop(f"{prefix}{packed}.{name}")
-        halves |= {f"{prefix}{part}.{name}": half for part, half in zip(parts, both.chunk(2), strict=True)}
+    for name, _parameter in _parameters(module):
+        both = own.pop(f"{prefix}gate_up.{name}")
+        halves |= {f"{prefix}{part}.{name}": half for part, half in zip(_PARTS, both.chunk(2), strict=True)}
     # The order of the split form: first part, second part, then the layers that follow.
-    for part in parts:
+    for part in _PARTS:
         state_dict |= {key: half for key, half in halves.items() if key.startswith(f"{prefix}{part}.")}
     state_dict |= own
 
@@ -81,15 +75,12 @@ def _join(
     missing_keys: list[str],
     _unexpected_keys: list[str],
     error_msgs: list[str],
-    *,
-    packed: str,
-    parts: tuple[str, str],
 ) -> None:
-    for name, parameter in _parameters(module, packed):
-        keys = [f"{prefix}{part}.{name}" for part in parts]
+    for name, parameter in _parameters(module):
+        keys = [f"{prefix}{part}.{name}" for part in _PARTS]
         # With both halves given, the packed parameter is ignored: torch's distributed checkpoints add the module's own
         # parameters to a loaded state_dict.
-        if f"{prefix}{packed}.{name}" in state_dict and not all(key in state_dict for key in keys):
+        if f"{prefix}gate_up.{name}" in state_dict and not all(key in state_dict for key in keys):
             continue
         halves = {key: state_dict.pop(key) for key in keys if key in state_dict}
         missing = [key for key in keys if key not in halves]
@@ -111,7 +102,7 @@ def _join(
                 if value is not None:
                     own.copy_(value)
         missing_keys += missing
-        state_dict[f"{prefix}{packed}.{name}"] = both
+        state_dict[f"{prefix}gate_up.{name}"] = both
 
 
 def _sharded_like(parameter: Tensor, both: Tensor) -> Tensor:
@@ -141,9 +132,9 @@ def _misfit(key: str, value: Any, half: Tensor) -> str | None:
     return None
 
 
-def _parameters(module: nn.Module, packed: str) -> Iterator[tuple[str, nn.Parameter]]:
+def _parameters(module: Any) -> Iterator[tuple[str, nn.Parameter]]:
     # An adapter in the layer's place, or a parametrisation, has other parameters, in the layer or deeper.
-    layer = getattr(module, packed)
+    layer = module.gate_up
     for name, parameter in layer.named_parameters(recurse=False):
         if name in ("weight", "bias") and parameter.shape[:1] == (getattr(layer, "out_features", None),):
             yield name, parameter

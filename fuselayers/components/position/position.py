@@ -263,12 +263,7 @@ class RelativePosition(Position):
 
 
 def _check_has_heads(name: str, num_heads: int | None) -> int:
-    """Return `num_heads`; raise ValueError if it is None. Used by the positions with a bias per head.
-
-    Args:
-        name: the name of the position, for the error text.
-        num_heads: the attention's number of heads; None if it has none.
-    """
+    """Return `num_heads`; raise ValueError if it is None. Used by the positions with a bias per head."""
     if num_heads is None:
         raise ValueError(
             f"position {name!r} has a bias for each head, and this attention has no heads; choose an attention with "

@@ -8,16 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers import fuse
-from fuselayers.components import Choice, Decoder, KeyValueCache, MultiHeadAttention, RotaryPosition
+from fuselayers.components import Choice, Decoder, KeyValueCache, RotaryPosition
 from fuselayers.partition import fuse_in_place
-from tests.components.compare import randomise
-
-HIDDEN_DIM = 12
-
-
-def made(**options: Any) -> MultiHeadAttention:
-    return randomise(MultiHeadAttention(HIDDEN_DIM, **{"num_heads": 6, "causal": True, **options})).double()  # type: ignore[return-value]
-
+from tests.components.attention.contract import HIDDEN_DIM, made
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -82,6 +75,8 @@ def test_a_cache_of_another_memory_is_refused() -> None:
             layer(x[others], memory=memory[others], cache=cache)
     with pytest.raises(ValueError, match=r"holds torch\.float64 \[1, 2, T, 2\], got torch\.float32 \[1, 2, 5, 2\]"):
         layer.float()(x[:1].float(), memory=memory[:1].float(), cache=cache)
+    with pytest.raises(ValueError, match=r"^the cache holds a memory of 5 tokens, got a memory of 3; use a new cache$"):
+        layer(x[:1].float(), memory=x[:1].float(), cache=cache)
 
 
 def test_errors() -> None:

@@ -1,60 +1,12 @@
 import copy
-import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from fuselayers.components import FavorAttention
-from tests.components.attention import contract
-from tests.components.attention.contract import (
-    HEADS,
-    HIDDEN_DIM,
-    MEMORY,
-    MEMORY_CASES,
-    allowed,
-    heads_of,
-    joined,
-    small,
-)
+from tests.components.attention.contract import HIDDEN_DIM, small
+from tests.components.attention.reference import favor
 from tests.components.compare import run
-
-
-def made(**options: object) -> FavorAttention:
-    return small(FavorAttention(HIDDEN_DIM, **{"num_heads": 6, "num_features": 5, "causal": True, **options}))
-
-
-def reference(
-    layer: FavorAttention, x_BTD: Tensor, rotate: object, real_BT: Tensor | None, memory: Tensor | None = None
-) -> Tensor:
-    q, k, v = heads_of(layer, x_BTD, rotate)
-    if memory is None:
-        pairs = allowed(x_BTD.shape[1], real_BT, causal=layer.causal)
-    else:
-        _, k, v = heads_of(layer, memory, None)
-        pairs = torch.ones(1) if real_BT is None else real_BT[:, None, None]
-    w, scale = layer.directions, layer.head_dim**0.25
-    q, k = (
-        torch.exp(x / scale @ w.T - ((x / scale) ** 2).sum(-1, keepdim=True) / 2) / math.sqrt(layer.num_features)
-        for x in (q, k)
-    )
-    weights = q @ k.mT * pairs
-    below = weights.sum(-1, keepdim=True)
-    return joined(layer, weights @ v / torch.where(below > 0, below, 1))
-
-
-# Two of the eight ways to combine padding, rotation and grouped heads: none of them, and all.
-@pytest.mark.parametrize("tokens", [1, 7, 129])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("padded", "rotated", "heads"), [(False, False, "all heads"), (True, True, "grouped")])
-def test_values_and_gradients(heads: str, rotated: bool, padded: bool, causal: bool, tokens: int) -> None:
-    contract.assert_is(made(causal=causal, **HEADS[heads]), reference, tokens=tokens, padded=padded, rotated=rotated)
-
-
-@pytest.mark.parametrize(("tokens", "padded"), MEMORY_CASES)
-def test_a_memory(tokens: int, padded: bool) -> None:
-    layer = made(causal=False, num_kv_heads=2)
-    contract.assert_is(layer, reference, tokens=tokens, memory=MEMORY, padded=padded)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +26,7 @@ def test_a_key_unlike_all_others_leaves_them_as_they_are(long: bool, causal: boo
             x[:, place] = torch.linalg.solve(layer.qkv.weight[keys], -layer.qkv.bias[keys])
     others = torch.arange(129) != place
     exact = copy.deepcopy(layer).double()
-    written_out = run(lambda x: reference(exact, x, None, None)[:, others], [x.double()])
+    written_out = run(lambda x: favor(exact, x)[:, others], [x.double()])
     got = run(lambda x: layer(x)[:, others], [x])
     for name, expected in written_out.items():
         error, value = got[name].double() - expected, expected

@@ -8,30 +8,24 @@ import torch
 
 from fuselayers import build
 from fuselayers.components import MultiHeadAttention, RotaryPosition
-from tests.components.attention.calls import HIDDEN_DIM, made, padding
+from tests.components.attention.contract import HIDDEN_DIM, made, padding
 
 OPTIONS: list[dict[str, Any]] = [{}, {"num_kv_heads": 2, "qk_norm": "rms_norm", "causal": True}, {"bias": False}]
-
-
-def with_packed_weights(separate: MultiHeadAttention, **options: Any) -> MultiHeadAttention:
-    packed = made(**options)
-    state = separate.state_dict()
-    for leaf in ("weight", *(["bias"] if options.get("bias", True) else [])):
-        state[f"qkv.{leaf}"] = torch.cat([state.pop(f"{part}.{leaf}") for part in "qkv"])
-    packed.load_state_dict(state)
-    return packed
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_separate_projections_compute_what_the_packed_one_does(options: dict[str, Any]) -> None:
     options = {"causal": False, **options}
     separate = made(projections="separate", **options)
-    packed = with_packed_weights(separate, **options)
-    x = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64)
+    packed, state = made(**options), separate.state_dict()
+    for leaf in ("weight", *(["bias"] if options.get("bias", True) else [])):
+        state[f"qkv.{leaf}"] = torch.cat([state.pop(f"{part}.{leaf}") for part in "qkv"])
+    packed.load_state_dict(state)
+    x = torch.randn(4, 7, HIDDEN_DIM, dtype=torch.float64)
     inputs = {"rotate": RotaryPosition().rotate, "key_padding_mask": padding(7)}
     torch.testing.assert_close(separate(x, **inputs), packed(x, **inputs))
     if not options["causal"]:
-        memory = torch.randn(2, 5, HIDDEN_DIM, dtype=torch.float64)
+        memory = torch.randn(4, 5, HIDDEN_DIM, dtype=torch.float64)
         torch.testing.assert_close(separate(x, memory=memory), packed(x, memory=memory))
 
 
@@ -54,10 +48,12 @@ def test_shared_projections_are_separate_ones_with_one_weight(biased: bool) -> N
 @pytest.mark.parametrize("projections", ["packed", "separate", "shared"])
 def test_values_come_from_their_own_sequence(projections: str) -> None:
     layer = made(projections=projections, causal=False)
-    x, keys, values = (torch.randn(2, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
-    mask = padding(5)
+    x, keys, values = (torch.randn(3, tokens, HIDDEN_DIM, dtype=torch.float64) for tokens in (7, 5, 5))
+    mask = padding(5)[:3]  # a row without any token would divide by zero below
     got = layer(x, memory=keys, values=values, key_padding_mask=mask)
-    q, k, v = (layer.split(sequence)[part].transpose(1, 2) for part, sequence in enumerate((x, keys, values)))
+    q, k, v = (
+        layer.parts(sequence, part)[0].transpose(1, 2) for part, sequence in zip("qkv", (x, keys, values), strict=True)
+    )
     scores = (q @ k.mT * layer.scale).masked_fill(~mask[:, None, None], -torch.inf)
     torch.testing.assert_close(got, layer.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
     torch.testing.assert_close(layer(x, memory=keys, values=keys), layer(x, memory=keys))

@@ -10,6 +10,7 @@ from fuselayers.components import Choice, Decoder, PreResidual, ReversibleBlock
 from fuselayers.components.block.reversible import run_reversible
 from fuselayers.ops import dropout
 from fuselayers.partition import fuse, saved_bytes
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
 from tests.components.registered import registered
 from tests.selection import every_value
@@ -25,30 +26,34 @@ def blocks_of(number: int, *, p: float = 0.0, **options: object) -> nn.ModuleLis
     return randomise(made)  # type: ignore[return-value]
 
 
-class Reversible(nn.Module):
-    def __init__(self, blocks: nn.ModuleList) -> None:
-        super().__init__()
-        self.blocks = blocks
-
-    def forward(self, x: Tensor) -> Tensor:
-        return run_reversible([(block, {}) for block in self.blocks], x)
+def reversible(blocks: nn.ModuleList, x: Tensor, **inputs: Tensor) -> Tensor:
+    # Not leaves: the gradients must also reach the tensors they come from.
+    inputs = {name: value * 2 for name, value in inputs.items()}
+    return run_reversible([(block, inputs) for block in blocks], x)
 
 
-class Plain(Reversible):
+def written_out(
+    blocks: nn.ModuleList, x: Tensor, *, memory: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
     """The formula of the paper, with autograd's own backward."""
+    a = b = x
+    for block in blocks:
+        residual = block.residual
+        sublayers = [block.attention if bias is None else partial(block.attention, bias=bias * 2)]
+        sublayers += [] if memory is None else [partial(block.cross_attention, memory=memory * 2)]
+        for number, sublayer in enumerate((*sublayers, block.feedforward)):
+            norm, drop = residual.norms[number], partial(dropout, p=residual.dropout, training=blocks.training)
+            if isinstance(residual, PreResidual):
+                y = drop(residual.scaled(number, sublayer(norm(b))))
+            else:
+                y = residual.scaled(number, norm(drop(sublayer(b))))
+            a, b = b, a + y
+    return (a + b) / 2
 
-    def forward(self, x: Tensor) -> Tensor:
-        a = b = x
-        for block in self.blocks:
-            residual = block.residual
-            for number, sublayer in enumerate((block.attention, block.feedforward)):
-                norm, drop = residual.norms[number], partial(dropout, p=residual.dropout, training=self.training)
-                if isinstance(residual, PreResidual):
-                    y = drop(residual.scaled(number, sublayer(norm(b))))
-                else:
-                    y = residual.scaled(number, norm(drop(sublayer(b))))
-                a, b = b, a + y
-        return (a + b) / 2
+
+def assert_is_its_formula(blocks: nn.ModuleList, x: Tensor, **inputs: Tensor) -> None:
+    calls = (Call(blocks, function, {}, [*inputs]) for function in (written_out, reversible))
+    assert_same_step(*calls, x, *inputs.values(), rtol=1e-9, atol=1e-9)
 
 
 SKIPPING = {"layer_scale": 0.3, "stochastic_depth": 0.5}
@@ -66,9 +71,8 @@ SKIPPING = {"layer_scale": 0.3, "stochastic_depth": 0.5}
 def test_gradients_are_those_of_the_formula(p: float, shape: tuple[int, ...], residual: Choice | str) -> None:
     blocks = blocks_of(5, p=p, residual=residual).double()
     x = torch.randn(shape, dtype=torch.float64)
-    assert_same_step(Plain(blocks), Reversible(blocks), x, rtol=1e-9, atol=1e-9)
-    blocks.eval()
-    assert_same_step(Plain(blocks).eval(), Reversible(blocks).eval(), x, rtol=1e-9, atol=1e-9)
+    assert_is_its_formula(blocks, x)
+    assert_is_its_formula(blocks.eval(), x)
 
 
 def model_of(num_layers: int, **options: object) -> Decoder:
@@ -119,34 +123,12 @@ def parts() -> object:
 def test_gradients_reach_a_memory_and_a_bias() -> None:
     blocks = blocks_of(3, attention="weighing", cross_attention="look", causal=False).double()
     x, memory, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 5, 8), (2, 3, 8), (1, 5, 5)))
-
-    def reversible(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
-        # Not leaves: the gradients must also reach the tensors they come from.
-        inputs = {"memory": memory * 2, "bias": bias * 3}
-        return run_reversible([(block, inputs) for block in blocks], x)
-
-    def written(x: Tensor, memory: Tensor, bias: Tensor) -> Tensor:
-        memory, bias = memory * 2, bias * 3
-        a = b = x
-        for block in blocks:
-            look = lambda x, block=block: block.cross_attention(x, memory=memory)  # noqa: E731
-            weigh = lambda x, block=block: block.attention(x, bias=bias)  # noqa: E731
-            for norm, sublayer in zip(block.residual.norms, (weigh, look, block.feedforward), strict=True):
-                a, b = b, a + sublayer(norm(b))
-        return (a + b) / 2
-
-    assert_same_step(written, reversible, x, memory, bias, rtol=1e-9, atol=1e-9)
-    got, expected = [], []
-    for kept, function in ((got, reversible), (expected, written)):
-        blocks.zero_grad()
-        function(x, memory, bias).square().sum().backward()
-        kept += [value.grad.clone() for value in blocks.parameters()]
-    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+    assert_is_its_formula(blocks, x, memory=memory, bias=bias)
 
 
 def test_backward_replays_the_masks_and_leaves_the_generator_alone() -> None:
-    model = Reversible(blocks_of(2, p=0.5))
-    y = model(torch.randn(2, 3, 8))
+    blocks = blocks_of(2, p=0.5)
+    y = reversible(blocks, torch.randn(2, 3, 8))
     torch.manual_seed(11)
     state = torch.get_rng_state()
     y.sum().backward()
@@ -154,9 +136,9 @@ def test_backward_replays_the_masks_and_leaves_the_generator_alone() -> None:
 
 
 def test_backward_twice_and_twice_differentiated() -> None:
-    model = Reversible(blocks_of(2))
+    blocks = blocks_of(2)
     x = torch.randn(1, 3, 8, requires_grad=True)
-    loss = model(x).square().sum()
+    loss = reversible(blocks, x).square().sum()
     once, again = (torch.autograd.grad(loss, x, retain_graph=keep)[0] for keep in (True, False))
     assert torch.equal(once, again)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
@@ -166,7 +148,7 @@ def test_backward_twice_and_twice_differentiated() -> None:
         "block='transformer'"
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(text)}$"):
-        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        torch.autograd.grad(reversible(blocks, x).sum(), x, create_graph=True)
 
 
 # Each backend passes its saved tensors to autograd in its own way. Inductor compiles for seconds.

@@ -1,13 +1,16 @@
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fuselayers import build
-from fuselayers.components import Choice, TransformerBlock
+from fuselayers import build, fuse
+from fuselayers.components import Choice, Encoder, TransformerBlock
 from tests.components.compare import randomise
 from tests.components.registered import registered
+from tests.selection import every_value
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 
@@ -51,6 +54,28 @@ def test_the_cross_attention_stands_between_the_two_and_looks_at_the_memory() ->
         block.feedforward,
     ]
     torch.testing.assert_close(y, block.residual(x, looked))
+
+
+# Without its mask a mixture that compares tokens would let padding displace real tokens.
+MIXED = Choice("mixture_of_experts", {"gating": "expert_choice", "num_experts": 2, "top_k": 1})
+
+
+@pytest.mark.parametrize(
+    ("block", "wrap", "feedforward"),
+    every_value(("transformer", "reversible"), (None, fuse, torch.compile), (Choice("conv_mlp"), MIXED)),
+)
+def test_a_feedforward_is_told_of_padding(block: str, wrap: Callable[..., Any] | None, feedforward: Choice) -> None:
+    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "init_std": 0.5}
+    model = Encoder(**sizes, attention=HEADS, feedforward=feedforward, block=block, residual="pre").eval()
+    if wrap is not None:
+        for layer in model.blocks:
+            layer.feedforward = wrap(layer.feedforward, backend="eager")
+    real_BT = torch.tensor([[True, True, True, True, False, False]] * 8)
+    tokens_BT, other_BT = torch.randint(9, (2, 8, 6))
+    other_BT = torch.where(real_BT, tokens_BT, other_BT)
+    ours, others = (model(tokens, key_padding_mask=real_BT)[real_BT] for tokens in (tokens_BT, other_BT))
+    assert torch.equal(ours, others)
+    assert not torch.allclose(model(tokens_BT)[real_BT], ours, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -1,42 +1,28 @@
-import copy
 import re
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fuselayers import fuse
-from fuselayers.components import ConvMLP, Encoder
-from fuselayers.components.registry import Choice
+from fuselayers.components import ConvMLP
 from fuselayers.ops import ACTIVATIONS
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
-from tests.selection import every_value
 
 
-class Written(nn.Module):
+def written_out(layer: ConvMLP, x_BTD: Tensor) -> Tensor:
     """The formula, token by token and tap by tap."""
-
-    def __init__(self, layer: ConvMLP) -> None:
-        super().__init__()
-        self.up, self.conv, self.down = (copy.deepcopy(part) for part in (layer.up, layer.conv, layer.down))
-        self.activation, self.causal = layer.activation, layer.causal
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        hidden = x_BTD @ self.up.weight.T + self.up.bias
-        taps = self.conv.weight.shape[-1]
-        rows = []
-        for token in range(x_BTD.shape[1]):
-            row = self.conv.bias.expand_as(hidden[:, 0])
-            for tap in range(taps):
-                seen = token + tap - (taps - 1 if self.causal else (taps - 1) // 2)
-                if 0 <= seen < x_BTD.shape[1]:
-                    row = row + self.conv.weight[:, 0, tap] * hidden[:, seen]
-            rows.append(row)
-        mixed = torch.stack(rows, dim=1)
-        mixed = mixed if self.activation is None else ACTIVATIONS[self.activation](mixed)
-        return mixed @ self.down.weight.T + self.down.bias
+    hidden = x_BTD @ layer.up.weight.T + layer.up.bias
+    taps = layer.conv.weight.shape[-1]
+    rows = []
+    for token in range(x_BTD.shape[1]):
+        row = layer.conv.bias.expand_as(hidden[:, 0])
+        for tap in range(taps):
+            seen = token + tap - (taps - 1 if layer.causal else (taps - 1) // 2)
+            if 0 <= seen < x_BTD.shape[1]:
+                row = row + layer.conv.weight[:, 0, tap] * hidden[:, seen]
+        rows.append(row)
+    return ACTIVATIONS["gelu"](torch.stack(rows, dim=1)) @ layer.down.weight.T + layer.down.bias
 
 
 @pytest.mark.parametrize(
@@ -47,7 +33,7 @@ def test_it_is_its_formula(kernel_size: int, causal: bool, tokens: int) -> None:
     layer = ConvMLP(5, kernel_size=kernel_size, width=9, causal=causal)
     randomise(layer).double()
     x = torch.randn(3, tokens, 5, dtype=torch.float64)
-    assert_same_step(Written(layer), layer, x, rtol=1e-10, atol=1e-10)
+    assert_same_step(Call(layer, written_out, {}), Call(layer, ConvMLP.forward, {}), x, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -62,21 +48,6 @@ def test_padding_is_as_good_as_nothing(causal: bool) -> None:
     (dx,) = torch.autograd.grad(y[real_BT].square().sum(), x)
     assert not dx[~real_BT].any()
     torch.testing.assert_close(layer(x, key_padding_mask=torch.ones_like(real_BT)), layer(x), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("block", "wrap"), every_value(("transformer", "reversible"), (None, fuse, torch.compile)))
-def test_an_encoder_tells_it_of_padding(block: str, wrap: Callable[..., Any] | None) -> None:
-    heads = Choice("multi_head", {"num_heads": 2})
-    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 2, "context_length": 6, "init_std": 0.5}
-    model = Encoder(**sizes, attention=heads, feedforward="conv_mlp", block=block, residual="pre").eval()
-    if wrap is not None:
-        for layer in model.blocks:
-            layer.feedforward = wrap(layer.feedforward, backend="eager")
-    real_BT = torch.tensor([[True, True, True, True, False, False]])
-    tokens_BT, other_BT = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 8, 7]])[:, None]
-    ours, others = (model(tokens, key_padding_mask=real_BT)[real_BT] for tokens in (tokens_BT, other_BT))
-    assert torch.equal(ours, others)
-    assert not torch.allclose(model(tokens_BT)[real_BT], ours, atol=1e-3)
 
 
 def test_an_even_kernel() -> None:

@@ -12,104 +12,90 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.flop_counter import FlopCounterMode
 
-from fuselayers.components import Choice, Decoder, Encoder, MixtureOfExperts
+from fuselayers.components import Choice, Decoder, MixtureOfExperts
 from fuselayers.configs import build
 from fuselayers.partition import fuse
+from tests.components.call import Call
 from tests.components.compare import assert_same_step, randomise
 
 HEADS = Choice("multi_head", {"num_heads": 2})
 DENSE_TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
 
-class Written(nn.Module):
-    """A mixture's formula in plain torch, token by token and expert by expert. `dropped` holds (token, expert)."""
+def written_out(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The result and the loss in plain torch, token by token and expert by expert."""
+    tokens = x.reshape(-1, x.shape[-1])
+    logits = tokens @ layer.router.weight.T
+    places = by_experts(layer, logits) if layer.gating == "expert_choice" else by_tokens(layer, logits)[0]
+    rows = []
+    for token, row in enumerate(tokens):
+        y = torch.zeros_like(row)
+        for expert, weight in places[token].items():
+            y = y + weight * layer.experts[expert](row)
+        for shared in layer.shared:
+            y = y + shared(row)
+        rows.append(y)
+    # Gradients of 0 in place of None.
+    unused = sum((0 * parameter).sum() for parameter in layer.parameters())
+    return torch.stack(rows).view(x.shape) + unused, 7 * written_loss(layer, logits).float().double()
 
-    def __init__(self, layer: MixtureOfExperts) -> None:
-        super().__init__()
-        self.router, self.experts, self.shared = (
-            copy.deepcopy(part) for part in (layer.router, layer.experts, layer.shared)
+
+def by_tokens(layer: MixtureOfExperts, logits: Tensor) -> tuple[list[dict[int, Tensor]], list[tuple[int, int]]]:
+    """Return each token's experts with their weights, and the dropped assignments as (token, expert)."""
+    num_experts = logits.shape[1]
+    room = [capacity(layer, len(logits))] * num_experts
+    places: list[dict[int, Tensor]] = []
+    dropped = []
+    for token, row in enumerate(logits):
+        chosen = sorted(range(num_experts), key=lambda expert: -row[expert].item())[: layer.top_k]
+        powers = [row[expert].exp() for expert in (chosen if layer.normalise_weights else range(num_experts))]
+        places.append({})
+        for expert in chosen:
+            if room[expert]:
+                room[expert] -= 1
+                places[-1][expert] = row[expert].exp() / sum(powers)
+            else:
+                dropped.append((token, expert))
+    return places, dropped
+
+
+def by_experts(layer: MixtureOfExperts, logits: Tensor) -> list[dict[int, Tensor]]:
+    shares = torch.stack([row.exp() / row.exp().sum() for row in logits])
+    places: list[dict[int, Tensor]] = [{} for _ in logits]
+    for expert in range(logits.shape[1]):
+        ranked = sorted(range(len(logits)), key=lambda token: -shares[token, expert].item())
+        for token in ranked[: capacity(layer, len(logits))]:
+            places[token][expert] = shares[token, expert]
+    return places
+
+
+def capacity(layer: MixtureOfExperts, tokens: int) -> int:
+    factor = layer.capacity_factor
+    if factor is None:
+        if layer.gating == "top_k":
+            return tokens
+        factor = 1.0
+    return min(tokens, math.ceil(Fraction(str(factor)) * layer.top_k * tokens / len(layer.experts)))
+
+
+def written_loss(layer: MixtureOfExperts, logits: Tensor) -> Tensor:
+    tokens, num_experts = logits.shape
+    balance = torch.zeros((), dtype=logits.dtype)
+    for expert in range(num_experts if layer.gating == "top_k" else 0):
+        chose = sum(
+            expert in sorted(range(num_experts), key=lambda other, row=row: -row[other].item())[: layer.top_k]
+            for row in logits
         )
-        self.layer = [layer]  # in a list, so that its parameters are not registered here
-        self.dropped: list[tuple[int, int]] = []
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        layer = self.layer[0]
-        tokens = x.reshape(-1, x.shape[-1])
-        logits = tokens @ self.router.weight.T
-        places = self.by_experts(logits) if layer.gating == "expert_choice" else self.by_tokens(logits)
-        rows = []
-        for token, row in enumerate(tokens):
-            y = torch.zeros_like(row)
-            for expert, weight in places[token].items():
-                y = y + weight * self.experts[expert](row)
-            for shared in self.shared:
-                y = y + shared(row)
-            rows.append(y)
-        return torch.stack(rows).view(x.shape), self.loss(logits)
-
-    def by_tokens(self, logits: Tensor) -> list[dict[int, Tensor]]:
-        layer, num_experts = self.layer[0], logits.shape[1]
-        room = [self.capacity(len(logits))] * num_experts
-        places = []
-        self.dropped = []
-        for token, row in enumerate(logits):
-            chosen = sorted(range(num_experts), key=lambda expert: -row[expert].item())[: layer.top_k]
-            powers = [row[expert].exp() for expert in (chosen if layer.normalise_weights else range(num_experts))]
-            places.append({})
-            for expert in chosen:
-                if room[expert]:
-                    room[expert] -= 1
-                    places[-1][expert] = row[expert].exp() / sum(powers)
-                else:
-                    self.dropped.append((token, expert))
-        return places
-
-    def by_experts(self, logits: Tensor) -> list[dict[int, Tensor]]:
-        shares = torch.stack([row.exp() / row.exp().sum() for row in logits])
-        places: list[dict[int, Tensor]] = [{} for _ in logits]
-        for expert in range(logits.shape[1]):
-            ranked = sorted(range(len(logits)), key=lambda token: -shares[token, expert].item())
-            for token in ranked[: self.capacity(len(logits))]:
-                places[token][expert] = shares[token, expert]
-        return places
-
-    def capacity(self, tokens: int) -> int:
-        layer = self.layer[0]
-        factor = layer.capacity_factor
-        if factor is None:
-            if layer.gating == "top_k":
-                return tokens
-            factor = 1.0
-        return min(tokens, math.ceil(Fraction(str(factor)) * layer.top_k * tokens / len(self.experts)))
-
-    def loss(self, logits: Tensor) -> Tensor:
-        layer, (tokens, num_experts) = self.layer[0], logits.shape
-        balance = torch.zeros((), dtype=logits.dtype)
-        for expert in range(num_experts if layer.gating == "top_k" else 0):
-            chose = sum(
-                expert in sorted(range(num_experts), key=lambda other, row=row: -row[other].item())[: layer.top_k]
-                for row in logits
-            )
-            mean = sum(row[expert].exp() / row.exp().sum() for row in logits) / tokens
-            balance = balance + num_experts * chose / tokens * mean
-        small = sum(row.exp().sum().log() ** 2 for row in logits) / tokens
-        return layer.balance_coefficient * balance + layer.z_coefficient * small
+        mean = sum(row[expert].exp() / row.exp().sum() for row in logits) / tokens
+        balance = balance + num_experts * chose / tokens * mean
+    small = sum(row.exp().sum().log() ** 2 for row in logits) / tokens
+    return layer.balance_coefficient * balance + layer.z_coefficient * small
 
 
-class WithLoss(nn.Module):
-    """A mixture that returns its loss too, with the parameter names of `Written`."""
-
-    def __init__(self, layer: MixtureOfExperts, mask: Tensor | None = None) -> None:
-        super().__init__()
-        self.router, self.experts, self.shared = layer.router, layer.experts, layer.shared
-        self.layer = [layer]
-        self.mask = mask
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = self.layer[0](x, key_padding_mask=self.mask)
-        loss = self.layer[0].auxiliary_loss
-        assert loss.dtype == torch.float32
-        return y, 7 * loss.double()  # not a weight of 1, which would hide a lost factor
+def with_loss(layer: MixtureOfExperts, x: Tensor, *, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    y = layer(x, key_padding_mask=mask)
+    assert layer.auxiliary_loss.dtype == torch.float32
+    return y, 7 * layer.auxiliary_loss.double()  # not a weight of 1, which would hide a lost factor
 
 
 def mixture(**options: object) -> MixtureOfExperts:
@@ -122,23 +108,9 @@ def mixture(**options: object) -> MixtureOfExperts:
     return layer
 
 
-def check(layer: MixtureOfExperts, x: Tensor) -> Written:
+def check(layer: MixtureOfExperts, x: Tensor) -> None:
     """Compare values, the loss and all gradients, the router's included, with the formula."""
-    written = Written(layer)
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.router, self.experts, self.shared = written.router, written.experts, written.shared
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y, loss = written(x)
-            # Gradients of 0 in place of None.
-            unused = sum((0 * parameter).sum() for parameter in self.parameters())
-            return y + unused, 7 * loss.float().double()
-
-    assert_same_step(Scaled(), WithLoss(layer), x, **DENSE_TOLERANCE)
-    return written
+    assert_same_step(Call(layer, written_out, {}), Call(layer, with_loss, {}), x, **DENSE_TOLERANCE)
 
 
 GATES = [
@@ -177,9 +149,9 @@ def test_an_expert_serves_its_tokens_in_their_order_and_drops_those_beyond_its_c
     # ceil(0.5 * 2 * 4 / 3) = 2 places for each of 3 experts.
     layer = mixture(num_experts=3, top_k=2, capacity_factor=0.5)
     x = routed(layer, [[3.0, 2.0, 0.0], [2.0, 3.0, 0.0], [9.0, 0.0, 5.0], [0.0, 9.0, 8.0]])
-    written = check(layer, x)
+    check(layer, x)
     # Tokens 2 and 3 have higher logits for experts 0 and 1 than tokens 0 and 1, but come later.
-    assert written.dropped == [(2, 0), (3, 1)]
+    assert by_tokens(layer, x @ layer.router.weight.T)[1] == [(2, 0), (3, 1)]
     dropped = torch.tensor([5.0]).exp() / (torch.tensor([9.0]).exp() + torch.tensor([5.0]).exp())
     torch.testing.assert_close(layer(x)[2], dropped.double() * layer.experts[2](x[2]), rtol=1e-6, atol=1e-6)
 
@@ -243,44 +215,33 @@ def test_copies_leave_the_loss_behind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sizes"),
+    ("options", "backend", "padded", "dynamic"),
     [
-        ({"capacity_factor": 0.7}, [7]),
-        (CHOICES[1], [7]),
-        pytest.param({"capacity_factor": 0.7}, [7, 9], marks=pytest.mark.slow),
-        pytest.param(CHOICES[1], [7, 9], marks=pytest.mark.slow),
-    ],
-)
-def test_with_a_capacity_it_is_one_graph(options: dict[str, object], sizes: list[int]) -> None:
-    layer = mixture(num_experts=2, **options)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=len(sizes) > 1)
-    for tokens in sizes:
-        x = torch.randn(tokens, 6, dtype=torch.float64)
-        expected = layer(x)
-        loss = layer.auxiliary_loss
-        torch.testing.assert_close(compiled(x), expected)
-        torch.testing.assert_close(layer.auxiliary_loss, loss)
-
-
-@pytest.mark.parametrize(
-    ("backend", "padded"),
-    [
-        ("aot_eager", True),  # without padding: the fused test below
+        ({}, "aot_eager", True, False),  # without padding: the fused test below
+        ({"capacity_factor": 0.7}, "aot_eager", False, False),
+        (CHOICES[1], "aot_eager", False, False),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("aot_eager", False), ("inductor", False), ("inductor", True))
+            for case in (
+                ({}, "aot_eager", False, False),
+                ({}, "inductor", False, False),
+                ({}, "inductor", True, False),
+                ({"capacity_factor": 0.7}, "aot_eager", False, True),
+                (CHOICES[1], "aot_eager", False, True),
+            )
         ),
     ],
 )
-def test_without_a_capacity_it_is_one_graph_too(backend: str, padded: bool) -> None:
-    """Also without `fullgraph=True`, although Dynamo then breaks a graph at sizes that depend on data."""
+def test_it_is_one_graph(options: dict[str, object], backend: str, padded: bool, dynamic: bool) -> None:
+    """Without a capacity also without `fullgraph=True`: Dynamo then breaks a graph at sizes that depend on data."""
     mask = torch.tensor([[True, True, False], [True, True, True]]) if padded else None
-    plain = WithLoss(mixture(num_experts=4, top_k=2), mask)
+    plain = Call(mixture(**{"num_experts": 4, "top_k": 2, **options}), with_loss, {"mask": mask})
     compiled, counter = copy.deepcopy(plain), CompileCounterWithBackend(backend)
-    compiled.compile(backend=counter)
-    for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(2, 3, 6, dtype=torch.float64)):
-        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)  # equal tokens leave two experts without any
-    assert counter.frame_count == 1
+    compiled.compile(backend=counter, fullgraph=bool(options), dynamic=dynamic)
+    # Equal tokens leave two experts without any.
+    for x in (torch.randn(2, 3, 6, dtype=torch.float64), torch.ones(3 if dynamic else 2, 3, 6, dtype=torch.float64)):
+        assert_same_step(plain, compiled, x, **DENSE_TOLERANCE)
+    assert dynamic or counter.frame_count == 1  # a new size may compile again
 
 
 @pytest.mark.parametrize(
@@ -341,17 +302,13 @@ def test_the_dropout_of_the_model_reaches_experts() -> None:
 
 @pytest.mark.parametrize("capacity_factor", [None, 1.5])
 def test_under_vmap_it_gives_the_gradients_of_each_sample(capacity_factor: float | None) -> None:
-    x, parameters = torch.randn(3, 5, 6, dtype=torch.float64), dict(mixture(num_experts=3).named_parameters())
+    x, layer = torch.randn(3, 5, 6, dtype=torch.float64), mixture(num_experts=3, capacity_factor=capacity_factor)
 
-    def gradients(layer: MixtureOfExperts) -> dict[str, Tensor]:
-        def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-            return torch.func.functional_call(layer, parameters, (x,)).square().sum()
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, parameters, (x,)).square().sum()
 
-        return torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
-
-    layer = mixture(num_experts=3, top_k=2, capacity_factor=capacity_factor)
-    layer.load_state_dict(parameters)
-    for sample, gradient in zip(x, gradients(layer)["router.weight"], strict=True):
+    gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(layer.named_parameters()), x)
+    for sample, gradient in zip(x, gradients["router.weight"], strict=True):
         (expected,) = torch.autograd.grad(layer(sample).square().sum(), layer.router.weight)
         torch.testing.assert_close(gradient, expected, **DENSE_TOLERANCE)
 
@@ -363,15 +320,13 @@ def test_padding_is_as_good_as_nothing(options: dict[str, object]) -> None:
     x = torch.randn(3, 7, 6, dtype=torch.float64)
     x[~real_BT] = layer.router.weight[0].detach() * 9  # all padding prefers the first expert, more than any token
 
-    class OfReal(WithLoss):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            if self.mask is None:
-                return super().forward(x[real_BT])
-            y, loss = super().forward(x)
-            assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
-            return y[real_BT], loss
+    def of_real(layer: MixtureOfExperts, x: Tensor) -> tuple[Tensor, Tensor]:
+        y, loss = with_loss(layer, x, mask=real_BT)
+        assert torch.equal(y[~real_BT], layer.shared[0](x)[~real_BT])
+        return y[real_BT], loss
 
-    assert_same_step(OfReal(layer), OfReal(layer, real_BT), x, **DENSE_TOLERANCE)
+    without_padding = Call(layer, lambda layer, x: with_loss(layer, x[real_BT]), {})
+    assert_same_step(without_padding, Call(layer, of_real, {}), x, **DENSE_TOLERANCE)
 
 
 @pytest.mark.parametrize("tokens", [0, 3])
@@ -385,23 +340,6 @@ def test_without_real_tokens_nothing_is_learnt(options: dict[str, object], token
     assert layer.auxiliary_loss == 0
     (y.sum() + layer.auxiliary_loss).backward()
     assert all(not parameter.grad.any() for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("capacity_factor", [None, 0.5])
-def test_a_block_tells_it_of_padding(capacity_factor: float | None) -> None:
-    torch.manual_seed(2)
-    mixed = Choice("mixture_of_experts", {"num_experts": 3, "top_k": 1, "capacity_factor": capacity_factor})
-    sizes = {"vocab_size": 9, "hidden_dim": 8, "num_layers": 1, "context_length": 6}
-    model = Encoder(**sizes, attention=HEADS, feedforward=mixed, residual="pre")
-    tokens_BT, real_BT = torch.tensor([[1, 2, 3, 4, 5, 6]]), torch.tensor([[True, True, True, True, False, False]])
-    layer = model.blocks[0].feedforward
-    seen: list[Tensor] = []
-    layer.register_forward_hook(lambda module, args, kwargs, y: seen.extend((args[0], y)), with_kwargs=True)
-    model(tokens_BT, key_padding_mask=real_BT)
-    loss = layer.auxiliary_loss
-    x, y = (value.detach() for value in seen)
-    torch.testing.assert_close(y[:, :4], layer(x[:, :4]))
-    torch.testing.assert_close(loss, layer.auxiliary_loss)
 
 
 def test_with_a_cache_it_is_told_of_the_new_tokens() -> None:
