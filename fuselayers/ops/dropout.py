@@ -27,7 +27,7 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
-from .elementwise import launch_elementwise
+from .elementwise import empty_elementwise, launch_elementwise
 from .implementations import Op, backward_takes_formula, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
@@ -188,16 +188,12 @@ class _EagerDropout(torch.autograd.Function):
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return launch_elementwise(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
-
-
-def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return launch_elementwise(x, None, None, seed, row_R, first_column, None, p)
 
 
 dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
-    _empty,
+    lambda x, *_: empty_elementwise(x),
 )
 _op = Op("dropout", dropout_formula, _fused)
