@@ -1,5 +1,4 @@
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,7 +6,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
-from fuselayers.ops import bias_activation_dropout, bias_dropout_residual, bias_dropout_residual_layer_norm, dropout
+from fuselayers.ops import bias_activation_dropout, dropout
 from fuselayers.partition import saved_bytes
 from tests.ops import truth
 from tests.ops.contract import seed_of, tensors
@@ -45,31 +44,6 @@ def test_a_backward_in_forward_mode_keeps_the_tangent() -> None:
 def test_is_its_formula() -> None:
     (x,) = tensors((3, 21), dtype=torch.float64)
     torch.testing.assert_close(dropout(x, 0.3, seed=seed_of()), x * truth.dropout_factor(seed_of(), x.shape, 0.3))
-
-
-SEED_ERRORS = [
-    (torch.ones(3), ValueError, r"^seed must be an int64 tensor of shape \[\], got torch.float32 \[3\]$"),
-    (7, TypeError, r"^seed must be an int64 tensor of shape \[\], got int; pass torch.tensor\(seed\), or None to d"),
-    (torch.tensor(7, device="meta"), ValueError, r"^seed must be on x's device cpu, got meta; move it with .to\(x.dev"),
-]
-
-
-@pytest.mark.parametrize(("seed", "error", "text"), SEED_ERRORS, ids=["shape", "int", "device"])
-# Each op calls the check of seeds itself.
-@pytest.mark.parametrize(
-    "call",
-    [
-        dropout,
-        lambda x, p, **options: bias_activation_dropout(x, p=p, **options),
-        lambda x, p, **options: bias_dropout_residual(x, x, p=p, **options),
-        lambda x, p, **options: bias_dropout_residual_layer_norm(x, x, weight=torch.ones(2), p=p, **options),
-    ],
-    ids=["dropout", "bias_activation_dropout", "bias_dropout_residual", "bias_dropout_residual_layer_norm"],
-)
-def test_every_op_checks_its_seed(call: Callable[..., Any], seed: Any, error: type[Exception], text: str) -> None:
-    for training in (True, False):
-        with pytest.raises(error, match=text):
-            call(torch.ones(2, 2), 0.5, training=training, seed=seed)
 
 
 def test_a_refused_call_draws_no_seed() -> None:

@@ -180,12 +180,12 @@ class TestBytes:
         return forward, launches[len(forward) :]
 
 
-@on_kernels
+@pytest.mark.parametrize("backend", [on_cpp, on_triton])
 @all_cases
-def test_kernels_save_what_the_case_says(case: Case) -> None:
+def test_kernels_save_what_the_case_says(case: Case, backend: str) -> None:
     inputs = [value.requires_grad_() for value in tensors(*case.shapes((16, 128)))]
     vectors = [value for value in inputs if value.dim() == 1]
-    kept = saved_bytes(partial(triton_form(case), **case.options), *inputs, parameters=vectors)
+    kept = saved_bytes(partial(case.op, **case.options, backend=backend), *inputs, parameters=vectors)
     rows = 16 * 2 * 4
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
 
