@@ -9,8 +9,8 @@ Two faults, which are silent on a GPU, are errors with kernel, argument, offset 
     a double store             two stores to an address in a launch, through one argument or two that share memory: on a
                                GPU either may win
 
-An atomic operation counts as a load and a store; several to an address are no fault. Pointers that come from a number,
-or from a tensor in a tuple, are ignored.
+An atomic operation is an error too: our sums are deterministic. Pointers that come from a number, or from a tensor in
+a tuple, are ignored.
 
 Note: [tagged pointers] Two arguments may share a storage, interleaved (the halves of a packed gradient), so an address
 does not identify its argument. While metered, each pointer carries the number of its argument in its upper 16 bits,
@@ -39,7 +39,7 @@ Program = tuple[int, int, int]
 
 
 class KernelFault(RuntimeError):
-    """A kernel accessed memory out of bounds, or stored twice to one address."""
+    """A kernel accessed memory out of bounds, stored twice to one address, or used an atomic operation."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ def metered() -> Iterator[list[Launch]]:
 
     Raises:
         RuntimeError: Triton does not run in its interpreter, or another meter is active.
-        KernelFault: in the block, by a launch with one of the two faults.
+        KernelFault: in the block, by a launch with a fault.
     """
     if not HAS_TRITON:
         raise RuntimeError("the meter needs Triton's interpreter, and Triton is not installed; pip install triton")
@@ -99,8 +99,8 @@ def metered() -> Iterator[list[Launch]]:
     patches = [
         (builder, "create_masked_load", meter.load),
         (builder, "create_masked_store", meter.store),
-        (builder, "create_atomic_rmw", meter.atomic),
-        (builder, "create_atomic_cas", meter.atomic),
+        (builder, "create_atomic_rmw", meter.refuse),
+        (builder, "create_atomic_cas", meter.refuse),
         (executor, "_init_args_hst", meter.begin),
         (executor, "__call__", meter.run),
         (interpreter, "_implicit_cvt", meter.tag),
@@ -220,21 +220,12 @@ class _Meter:
 
         return create
 
-    def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Count the bytes of `(op, pointers, value, mask, ...)`, or of a compare and swap without op and mask."""
+    def refuse(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse an atomic operation."""
 
-        def create(builder: Any, *arguments: Any, **options: Any) -> Any:
-            place = next(
-                at
-                for at, argument in enumerate(arguments)
-                if hasattr(argument, "data") and argument.data.dtype == np.uint64
-            )
-            pointers = arguments[place]
-            mask = arguments[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
-            for argument, offsets in self._touched("changes", pointers, mask, builder.grid_idx):
-                argument.traffic.loaded += len(offsets) * argument.element_size
-                argument.traffic.stored += len(offsets) * argument.element_size
-            return original(builder, *arguments[:place], _untagged(pointers), *arguments[place + 1 :], **options)
+        def create(*arguments: Any, **options: Any) -> Any:
+            self._fault = KernelFault(f"{self._launch.kernel} is not deterministic: it uses an atomic operation")
+            raise self._fault
 
         return create
 
