@@ -328,9 +328,9 @@ def test_opcheck(wanted: list[bool]) -> None:
     torch.library.opcheck(
         of_torch.linear_cross_entropy_with_gradients.default, (*call, *options, "mean", torch.float64, wanted)
     )
-    dlosses = torch.ones(14, device=DEVICE)
-    torch.library.opcheck(of_torch.linear_cross_entropy_backward.default, (dlosses, *call, numbers, *options, wanted))
-    torch.library.opcheck(of_torch.linear_cross_entropy_no_second_derivative.default, (dlosses, [x, weight]))
+    backward = of_torch.linear_cross_entropy_backward.default
+    torch.library.opcheck(backward, (torch.ones_like(numbers), *call, numbers, *options, wanted))
+    torch.library.opcheck(of_torch.linear_cross_entropy_no_second_derivative.default, (numbers[0], [x, weight]))
     torch.library.opcheck(of_torch.linear_cross_entropy_with_dlogits.default, (*call, *options, "sum", torch.float32))
 
 
