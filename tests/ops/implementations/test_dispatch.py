@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,21 +13,10 @@ from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, saved_bytes
+from fuselayers.testing.comparison import as_tuple
 from tests.ops.cases import CASES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 from tests.testing.meter import KernelFault, Launch
-
-FAR_APART = (
-    "dropout",
-    "bias_activation_dropout, gelu",
-    "bias_dropout_residual",
-    "gated_activation, packed",
-    "bias_dropout_residual_layer_norm, prenorm",
-)
-
-
-def triton_form(case: Case) -> Any:
-    return partial(case.op, backend="triton")
 
 
 class Subclass(Tensor):
@@ -173,8 +163,7 @@ class TestBytes:
     @staticmethod
     def launched(case: Case, inputs: list[Tensor], launches: list[Launch]) -> tuple[list[Launch], list[Launch]]:
         """Forward's launches, and backward's."""
-        outputs = case.op(*inputs, **case.options, backend="triton")
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        outputs = as_tuple(case.op(*inputs, **case.options, backend="triton"))
         forward = launches.copy()
         torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
         return forward, launches[len(forward) :]
@@ -208,19 +197,41 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
             assert torch.equal(got.isinf(), expected.isinf()), value
 
 
+def a_step_of_rotary() -> None:
+    q, k, cos, sin = tensors((2, 1, 2, 16), (2, 2, 2, 16), (2, 2, 8), (2, 2, 8), dtype=torch.bfloat16)
+    ops.rotary(q, k, cos, sin, backend="triton")
+
+
+def a_step_of(case: Case) -> None:
+    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)]
+    outputs = as_tuple(case.op(*inputs, **case.options, backend="triton"))
+    torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
+
+
+FAR_APART = {
+    "rotary": (a_step_of_rotary, 3),
+    "dropout": (partial(a_step_of, CASES["dropout"]), 1),
+    "bias_activation_dropout": (partial(a_step_of, CASES["bias_activation_dropout, gelu"]), 3),
+    "bias_dropout_residual": (partial(a_step_of, CASES["bias_dropout_residual"]), 3),
+    "gated_activation": (partial(a_step_of, CASES["gated_activation, packed"]), 6),
+    "norm": (partial(a_step_of, CASES["bias_dropout_residual_layer_norm, prenorm"]), 5),
+}
+
+
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter reports addresses")
-@pytest.mark.parametrize("name", FAR_APART)
-def test_row_strides_beyond_32_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a row stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
-    case, seen = CASES[name], set()
+@pytest.mark.parametrize(("step", "num_strides"), list(FAR_APART.values()), ids=FAR_APART)
+def test_strides_beyond_32_bits(step: Callable[[], None], num_strides: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
+    seen = set()
 
     def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:
         numbers = dict(zip(function.arg_names, (*arguments, *constants), strict=True))
         # The gradients of the identity need no x.
         unread = {"x_stride"} if "dy_ptr" in numbers and numbers.get("ACTIVATION", "") is None else set()
+        strides = {name for name in numbers if name.endswith("_stride")} | {"x0_batch", "x0_token", "x1_head"}
         for place, argument in enumerate(function.arg_names):
-            if argument.endswith("_stride") and numbers[argument] and argument not in unread:
+            if argument in strides - unread and numbers[argument]:
                 far = (1 << 31) // numbers["VECTOR"] + 1
                 moved = (*arguments[:place], far, *arguments[place + 1 :])
                 with pytest.raises(KernelFault, match=rf"at element {far * numbers['VECTOR']} of its memory"):
@@ -231,8 +242,5 @@ def test_row_strides_beyond_32_bits(name: str, monkeypatch: pytest.MonkeyPatch) 
     for module in list(sys.modules.values()):
         if module.__name__.startswith("fuselayers.ops.") and getattr(module, "launch", None) is launch:
             monkeypatch.setattr(module, "launch", spy)
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)]
-    outputs = triton_form(case)(*inputs, **case.options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
-    assert len({kernel for kernel, _ in seen}) >= 2 or name == "dropout"
+    step()
+    assert len(seen) == num_strides
