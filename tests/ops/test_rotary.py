@@ -11,23 +11,19 @@ from fuselayers.ops import rotary
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
-from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from tests.ops.contract import (
-    DEVICE,
+from fuselayers.testing import (
     DTYPES,
     assert_as_good_as,
-    both_backends,
     check_autocast,
+    check_double_backward,
     check_fused,
     check_layouts,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
-    every_backend,
-    on_cpp,
-    on_kernels,
-    on_triton,
-    tensors,
+    check_transforms,
 )
+from tests.ops.contract import DEVICE, both_backends, every_backend, on_cpp, on_kernels, on_triton, tensors
 from tests.testing.meter import Launch
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
