@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -43,8 +43,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "own tables": {"tokens": 5, "channels": 32, "own_tables": True},
     "own tables of a part": {"tokens": 5, "channels": 24, "pairs": 4, "own_tables": True},
     "no tokens": {"tokens": 0, "channels": 4},
+    # The kernel in C++ takes heads in groups of four, and tokens in blocks of 64.
+    "groups": {"tokens": 70, "channels": 6, "heads": 6},
 }
-all_sizes = pytest.mark.parametrize("size", list(SIZES.values()), ids=SIZES)
 
 
 def angles(tokens: int, channels: int) -> Tensor:
@@ -79,42 +80,26 @@ def turned(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
     return y
 
 
-@both_pairings
-@all_sizes
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_matches_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
-    assert_as_good_as(rotary, rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
+def every_size() -> Iterator[Any]:
+    for name, size in SIZES.items():
+        for dtype in DTYPES:
+            yield pytest.param(size, dtype, "eager", id=f"{name}-{dtype}-eager")
+            if dtype != torch.float64:
+                # Triton takes one dtype for all sizes, and all dtypes for some.
+                daily = dtype == torch.bfloat16 or name in ("sixty-four", "an odd part")
+                marks = (on_kernels,) if daily else (on_kernels, pytest.mark.slow)
+                yield pytest.param(size, dtype, "triton", id=f"{name}-{dtype}-triton", marks=marks)
+                yield pytest.param(size, dtype, "cpp", id=f"{name}-{dtype}-cpp", marks=on_cpp.marks)
 
 
-# The kernel in C++ takes heads in groups of four, and tokens in blocks of 64.
-@pytest.mark.parametrize("backend", [on_cpp])
 @both_pairings
-@pytest.mark.parametrize("size", [*SIZES.values(), {"tokens": 70, "channels": 6, "heads": 6}], ids=[*SIZES, "groups"])
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_cpp_matches_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool, backend: str) -> None:
+@pytest.mark.parametrize(("size", "dtype", "backend"), every_size())
+def test_matches_the_reference(size: dict[str, Any], dtype: torch.dtype, backend: str, interleaved: bool) -> None:
     q, k, cos, sin = inputs_of(dtype=dtype, **size)
     assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin], interleaved=interleaved)
-    by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
-    assert_as_good_as(form(backend), rotary_reference, [*by_token, cos, sin], interleaved=interleaved)
-
-
-# One dtype for all sizes, and all dtypes for some.
-@on_kernels
-@both_pairings
-@pytest.mark.parametrize(
-    ("size", "dtype"),
-    [
-        pytest.param(
-            *(size, dtype),
-            id=f"{name}-{dtype}",
-            marks=() if dtype == torch.bfloat16 or name in ("sixty-four", "an odd part") else pytest.mark.slow,
-        )
-        for name, size in SIZES.items()
-        for dtype in DTYPES[:3]
-    ],
-)
-def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
-    assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
+    if backend == "cpp":
+        by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+        assert_as_good_as(form(backend), rotary_reference, [*by_token, cos, sin], interleaved=interleaved)
 
 
 # Each backend has a kernel for pairs of neighbours, and one for pairs of halves.
