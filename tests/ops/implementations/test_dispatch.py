@@ -13,7 +13,7 @@ from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, saved_bytes
-from fuselayers.testing.comparison import as_tuple
+from fuselayers.testing.comparison import backward, forward, incoming_for, results
 from tests.ops.cases import CASES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 from tests.testing.meter import KernelFault, Launch
@@ -148,25 +148,19 @@ def test_errors_in_cpp() -> None:
 
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="bytes are counted in Triton's interpreter")
-class TestBytes:
-    @all_cases
-    def test_kernels_move_the_bytes_of_their_docstrings(self, case: Case, launches: list[Launch]) -> None:
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((25, 128)), dtype=torch.bfloat16)]
-        vectors = [value for value in inputs if value.dim() == 1]
-        rows, size = inputs[0].shape[0], inputs[0].nbytes
-        for floor, moved in zip(case.floor, self.launched(case, inputs, launches), strict=True):
-            got = sum(launch.loaded + launch.stored for launch in moved)
-            # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
-            beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
-            assert floor * size <= got <= 1.1 * floor * size + beside, moved
-
-    @staticmethod
-    def launched(case: Case, inputs: list[Tensor], launches: list[Launch]) -> tuple[list[Launch], list[Launch]]:
-        """Forward's launches, and backward's."""
-        outputs = as_tuple(case.op(*inputs, **case.options, backend="triton"))
-        forward = launches.copy()
-        torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
-        return forward, launches[len(forward) :]
+@all_cases
+def test_kernels_move_the_bytes_of_their_docstrings(case: Case, launches: list[Launch]) -> None:
+    inputs = tensors(*case.shapes((25, 128)), dtype=torch.bfloat16)
+    leaves, outputs = forward(partial(case.op, backend="triton"), inputs, **case.options)
+    in_forward = launches.copy()
+    backward(leaves, outputs, incoming_for(outputs))
+    vectors = [value for value in inputs if value.dim() == 1]
+    rows, size = inputs[0].shape[0], inputs[0].nbytes
+    for floor, moved in zip(case.floor, (in_forward, launches[len(in_forward) :]), strict=True):
+        got = sum(launch.loaded + launch.stored for launch in moved)
+        # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
+        beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
+        assert floor * size <= got <= 1.1 * floor * size + beside, moved
 
 
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])
@@ -202,26 +196,25 @@ def a_step_of_rotary() -> None:
     ops.rotary(q, k, cos, sin, backend="triton")
 
 
-def a_step_of(case: Case) -> None:
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)]
-    outputs = as_tuple(case.op(*inputs, **case.options, backend="triton"))
-    torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
+def a_step_of(case: Case) -> Callable[[], Any]:
+    inputs = tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)
+    return partial(results, partial(case.op, backend="triton"), inputs, **case.options)
 
 
 FAR_APART = {
     "rotary": (a_step_of_rotary, 3),
-    "dropout": (partial(a_step_of, CASES["dropout"]), 1),
-    "bias_activation_dropout": (partial(a_step_of, CASES["bias_activation_dropout, gelu"]), 3),
-    "bias_dropout_residual": (partial(a_step_of, CASES["bias_dropout_residual"]), 3),
-    "gated_activation": (partial(a_step_of, CASES["gated_activation, packed"]), 6),
-    "norm": (partial(a_step_of, CASES["bias_dropout_residual_layer_norm, prenorm"]), 5),
+    "dropout": (a_step_of(CASES["dropout"]), 1),
+    "bias_activation_dropout": (a_step_of(CASES["bias_activation_dropout, gelu"]), 3),
+    "bias_dropout_residual": (a_step_of(CASES["bias_dropout_residual"]), 3),
+    "gated_activation": (a_step_of(CASES["gated_activation, packed"]), 6),
+    "norm": (a_step_of(CASES["bias_dropout_residual_layer_norm, prenorm"]), 5),
 }
 
 
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter reports addresses")
 @pytest.mark.parametrize(("step", "num_strides"), list(FAR_APART.values()), ids=FAR_APART)
-def test_strides_beyond_32_bits(step: Callable[[], None], num_strides: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strides_beyond_32_bits(step: Callable[[], Any], num_strides: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
     seen = set()
 
