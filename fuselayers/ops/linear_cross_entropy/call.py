@@ -120,7 +120,7 @@ def linear_cross_entropy(
         x, weight, bias = without_repeats((x, weight, bias))
     loss: Tensor
     if reduction == "none" or x.dtype == torch.float16:
-        losses = Recomputed.apply(_losses, _backward, _ONLY_ONCE, x, weight, bias, target, options, wanted)[0]  # type: ignore[no-untyped-call]
+        (losses,) = Recomputed.apply(_losses, _backward, _ONLY_ONCE, 1, x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
         loss = reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)
     elif wanted[1] and target.numel() < x.shape[-1]:
         loss = _WithDlogits.apply(x, weight, bias, target, options, reduction, dtype)  # type: ignore[no-untyped-call]
@@ -226,7 +226,7 @@ class _WithDlogits(torch.autograd.Function):
 
 
 class Recomputed(torch.autograd.Function):
-    """Returns the numbers of rows, [N, R], and recomputes the logits in backward. Used here and by linear_log_prob.
+    """Returns the first numbers of rows, and recomputes the logits in backward. Used here and by linear_log_prob.
 
     `numbers_of` and `gradients_of` are the op's forward and backward, `error` the text for a second derivative.
     """
@@ -237,25 +237,26 @@ class Recomputed(torch.autograd.Function):
         numbers_of: Callable[..., Tensor],
         gradients_of: Callable[..., Gradients],
         error: str,
+        num_results: int,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
         options: Sequence[Any],
         wanted: Wanted,
-    ) -> Tensor:
+    ) -> tuple[Tensor, ...]:
         numbers = numbers_of(x, weight, bias, target, *options)
         ctx.save_for_backward(x, weight, bias, target, numbers)
         ctx.rest = gradients_of, error, options, wanted
-        return numbers.clone()  # a saved tensor must not be an output
+        return tuple(number.clone() for number in numbers[:num_results])  # a saved tensor must not be an output
 
     @staticmethod
-    def backward(ctx: Any, dnumbers: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *dnumbers: Tensor) -> tuple[Tensor | None, ...]:
         gradients_of, error, options, wanted = ctx.rest
         _refuse_create_graph(error)
-        gradients = gradients_of(dnumbers, *ctx.saved_tensors, *options, wanted)
+        gradients = gradients_of(torch.stack(dnumbers), *ctx.saved_tensors, *options, wanted)
         kept = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
-        return *(None,) * 3, *kept, *(None,) * 3
+        return *(None,) * 4, *kept, *(None,) * 3
 
 
 class _NoSecondDerivative(torch.autograd.Function):

@@ -75,7 +75,8 @@ def linear_log_prob(
     if any(wanted):
         if is_compiling():
             x, weight, bias = without_repeats((x, weight, bias))
-        numbers = Recomputed.apply(_numbers, _backward, _ONLY_ONCE, x, weight, bias, target, (ignore_index,), wanted)  # type: ignore[no-untyped-call]
+        options = (ignore_index,)
+        numbers = Recomputed.apply(_numbers, _backward, _ONLY_ONCE, 3, x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
     else:
         numbers = _numbers(x, weight, bias, target, ignore_index)
     shape = target.shape
