@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules import module as _module
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
@@ -27,6 +27,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 disable_current_modes = _disable_current_modes
 is_compiling = torch.compiler.is_compiling
+jit_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
+# True for a tensor that a transform of `torch.func` has wrapped, also after the transform has ended.
+is_of_a_transform = torch._C._functorch.is_functorch_wrapped_tensor
+# True if one is set, for example by `torch.nn.modules.module.register_module_forward_hook`.
+hooks_of_all_modules: Callable[[], object] = _has_any_global_hook
 
 
 def schema_of(op: OpOverload) -> Any:
@@ -61,11 +66,6 @@ def forked_rng() -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices)
 
 
-def is_of_a_transform(tensor: torch.Tensor) -> bool:
-    """True for a tensor that a transform of `torch.func` has wrapped, also after the transform has ended."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
-
-
 def is_batched_gradient(tensor: torch.Tensor) -> bool:
     """True for a tensor of `torch.autograd.grad(..., is_grads_batched=True)`, which is no transform of `torch.func`."""
     return not is_compiling() and bool(torch._C._functorch.is_legacy_batchedtensor(tensor))
@@ -79,11 +79,6 @@ def transforms_are_active() -> bool:
 def tangents_are_active() -> bool:
     """True in forward mode: `torch.autograd.forward_ad` and `torch.func.jvp`."""
     return forward_ad._current_level >= 0
-
-
-def jit_is_tracing() -> bool:
-    """True inside `torch.jit.trace`."""
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def dispatch_mode_is_active() -> bool:
@@ -117,11 +112,6 @@ def is_intercepted() -> bool:
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)  # torch.export, make_fx
     )
-
-
-def hooks_of_all_modules() -> bool:
-    """True if a hook for all modules is set, for example by `torch.nn.modules.module.register_module_forward_hook`."""
-    return bool(_module._has_any_global_hook())  # type: ignore[no-untyped-call]
 
 
 @contextmanager

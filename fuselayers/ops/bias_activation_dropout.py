@@ -15,6 +15,8 @@ star_relu, the result for sigmoid, two tensors and a bool mask for smelu. The id
 Bytes moved, in elements of x: 2 forward (read x, write y), 3 backward (read dy and x, write dx; 2 for the identity, and
 1 for the identity without dropout: dx is dy, which torch sums for the bias). In addition, each program of a kernel
 reads the bias and writes one float32 row for its gradient.
+
+Formula and kernels also add a residual, for bias_dropout_residual.
 """
 
 from typing import Any
@@ -22,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .activations import activate, check_activation, slope_tile
+from .activations import ACTIVATIONS, activate, check_activation, slope_tile
 from .cpu import name_of, pointer, rows, run, vector
 from .draw import seed_or_draw
-from .dropout import dropout_formula, dropout_reference
-from .elementwise import launch_elementwise, mask_arguments
+from .dropout import dropout_formula, dropout_op, dropout_reference
+from .elementwise import empty_elementwise, launch_elementwise, mask_arguments
 from .implementations import Op, backward_takes_formula, define, differentiable, gradients_by_formula, in_cpp
 from .implementations.launch import kernel, launch, most_programs
 from .implementations.triton_language import tl
@@ -36,13 +38,7 @@ from .shapes import check_row_vector, check_rows
 from .shards import Shard, locate
 from .sums import sum_of_rows, sum_partials
 
-__all__ = [
-    "activation_gradients",
-    "bias_activation_dropout",
-    "bias_activation_dropout_op",
-    "bias_activation_dropout_reference",
-    "identity_gradients",
-]
+__all__ = ["bias_activation_dropout", "bias_activation_dropout_reference", "elementwise_formula", "fused_elementwise"]
 
 
 def bias_activation_dropout(
@@ -91,15 +87,16 @@ def bias_activation_dropout(
         return x
     y: Tensor = _op(
         backend,
-        (x, bias, seed, row_R),
+        (x, None, bias, seed, row_R),
         (column, activation, p),
         unsupported_reason=reason,
     )
     return y
 
 
-def _formula(
+def elementwise_formula(
     x: Tensor,
+    residual: Tensor | None,
     bias: Tensor | None,
     seed: Tensor | None,
     row_R: Tensor | None,
@@ -107,8 +104,11 @@ def _formula(
     activation: str | None,
     p: float,
 ) -> Tensor:
-    y = activate(x if bias is None else x + bias, activation)
-    return y if seed is None else dropout_formula(y, seed, row_R, first_column, p)
+    """Return dropout(activation(x + bias), p) + residual. Used here and by bias_dropout_residual."""
+    y = x if bias is None else x + bias
+    y = y if activation is None else ACTIVATIONS[activation](y)
+    y = y if seed is None else dropout_formula(y, seed, row_R, first_column, p)
+    return y if residual is None else y + residual
 
 
 def bias_activation_dropout_reference(
@@ -125,11 +125,14 @@ def bias_activation_dropout_reference(
     return y if seed is None else dropout_reference(y, p, seed=seed, shard=shard)
 
 
-class _BiasActivationDropout(torch.autograd.Function):
+class _Elementwise(torch.autograd.Function):
+    """Its gradients are those of an op with an activation or a residual, but not with both."""
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
+        residual: Tensor | None,
         bias: Tensor | None,
         seed: Tensor | None,
         row_R: Tensor | None,
@@ -138,68 +141,41 @@ class _BiasActivationDropout(torch.autograd.Function):
         _, activation, _ = ctx.options = options
         # The identity has slope one everywhere, so backward needs only the dtypes of x and bias.
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
-        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
-        y: Tensor = bias_activation_dropout_op(x, bias, seed, row_R, *options)
+        ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, residual, bias)]
+        y: Tensor = _forward(x, residual, bias, seed, row_R, *options)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, bias, seed, row_R = ctx.saved_tensors
         first_column, activation, p = ctx.options
-        x_dtype, bias_dtype = ctx.dtypes
-        wants_x, wants_bias = ctx.needs_input_grad[:2]
+        x_dtype, residual_dtype, bias_dtype = ctx.dtypes
+        wants_x, wants_residual, wants_bias = ctx.needs_input_grad[:3]
+        dx = dbias = None
         by_formula = backward_takes_formula()
         if by_formula and activation is not None:
 
             def formula(x: Tensor, bias: Tensor | None) -> Tensor:
-                return _formula(x, bias, seed, row_R, first_column, activation, p)
+                return elementwise_formula(x, None, bias, seed, row_R, first_column, activation, p)
 
             dx, dbias = gradients_by_formula(formula, (x, bias), dy, (wants_x, wants_bias))
         elif activation is None and (by_formula or seed is None):  # without dropout plain torch makes no copy
-            dx, dbias = identity_gradients(
-                dy, seed, row_R, first_column, p, x_dtype, bias_dtype if wants_bias else None
-            )
-        else:
-            dx, dbias = activation_gradients(
+            dz = dy if seed is None else dropout_formula(dy, seed, row_R, first_column, p)
+            dx = dz.to(x_dtype)
+            dbias = sum_of_rows(dz).to(bias_dtype) if wants_bias else None
+        elif activation is not None or wants_bias:
+            dx, dbias = _backward(
                 *(dy, x, bias, seed, row_R, first_column, activation, p, x_dtype),
                 bias_dtype if wants_bias else None,
             )
-        return dx if wants_x else None, dbias if wants_bias else None, *(None,) * 5
-
-
-def identity_gradients(
-    dy: Tensor,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    p: float,
-    x_dtype: torch.dtype,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of x and bias without an activation, in plain torch. Used here and by bias_dropout_residual.
-
-    If `bias_dtype` is None, the bias gets no gradient.
-    """
-    dz = dy if seed is None else dropout_formula(dy, seed, row_R, first_column, p)
-    return dz.to(x_dtype), None if bias_dtype is None else sum_of_rows(dz).to(bias_dtype)
-
-
-def _launch_forward(
-    x: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    activation: str | None,
-    p: float,
-) -> Tensor:
-    y = _empty_result(x, bias)
-    return launch_elementwise(x, y, seed, row_R, first_column, p, bias=bias, activation=activation)
-
-
-def _empty_result(x: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-    dtype = x.dtype if bias is None else torch.promote_types(x.dtype, bias.dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        elif wants_x:
+            dx = dropout_op(dy, seed, row_R, first_column, p).to(x_dtype)
+        return (
+            dx if wants_x else None,
+            dy.to(residual_dtype) if wants_residual else None,
+            dbias if wants_bias else None,
+            *(None,) * 5,
+        )
 
 
 def _launch_backward(
@@ -309,17 +285,17 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         tl.store(partial, tl.sum(dbias, 0), mask=in_row)
 
 
-bias_activation_dropout_op = define(
-    "bias_activation_dropout(Tensor x, Tensor? bias, Tensor? seed, Tensor? row_indices, int first_column, "
-    "str? activation, float p) -> Tensor",
-    _launch_forward,
-    _empty_result,
+_forward = define(
+    "bias_activation_dropout(Tensor x, Tensor? residual, Tensor? bias, Tensor? seed, Tensor? row_indices, "
+    "int first_column, str? activation, float p) -> Tensor",
+    launch_elementwise,
+    empty_elementwise,
 )
-activation_gradients = define(
+_backward = define(
     "bias_activation_dropout_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? seed, Tensor? row_indices, "
     "int first_column, str? activation, float p, ScalarType x_dtype, ScalarType? bias_dtype) -> (Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,
 )
-_fused = differentiable(_BiasActivationDropout, bias_activation_dropout_op)
-_op = Op("bias_activation_dropout", _formula, _fused)
+fused_elementwise = differentiable(_Elementwise, _forward)
+_op = Op("bias_activation_dropout", elementwise_formula, fused_elementwise)

@@ -16,16 +16,12 @@ itself). Without dropout dx is dy too, and backward moves nothing, or 1 where to
 each program of a kernel reads the bias and writes one float32 row for its gradient.
 """
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
-from .bias_activation_dropout import activation_gradients, identity_gradients
+from .bias_activation_dropout import elementwise_formula, fused_elementwise
 from .draw import seed_or_draw
-from .dropout import dropout_formula, dropout_op, dropout_reference
-from .elementwise import launch_elementwise
-from .implementations import Op, backward_takes_formula, define, differentiable
+from .dropout import dropout_reference
+from .implementations import Op
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate
 
@@ -75,24 +71,11 @@ def bias_dropout_residual(
     y: Tensor = _op(
         backend,
         (x, residual, bias, seed, row_R),
-        (column, p),
+        (column, None, p),
         torch_is_as_fast=bias is None,
         unsupported_reason=reason,
     )
     return y
-
-
-def _formula(
-    x: Tensor,
-    residual: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    p: float,
-) -> Tensor:
-    z = x if bias is None else x + bias
-    return (z if seed is None else dropout_formula(z, seed, row_R, first_column, p)) + residual
 
 
 def bias_dropout_residual_reference(
@@ -109,69 +92,4 @@ def bias_dropout_residual_reference(
     return (z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)) + residual
 
 
-class _BiasDropoutResidual(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        residual: Tensor,
-        bias: Tensor | None,
-        seed: Tensor | None,
-        row_R: Tensor | None,
-        *options: Any,
-    ) -> Tensor:
-        ctx.save_for_backward(seed, row_R)
-        ctx.options = options
-        ctx.dtypes = x.dtype, residual.dtype, None if bias is None else bias.dtype
-        y: Tensor = _forward(x, residual, bias, seed, row_R, *options)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        seed, row_R = ctx.saved_tensors
-        first_column, p = ctx.options
-        x_dtype, residual_dtype, bias_dtype = ctx.dtypes
-        wants_x, wants_residual, wants_bias = ctx.needs_input_grad[:3]
-        dx = dbias = None
-        if seed is None or backward_takes_formula():  # without dropout plain torch makes no copy
-            dx, dbias = identity_gradients(
-                dy, seed, row_R, first_column, p, x_dtype, bias_dtype if wants_bias else None
-            )
-        elif wants_bias:
-            dx, dbias = activation_gradients(dy, None, None, seed, row_R, first_column, None, p, x_dtype, bias_dtype)
-        elif wants_x:
-            dx = dropout_op(dy, seed, row_R, first_column, p).to(x_dtype)
-        return (
-            dx if wants_x else None,
-            dy.to(residual_dtype) if wants_residual else None,
-            dbias if wants_bias else None,
-            *(None,) * 4,
-        )
-
-
-def _launch_forward(
-    x: Tensor,
-    residual: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    row_R: Tensor | None,
-    first_column: int,
-    p: float,
-) -> Tensor:
-    y = _empty_result(x, residual, bias)
-    return launch_elementwise(x, y, seed, row_R, first_column, p, residual=residual, bias=bias)
-
-
-def _empty_result(x: Tensor, residual: Tensor, bias: Tensor | None, *_: Any) -> Tensor:
-    dtype = torch.promote_types(x.dtype, residual.dtype)
-    dtype = dtype if bias is None else torch.promote_types(dtype, bias.dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-_forward = define(
-    "bias_dropout_residual(Tensor x, Tensor residual, Tensor? bias, Tensor? seed, Tensor? row_indices, "
-    "int first_column, float p) -> Tensor",
-    _launch_forward,
-    _empty_result,
-)
-_op = Op("bias_dropout_residual", _formula, differentiable(_BiasDropoutResidual, _forward))
+_op = Op("bias_dropout_residual", elementwise_formula, fused_elementwise)

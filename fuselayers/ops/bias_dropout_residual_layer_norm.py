@@ -13,14 +13,12 @@ With d = dropout(x + bias, p) and s = d + residual, `style` selects one of three
 See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved; "prenorm" is "post" with a second output.
 """
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from .bias_dropout_residual import bias_dropout_residual_reference
 from .draw import seed_or_draw
-from .dropout import dropout_reference
-from .normalise import LayerNormOptions, NormStyle, check_style, norm_reference, normalise
+from .normalise import LayerNormOptions, NormStyle, check_style, dropped_norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -115,23 +113,7 @@ def bias_dropout_residual_layer_norm(
 
 
 def bias_dropout_residual_layer_norm_reference(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    weight: Tensor,
-    norm_bias: Tensor | None = None,
-    bias: Tensor | None = None,
-    p: float = 0.0,
-    eps: float = 1e-5,
-    style: NormStyle = "post",
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
+    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-5, **options: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
-    if style == "pre":
-        z = x if bias is None else x + bias
-        dropped = z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)
-        return norm_reference(dropped, weight, norm_bias, eps=eps, rms=False) + residual
-    total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed, shard=shard)
-    normed = norm_reference(total, weight, norm_bias, eps=eps, rms=False)
-    return (normed, total) if style == "prenorm" else normed
+    return dropped_norm_reference(x, residual, weight=weight, eps=eps, rms=False, **options)

@@ -8,14 +8,12 @@ The three arrangements of `style` are those of bias_dropout_residual_layer_norm.
 dtypes, saved tensors and bytes moved.
 """
 
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from torch import Tensor
 
-from .bias_dropout_residual import bias_dropout_residual_reference
 from .draw import seed_or_draw
-from .dropout import dropout_reference
-from .normalise import NormStyle, RmsNormOptions, check_style, norm_reference, normalise
+from .normalise import NormStyle, RmsNormOptions, check_style, dropped_norm_reference, normalise
 from .shapes import check_floating, check_like, check_row_vector, check_rows
 from .shards import Shard
 
@@ -107,22 +105,7 @@ def bias_dropout_residual_rms_norm(
 
 
 def bias_dropout_residual_rms_norm_reference(
-    x: Tensor,
-    residual: Tensor,
-    *,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    p: float = 0.0,
-    eps: float = 1e-6,
-    style: NormStyle = "post",
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
+    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-6, **options: Any
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
-    if style == "pre":
-        z = x if bias is None else x + bias
-        dropped = z if seed is None else dropout_reference(z, p, seed=seed, shard=shard)
-        return norm_reference(dropped, weight, None, eps=eps, rms=True) + residual
-    total = bias_dropout_residual_reference(x, residual, bias=bias, p=p, seed=seed, shard=shard)
-    normed = norm_reference(total, weight, None, eps=eps, rms=True)
-    return (normed, total) if style == "prenorm" else normed
+    return dropped_norm_reference(x, residual, weight=weight, eps=eps, rms=True, **options)

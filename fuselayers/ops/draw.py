@@ -66,10 +66,6 @@ _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-un
 _library.define("draw_seed(Tensor fresh, *, Device device) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[no-untyped-call]
 
 
-def _draw(fresh: Tensor, *, device: torch.device) -> Tensor:
-    return _drawn(device)
-
-
 def _drawn(device: torch.device) -> Tensor:
     return torch.randint(_LOWEST_SEED, _HIGHEST_SEED, (), dtype=torch.int64, device=device)
 
@@ -89,6 +85,6 @@ def _draw_for_every_sample(
     return torch.stack([draw(sample, device=device) for sample in fresh.unbind(in_dims[0] or 0)]), 0
 
 
-_library.impl("draw_seed", _draw, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("draw_seed", lambda fresh, *, device: _drawn(device), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 torch.library.register_fake("fuselayers::draw_seed", _empty_seed, lib=_library)
 torch.library.register_vmap("fuselayers::draw_seed", _draw_for_every_sample, lib=_library)

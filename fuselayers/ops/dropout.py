@@ -20,6 +20,7 @@ Dropout is linear in x: in eager mode it is differentiable any number of times, 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from .._torch.dispatch import is_compiling, is_of_a_transform, jit_is_tracing, transforms_are_active
 from .draw import seed_or_draw
-from .elementwise import launch_elementwise
+from .elementwise import empty_elementwise, launch_elementwise
 from .implementations import Op, backward_takes_formula, define, needs_grad
 from .philox import keep_factors, keep_scale
 from .shapes import check_floating
@@ -77,27 +78,19 @@ def dropout(
 
 def dropout_formula(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
     """Return the dropout of x at a position in a larger tensor. Used by the formulas of all ops with dropout."""
-    # Note: [three functions] Dynamo refuses an autograd function with a jvp, and differentiates the trace itself.
-    # Transforms need a vmap rule and a jvp. Eager mode needs neither, see _EagerDropout.
-    y: Tensor
-    if is_compiling():
-        y = _TracedDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
-    elif transforms_are_active() or is_of_a_transform(x) or is_of_a_transform(seed):
-        y = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
-    else:
-        y = _eager(_masked, x, seed, row_R, first_column, p)
-    return y
+    # Note: [two functions] Transforms need a vmap rule and a jvp. Dynamo refuses an autograd function with a jvp, and
+    # eager mode needs neither.
+    if not is_compiling() and (transforms_are_active() or is_of_a_transform(x) or is_of_a_transform(seed)):
+        y: Tensor = _SeededDropout.apply(x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+        return y
+    return _dropped(_masked, x, seed, row_R, first_column, p)
 
 
-def _fused(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return _eager(dropout_op, x, seed, row_R, first_column, p)
-
-
-def _eager(
+def _dropped(
     drop: Callable[..., Tensor], x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float
 ) -> Tensor:
     y: Tensor = (
-        _EagerDropout.apply(drop, x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
+        _Dropout.apply(drop, x, seed, row_R, first_column, p)  # type: ignore[no-untyped-call]
         if needs_grad(x) and not jit_is_tracing()  # a trace cannot record a function written in Python
         else drop(x, seed, row_R, first_column, p)
     )
@@ -144,24 +137,8 @@ class _SeededDropout(torch.autograd.Function):
         return dropout_formula(x_tangent, *ctx.saved_tensors, *ctx.options)
 
 
-class _TracedDropout(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-        return _masked(x, seed, row_R, first_column, p)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, seed, row_R, ctx.first_column, ctx.p = inputs
-        ctx.save_for_backward(seed, row_R)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        seed, row_R = ctx.saved_tensors
-        return _masked(dy, seed, row_R, ctx.first_column, ctx.p, again=True), None, None, None, None
-
-
-class _EagerDropout(torch.autograd.Function):
-    """Dropout by `drop`, which is the formula or the op.
+class _Dropout(torch.autograd.Function):
+    """Dropout by `drop`, which is the formula or the op, in eager mode and under compilers.
 
     It has no `setup_context`: with `setup_context`, torch inspects the signature at each call, which takes 40 us.
     """
@@ -182,22 +159,21 @@ class _EagerDropout(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        drop = dropout_formula if ctx.drop is _masked or backward_takes_formula() else dropout_op
-        dx = drop(dy, *ctx.saved_tensors, *ctx.options)
+        if ctx.drop is _masked and is_compiling():
+            dx = _masked(dy, *ctx.saved_tensors, *ctx.options, again=True)
+        else:
+            drop = dropout_formula if ctx.drop is _masked or backward_takes_formula() else dropout_op
+            dx = drop(dy, *ctx.saved_tensors, *ctx.options)
         return None, dx, None, None, None, None
 
 
 def _launch(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return launch_elementwise(x, _empty(x, seed, row_R, first_column, p), seed, row_R, first_column, p)
-
-
-def _empty(x: Tensor, seed: Tensor, row_R: Tensor | None, first_column: int, p: float) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return launch_elementwise(x, None, None, seed, row_R, first_column, None, p)
 
 
 dropout_op = define(
     "dropout(Tensor x, Tensor seed, Tensor? row_indices, int first_column, float p) -> Tensor",
     _launch,
-    _empty,
+    lambda x, *_: empty_elementwise(x),
 )
-_op = Op("dropout", dropout_formula, _fused)
+_op = Op("dropout", dropout_formula, partial(_dropped, dropout_op))

@@ -17,32 +17,30 @@ from .implementations.triton_language import tl
 from .philox import keep_tile, mask_numbers
 from .rows import as_rows, column_tile, elementwise_plan
 
-__all__ = ["launch_elementwise", "mask_arguments"]
+__all__ = ["empty_elementwise", "launch_elementwise", "mask_arguments"]
 
 
 def launch_elementwise(
     x: Tensor,
-    y: Tensor,
+    residual: Tensor | None,
+    bias: Tensor | None,
     seed: Tensor | None,
     row_R: Tensor | None,
     first_column: int,
+    activation: str | None,
     p: float,
-    *,
-    residual: Tensor | None = None,
-    bias: Tensor | None = None,
-    activation: str | None = None,
 ) -> Tensor:
-    """Fill y, of x's shape and contiguous, and return it.
+    """Return dropout(activation(x + bias), p) + residual, contiguous.
 
     Args:
         x, residual: [..., N]; x may have no dimension.
-        y: the result, in the dtype to round to.
+        bias: [N].
         seed: the mask's seed; None drops nothing.
         row_R, first_column: the position in a larger tensor, as `shards.locate` returns it.
-        p: the dropout probability.
-        bias: [N].
         activation: as in `activate`.
+        p: the dropout probability.
     """
+    y = empty_elementwise(x, residual, bias)
     if not y.numel():
         return y
     if in_cpp(y):
@@ -69,6 +67,14 @@ def launch_elementwise(
         (activation, y.dtype == torch.float32, *plan.constants),
     )
     return y
+
+
+def empty_elementwise(x: Tensor, residual: Tensor | None = None, bias: Tensor | None = None, *_: Any) -> Tensor:
+    """Return an empty result, in the promoted dtype of the summands."""
+    dtype = x.dtype
+    for summand in (residual, bias):
+        dtype = dtype if summand is None else torch.promote_types(dtype, summand.dtype)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 def mask_arguments(seed: Tensor | None, row_R: Tensor | None, first_column: int, p: float) -> tuple[Any, ...]:

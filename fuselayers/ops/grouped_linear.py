@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .implementations import autocast_dtype
+from .implementations import autocast_dtype, define
 
 __all__ = ["grouped_linear"]
 
@@ -107,31 +107,21 @@ def _weight_gradients_backward(ctx: Any, ddweights_EFD: Tensor) -> tuple[Any, ..
     return _product(x_RD, ddweights, ends_E, False), _product(dy_RF, ddweights, ends_E, True), None
 
 
-_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _define(schema: str, run: Any, fake: Any, backward: Any, save: Any) -> Any:
-    name = f"fuselayers::{schema.partition('(')[0]}"
-    _library.define(schema)  # type: ignore[no-untyped-call]
-    _library.impl(name, run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(name, fake, lib=_library)
-    torch.library.register_autograd(name, backward, setup_context=save, lib=_library)
-    return getattr(torch.ops.fuselayers, schema.partition("(")[0])
-
-
-_product = _define(
+_product = define(
     "grouped_linear(Tensor x, Tensor[] weights, Tensor ends, bool transposed) -> Tensor",
     _run_product,
     _empty_product,
-    _product_backward,
-    _save_for_product,
+    keys=["CompositeExplicitAutograd"],
 )
-_weight_gradients = _define(
+_weight_gradients = define(
     "grouped_linear_weight_gradients(Tensor dy, Tensor x, Tensor ends) -> Tensor",
     _run_weight_gradients,
     _empty_weight_gradients,
-    _weight_gradients_backward,
-    _save_for_weight_gradients,
+    keys=["CompositeExplicitAutograd"],
+)
+torch.library.register_autograd("fuselayers::grouped_linear", _product_backward, setup_context=_save_for_product)
+torch.library.register_autograd(
+    "fuselayers::grouped_linear_weight_gradients", _weight_gradients_backward, setup_context=_save_for_weight_gradients
 )
 
 

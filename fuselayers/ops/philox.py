@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import outside_dynamo
-from .._torch.tracing import KernelCall, launch_in_inductor
+from .._torch.tracing import launch_in_inductor
 from ..sources import sources_hash
 from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST
@@ -98,10 +98,8 @@ def check_probability(p: float) -> None:
         raise ValueError(f"dropout probability p must satisfy 0 <= p <= 1, got {p}")
 
 
-def check_seed(seed: Tensor | None, device: torch.device | None = None) -> None:
-    """Raise unless `seed` is None or an int64 tensor of shape [], on `device` if one is given."""
-    if seed is None:
-        return
+def check_seed(seed: Tensor, device: torch.device | None = None) -> None:
+    """Raise unless `seed` is an int64 tensor of shape [], on `device` if one is given."""
     if not isinstance(seed, Tensor):
         advice = "pass torch.tensor(seed), or None to draw a seed"
         raise TypeError(f"seed must be an int64 tensor of shape [], got {type(seed).__name__}; {advice}")
@@ -204,16 +202,11 @@ def keep_by_formula(
     """Run the op `keep_factors` in plain torch, with a bool result. It is the definition of the mask."""
     row_R = positions(0, num_rows, device=seed.device) if row_R is None else row_R
     group_G = positions(first_group, groups, device=seed.device)
-    lanes = _lanes(seed, row_R, group_G)
-    return torch.stack([lane >= threshold for lane in lanes], -1).flatten(1)
-
-
-def _lanes(seed: Tensor, row_R: Tensor, group_G: Tensor) -> list[Tensor]:
-    """Return the eight lanes of every group of every row: eight int64 tensors [R, G] with values in [0, 65536)."""
     zero = torch.zeros_like(seed)
     counter = ((group_G & _WORD)[None, :], (row_R & _WORD)[:, None], zero, zero)
     words = philox_4x32(counter, (seed & _WORD, (seed >> 32) & _WORD))
-    return [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    lanes = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    return torch.stack([lane >= threshold for lane in lanes], -1).flatten(1)
 
 
 def keep_threshold(p: float) -> int:
@@ -290,8 +283,8 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
-def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
-    """Return the launch that fills the mask in Inductor's code for a GPU; None where the op itself has to run."""
+def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> tuple[Any, ...] | None:
+    """Return the launch that fills the mask, as `launch_in_inductor` takes it; None where the op itself has to run."""
     num_rows, first_group, groups, threshold = numbers
     # Inductor makes a 1 a constant, which has no `.to`; of these numbers the kernel uses it for the threshold alone.
     fits = all(isinstance(number, int) for number in numbers) and 1 < threshold < _LANE_VALUES
@@ -303,7 +296,7 @@ def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
     plan = elementwise_plan(1, *shape, shape[1])
     names = [name for name in _keep_kernel.arg_names if name not in ("keep_ptr", "seed_ptr")]
     values = None, first_group, num_rows, groups, threshold, *plan.constants[1:]
-    return KernelCall(_keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True)))
+    return _keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True))
 
 
 def _fake_keep(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:

@@ -1,5 +1,6 @@
 """Seven memory layouts, and a check that a function supports them."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ def _nan(x: Tensor) -> Tensor:
 
 
 _FULL: Final = tuple(name for name in LAYOUTS if name != "0-sized")
+_CHANGED: Final = ("expanded", "0-sized")
 
 
 def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -37,37 +39,38 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
     Raises:
         AssertionError: results differ; the text names the layouts.
     """
-    truths: dict[tuple[Any, ...], Any] = {}
-    for first in range(len(_FULL)):
-        names = _in_turn(first, inputs)
-        laid_out = [
-            LAYOUTS[name](tensor) if tensor.is_floating_point() else tensor
-            for name, tensor in zip(names, inputs, strict=True)
-        ]
-        for at, (got, gradient_names) in enumerate(_every_gradient(op, laid_out, options)):
+    layouts = {name: _in_turn(first, inputs) for first, name in enumerate(_FULL)}
+    dims, rows = inputs[0].dim(), inputs[0].shape[:1]
+    if dims > 1:
+        alike = (value.dim() == dims and value.shape[:1] == rows for value in inputs)
+        empty = ["0-sized" if is_alike else "contiguous" for is_alike in alike]
+        with contextlib.suppress(Exception):
+            forward(reference, _laid_out(empty, inputs), **options)
+            layouts["0-sized"] = empty
+    truths: dict[tuple[str, ...], Any] = {}
+    for first, names in layouts.items():
+        laid_out = _laid_out(names, inputs)
+        leaves, outputs = forward(op, laid_out, **options)
+        for place, first_gradient in enumerate(_FULL):
+            gradient_names = _in_turn(place, outputs)
+            got = backward(leaves, outputs, _laid_out(gradient_names, incoming_for(outputs)), again=True)
             # Layouts that do not change the values share the reference's results.
-            key = *(name == "expanded" for name in names), -1, *(name == "expanded" for name in gradient_names)
+            key = tuple(name if name in _CHANGED else "" for name in (*names, "", *gradient_names))
             if key not in truths:
                 truths[key] = _truth(reference, laid_out, gradient_names, options)
             plain, exact = truths[key]
-            compare(got, plain, exact, inputs, where=f"{names[0]} input, {_FULL[at]} gradient: ")
-    _check_zero_sized(op, reference, inputs, options)
+            compare(got, plain, exact, inputs, where=f"{first} input, {first_gradient} gradient: ")
 
 
 def _in_turn(first: int, tensors: Sequence[Tensor]) -> list[str]:
     return [_FULL[(first + place) % len(_FULL)] for place in range(len(tensors))]
 
 
-def _every_gradient(
-    op: Op, inputs: Sequence[Tensor], options: dict[str, Any]
-) -> list[tuple[dict[str, Tensor], list[str]]]:
-    leaves, outputs = forward(op, inputs, **options)
-    results = []
-    for first in range(len(_FULL)):
-        names = _in_turn(first, outputs)
-        incoming = [LAYOUTS[name](gradient) for name, gradient in zip(names, incoming_for(outputs), strict=True)]
-        results.append((backward(leaves, outputs, incoming, again=True), names))
-    return results
+def _laid_out(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [
+        LAYOUTS[name](tensor) if tensor.is_floating_point() or name == "0-sized" else tensor
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
 
 
 def _truth(
@@ -77,25 +80,7 @@ def _truth(
 
     def results(values: Sequence[Tensor]) -> dict[str, Tensor]:
         leaves, outputs = forward(reference, [value.contiguous() for value in values], **options)
-        incoming = [
-            LAYOUTS[name](gradient) for name, gradient in zip(gradient_names, incoming_for(outputs), strict=True)
-        ]
+        incoming = _laid_out(gradient_names, incoming_for(outputs))
         return backward(leaves, outputs, [gradient.contiguous() for gradient in incoming])
 
     return results(inputs), results(cast(inputs, torch.float64))
-
-
-def _check_zero_sized(op: Op, reference: Op, inputs: Sequence[Tensor], options: dict[str, Any]) -> None:
-    dims, rows = inputs[0].dim(), inputs[0].shape[:1]
-    if dims < 2:
-        return
-    empty = [
-        LAYOUTS["0-sized"](value) if value.dim() == dims and value.shape[:1] == rows else value for value in inputs
-    ]
-    try:
-        outputs = forward(reference, empty, **options)[1]
-    except Exception:
-        return
-    plain, exact = _truth(reference, empty, ["contiguous"] * len(outputs), options)
-    for at, (got, _) in enumerate(_every_gradient(op, empty, options)):
-        compare(got, plain, exact, inputs, where=f"0-sized input, {_FULL[at]} gradient: ")

@@ -18,8 +18,9 @@ from fuselayers import ops
 from fuselayers.cli.tune import prices
 from fuselayers.components import FusedMLP
 from fuselayers.partition import fuse, machine_of
+from fuselayers.testing import assert_as_good_as
 from tests.cuda_graphs import check_cuda_graph
-from tests.ops.contract import DEVICE, assert_as_good_as, seed_of, tensors
+from tests.ops.contract import DEVICE, seed_of, tensors
 
 pytestmark = pytest.mark.kernels
 ON_A_GPU = DEVICE.type == "cuda"

@@ -1,5 +1,6 @@
 """Every op with kernels, and its reference, as functions that take their tensors first."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,16 +9,7 @@ import pytest
 from torch import Tensor
 
 from fuselayers import ops
-from fuselayers.ops.bias_activation_dropout import bias_activation_dropout_reference
-from fuselayers.ops.bias_dropout_residual import bias_dropout_residual_reference
-from fuselayers.ops.bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm_reference
-from fuselayers.ops.bias_dropout_residual_rms_norm import bias_dropout_residual_rms_norm_reference
-from fuselayers.ops.dropout import dropout_reference
 from fuselayers.ops.gated_activation import gated_activation_reference
-from fuselayers.ops.layer_norm import layer_norm_reference
-from fuselayers.ops.residual_layer_norm import residual_layer_norm_reference
-from fuselayers.ops.residual_rms_norm import residual_rms_norm_reference
-from fuselayers.ops.rms_norm import rms_norm_reference
 from tests.ops.contract import seed_of
 
 Shape = tuple[int, ...]
@@ -46,47 +38,29 @@ class Case:
     floor: tuple[float, float] = field(kw_only=True)
 
 
-def _dropout(x: Tensor, *, p: float, seed: Tensor, **options: Any) -> Tensor:
-    return ops.dropout(x, p, seed=seed, **options)
+def _case(op: str, *names: str, saved: float, floor: tuple[float, float], **options: Any) -> Case:
+    """Return the case of an op, by its name, with the tensors `names` after the first."""
+
+    def shapes(shape: Shape) -> list[Shape]:
+        return [shape, *(shape if name in ("residual", "up") else shape[-1:] for name in names)]
+
+    def by_position(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Tensor, *tensors: Tensor, **options: Any) -> Any:
+            return fn(x, **dict(zip(names, tensors, strict=True)), **options)
+
+        return call
+
+    reference = getattr(sys.modules[f"fuselayers.ops.{op}"], f"{op}_reference")
+    return Case(by_position(getattr(ops, op)), by_position(reference), shapes, saved, options, floor=floor)
 
 
-def _dropout_reference(x: Tensor, *, p: float, seed: Tensor) -> Tensor:
-    return dropout_reference(x, p, seed=seed)
-
-
-def _bias_dropout_residual(x: Tensor, residual: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    return ops.bias_dropout_residual(x, residual, bias=bias, **options)
-
-
-def _bias_dropout_residual_reference(x: Tensor, residual: Tensor, bias: Tensor | None = None, **options: Any) -> Tensor:
-    return bias_dropout_residual_reference(x, residual, bias=bias, **options)
-
-
-def _packed(packed: Tensor, **options: Any) -> Tensor:
-    return ops.gated_activation(packed, **options)
+def _norm_case(op: str, *names: str, floor: tuple[float, float], **options: Any) -> Case:
+    # A larger eps than usual, since a row of one value, or of equal values, has no variance.
+    return _case(op, *names, saved=1, floor=floor, eps=1e-2, **options)
 
 
 def _packed_reference(packed: Tensor, **options: Any) -> Tensor:
     return gated_activation_reference(*packed.chunk(2, dim=-1), **options)
-
-
-def _norm(fn: Callable[..., Any], *names: str) -> Callable[..., Any]:
-    """Return `fn` with its keyword tensors by position, after x."""
-
-    def call(x: Tensor, *tensors: Tensor, **options: Any) -> Any:
-        return fn(x, **dict(zip(names, tensors, strict=True)), **options)
-
-    return call
-
-
-def _norm_case(
-    fn: Callable[..., Any], reference: Callable[..., Any], *names: str, floor: tuple[float, float], **options: Any
-) -> Case:
-    def shapes(shape: Shape) -> list[Shape]:
-        return [shape, *(shape if name == "residual" else shape[-1:] for name in names)]
-
-    # A larger eps than usual, since a row of one value, or of equal values, has no variance.
-    return Case(_norm(fn, *names), _norm(reference, *names), shapes, 1, {"eps": 1e-2, **options}, floor=floor)
 
 
 DROPPING = {"p": 0.3, "seed": seed_of()}
@@ -94,116 +68,47 @@ DROPPING = {"p": 0.3, "seed": seed_of()}
 # "prenorm" also reads the incoming gradient of s.
 FLOORS_OF_STYLES: dict[str, tuple[float, float]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
 
-
-def _with_bias(shape: Shape) -> list[Shape]:
-    return [shape, shape[-1:]]
-
-
 CASES: dict[str, Case] = {
-    "dropout": Case(_dropout, _dropout_reference, lambda shape: [shape], 0, DROPPING, floor=(2, 2)),
+    "dropout": _case("dropout", saved=0, floor=(2, 2), **DROPPING),
     **{
-        f"bias_activation_dropout, {activation}": Case(
-            ops.bias_activation_dropout,
-            bias_activation_dropout_reference,
-            _with_bias,
-            int(activation is not None),
-            {"activation": activation, **DROPPING},
+        f"bias_activation_dropout, {activation}": _case(
+            *("bias_activation_dropout", "bias"),
+            saved=int(activation is not None),
             floor=(2, 2 if activation is None else 3),
+            activation=activation,
+            **DROPPING,
         )
         for activation in (*ops.ACTIVATIONS, None)
     },
-    "bias_activation": Case(
-        ops.bias_activation_dropout,
-        bias_activation_dropout_reference,
-        _with_bias,
-        1,
-        {"activation": "gelu"},
-        floor=(2, 3),
-    ),
+    "bias_activation": _case("bias_activation_dropout", "bias", saved=1, floor=(2, 3), activation="gelu"),
     # Without dropout dx is dy and is not written; torch sums it for the bias.
-    "bias": Case(ops.bias_activation_dropout, bias_activation_dropout_reference, _with_bias, 0, floor=(2, 0)),
-    "activation_dropout": Case(
-        ops.bias_activation_dropout,
-        bias_activation_dropout_reference,
-        lambda shape: [shape],
-        1,
-        {"activation": "silu", **DROPPING},
-        floor=(2, 3),
-    ),
-    "bias_dropout_residual": Case(
-        _bias_dropout_residual,
-        _bias_dropout_residual_reference,
-        lambda shape: [shape, shape, shape[-1:]],
-        0,
-        DROPPING,
-        floor=(3, 2),
-    ),
-    "bias_residual": Case(
-        _bias_dropout_residual,
-        _bias_dropout_residual_reference,
-        lambda shape: [shape, shape, shape[-1:]],
-        0,
-        floor=(3, 0),
-    ),
-    "dropout_residual": Case(
-        _bias_dropout_residual,
-        _bias_dropout_residual_reference,
-        lambda shape: [shape, shape],
-        0,
-        DROPPING,
-        floor=(3, 2),
-    ),
+    "bias": _case("bias_activation_dropout", "bias", saved=0, floor=(2, 0)),
+    "activation_dropout": _case("bias_activation_dropout", saved=1, floor=(2, 3), activation="silu", **DROPPING),
+    "bias_dropout_residual": _case(*("bias_dropout_residual", "residual", "bias"), saved=0, floor=(3, 2), **DROPPING),
+    "bias_residual": _case("bias_dropout_residual", "residual", "bias", saved=0, floor=(3, 0)),
+    "dropout_residual": _case("bias_dropout_residual", "residual", saved=0, floor=(3, 2), **DROPPING),
     **{
-        f"gated_activation, {activation}": Case(
-            ops.gated_activation,
-            gated_activation_reference,
-            lambda shape: [shape, shape],
-            2,
-            {"activation": activation},
-            floor=(3, 5),
-        )
+        f"gated_activation, {activation}": _case("gated_activation", "up", saved=2, floor=(3, 5), activation=activation)
         for activation in ("silu", "gelu", "relu", "sigmoid", None)
     },
-    "layer_norm": _norm_case(ops.layer_norm, layer_norm_reference, "weight", "bias", floor=(2, 3)),
-    "layer_norm, no bias": _norm_case(ops.layer_norm, layer_norm_reference, "weight", floor=(2, 3)),
-    "rms_norm": _norm_case(ops.rms_norm, rms_norm_reference, "weight", floor=(2, 3)),
-    "residual_layer_norm": _norm_case(
-        ops.residual_layer_norm, residual_layer_norm_reference, "residual", "weight", "bias", floor=(4, 4)
-    ),
-    "residual_rms_norm": _norm_case(
-        ops.residual_rms_norm, residual_rms_norm_reference, "residual", "weight", floor=(4, 4)
-    ),
+    "layer_norm": _norm_case("layer_norm", "weight", "bias", floor=(2, 3)),
+    "layer_norm, no bias": _norm_case("layer_norm", "weight", floor=(2, 3)),
+    "rms_norm": _norm_case("rms_norm", "weight", floor=(2, 3)),
+    "residual_layer_norm": _norm_case("residual_layer_norm", "residual", "weight", "bias", floor=(4, 4)),
+    "residual_rms_norm": _norm_case("residual_rms_norm", "residual", "weight", floor=(4, 4)),
     **{
-        f"bias_dropout_residual_layer_norm, {style}": _norm_case(
-            ops.bias_dropout_residual_layer_norm,
-            bias_dropout_residual_layer_norm_reference,
-            *("residual", "weight", "norm_bias", "bias"),
-            style=style,
-            floor=FLOORS_OF_STYLES[style],
-            **DROPPING,
+        f"{op}, {style}": _norm_case(op, *names, style=style, floor=floor, **DROPPING)
+        for op, names in (
+            ("bias_dropout_residual_layer_norm", ("residual", "weight", "norm_bias", "bias")),
+            ("bias_dropout_residual_rms_norm", ("residual", "weight", "bias")),
         )
-        for style in FLOORS_OF_STYLES
-    },
-    **{
-        f"bias_dropout_residual_rms_norm, {style}": _norm_case(
-            ops.bias_dropout_residual_rms_norm,
-            bias_dropout_residual_rms_norm_reference,
-            *("residual", "weight", "bias"),
-            style=style,
-            floor=FLOORS_OF_STYLES[style],
-            **DROPPING,
-        )
-        for style in FLOORS_OF_STYLES
+        for style, floor in FLOORS_OF_STYLES.items()
     },
     "residual_rms_norm, pre without dropout": _norm_case(
-        ops.bias_dropout_residual_rms_norm,
-        bias_dropout_residual_rms_norm_reference,
-        *("residual", "weight"),
-        style="pre",
-        floor=(3, 3),
+        "bias_dropout_residual_rms_norm", "residual", "weight", style="pre", floor=(3, 3)
     ),
     "gated_activation, packed": Case(
-        _packed,
+        ops.gated_activation,
         _packed_reference,
         lambda shape: [(*shape[:-1], 2 * shape[-1])],
         1,

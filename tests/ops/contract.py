@@ -1,4 +1,4 @@
-"""The checks of `fuselayers.testing`, and the shapes, the device and the seeds that the tests of ops share."""
+"""The checks that every op passes, and the shapes, the device and the seeds that the tests of ops share."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,6 @@ from torch import Tensor
 from fuselayers import testing
 from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED
-from fuselayers.testing import DTYPES as DTYPES
-from fuselayers.testing import assert_as_good_as as assert_as_good_as
-from fuselayers.testing import check_autocast as check_autocast
-from fuselayers.testing import check_dynamic as check_dynamic
-from fuselayers.testing import check_fused as check_fused
-from fuselayers.testing import check_layouts as check_layouts
-from fuselayers.testing import check_mixed_dtypes as check_mixed_dtypes
-from fuselayers.testing import check_poisoned as check_poisoned
-from fuselayers.testing import check_single_gradients as check_single_gradients
 from tests.cuda_graphs import check_cuda_graph
 
 on_kernels = pytest.mark.kernels
@@ -33,11 +24,11 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 # Every form of every op passes these checks. Test files call the other checks where they apply.
 CHECKS = (
-    check_layouts,
-    check_single_gradients,
-    check_mixed_dtypes,
-    check_autocast,
-    check_poisoned,
+    testing.check_layouts,
+    testing.check_single_gradients,
+    testing.check_mixed_dtypes,
+    testing.check_autocast,
+    testing.check_poisoned,
     testing.check_not_finite,
     testing.check_double_backward,
     testing.check_transforms,

@@ -7,27 +7,21 @@ from typing import Any
 import pytest
 import torch
 
-from fuselayers import testing
 from fuselayers.testing import (
+    DTYPES,
+    assert_as_good_as,
+    check_dynamic,
+    check_fused,
     check_layouts,
     check_mixed_dtypes,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
     check_transforms,
 )
 from fuselayers.testing.comparison import as_tuple
 from tests.ops.cases import CASES, EVERY_DAY, Case
-from tests.ops.contract import (
-    CHECKS,
-    DTYPES,
-    SHAPES,
-    assert_as_good_as,
-    check_dynamic,
-    check_fused,
-    on_cpp,
-    on_kernels,
-    tensors,
-)
+from tests.ops.contract import CHECKS, SHAPES, on_cpp, on_kernels, tensors
 
 KERNEL_DTYPES = DTYPES[:3]
 PRENORM = "bias_dropout_residual_layer_norm, prenorm"
@@ -42,7 +36,7 @@ COMMON = (2, 3, 129), torch.bfloat16
 # Twice the number, so that float16 meets (1, 1025).
 IN_TURNS = {(shape, KERNEL_DTYPES[2 * number % len(KERNEL_DTYPES)]) for number, shape in enumerate(SHAPES)}
 # The checks that the interpreter runs every day. The others test the code around a kernel, which C++ shares.
-INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, testing.check_not_finite)
+INTERPRETED_CHECKS = (check_layouts, check_single_gradients, check_poisoned, check_not_finite)
 
 
 def slow_unless(every_day: bool) -> tuple[Any, ...]:

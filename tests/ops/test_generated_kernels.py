@@ -1,6 +1,7 @@
 """Compiled for a GPU, every op with dropout has the masks of `keep_mask`, and int8 rounds as on a CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 from fuselayers.ops import Shard, draw, keep_mask
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import fuse
+from fuselayers.testing import results
 from tests.generated_kernels import fake_gpu
 from tests.ops.cases import CASES, Case
 from tests.ops.contract import DEVICE, seed_of, tensors
@@ -36,25 +38,16 @@ EVERYWHERE = [
 ]
 
 
-def results_of(call: Callable[..., Any], seed: Tensor, *tensors_of_call: Tensor) -> list[Tensor]:
-    """The outputs of a call and the gradients of the tensors."""
-    tensors_of_call = tuple(tensor.detach().requires_grad_() for tensor in tensors_of_call)
-    result = call(seed, *tensors_of_call)
-    outputs = [result] if isinstance(result, Tensor) else list(result)
-    incoming = [torch.linspace(0.5, 1.5, output.numel(), device=output.device).view_as(output) for output in outputs]
-    return [*outputs, *torch.autograd.grad(outputs, tensors_of_call, incoming)]
-
-
 def assert_same_masks(fn: Callable[..., Any], compile: Compile, dynamic: bool, every_call: list[list[Tensor]]) -> None:
     call = compile(fn, dynamic=dynamic)
     if not INTERPRETED:
         for inputs in every_call:
-            torch.testing.assert_close(results_of(call, seed_of(), *inputs), results_of(fn, seed_of(), *inputs))
+            torch.testing.assert_close(results(call, [seed_of(), *inputs]), results(fn, [seed_of(), *inputs]))
         return
     with fake_gpu() as gpu:
         for inputs in every_call:
-            results = results_of(lambda *now: gpu.run(call, *now), seed_of(), *inputs)
-            torch.testing.assert_close(results, results_of(fn, seed_of(), *inputs))
+            got = results(partial(gpu.run, call), [seed_of(), *inputs])
+            torch.testing.assert_close(got, results(fn, [seed_of(), *inputs]))
         assert gpu.kernels
 
 
@@ -90,12 +83,12 @@ def test_the_triton_backend_has_the_kernels_of_the_ops(name: str) -> None:
         return case.op(*inputs, **{**case.options, **({"seed": seed} if seeded else {})})
 
     fused = fuse(fn, backend="triton", fallback=(), fullgraph=True, dynamic=False)
-    wanted = results_of(fn, seed_of(), *inputs)
+    wanted = results(fn, [seed_of(), *inputs])
     if not INTERPRETED:
-        torch.testing.assert_close(results_of(fused, seed_of(), *inputs), wanted)
+        torch.testing.assert_close(results(fused, [seed_of(), *inputs]), wanted)
         return
     with fake_gpu() as gpu:
-        torch.testing.assert_close(results_of(lambda *now: gpu.run(fused, *now), seed_of(), *inputs), wanted)
+        torch.testing.assert_close(results(partial(gpu.run, fused), [seed_of(), *inputs]), wanted)
     forward = gpu.ops[0]
     assert len(forward) == 1, forward
     assert not {"keep_factors", "keep_mask"} & set().union(*gpu.ops)

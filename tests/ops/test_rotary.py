@@ -1,5 +1,4 @@
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 from typing import Any
@@ -9,27 +8,23 @@ import torch
 from torch import Tensor
 
 from fuselayers.ops import rotary
-from fuselayers.ops.implementations.launch import INTERPRETED, launch
+from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.ops.rotary import rotary_reference
 from fuselayers.partition import saved_bytes
-from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from tests.ops.contract import (
-    DEVICE,
+from fuselayers.testing import (
     DTYPES,
     assert_as_good_as,
-    both_backends,
     check_autocast,
+    check_double_backward,
     check_fused,
     check_layouts,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
-    every_backend,
-    on_cpp,
-    on_kernels,
-    on_triton,
-    tensors,
+    check_transforms,
 )
-from tests.testing.meter import KernelFault, Launch
+from tests.ops.contract import DEVICE, both_backends, every_backend, on_cpp, on_kernels, on_triton, tensors
+from tests.testing.meter import Launch
 
 both_pairings = pytest.mark.parametrize("interleaved", [False, True])
 
@@ -48,8 +43,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "own tables": {"tokens": 5, "channels": 32, "own_tables": True},
     "own tables of a part": {"tokens": 5, "channels": 24, "pairs": 4, "own_tables": True},
     "no tokens": {"tokens": 0, "channels": 4},
+    # The kernel in C++ takes heads in groups of four, and tokens in blocks of 64.
+    "groups": {"tokens": 70, "channels": 6, "heads": 6},
 }
-all_sizes = pytest.mark.parametrize("size", list(SIZES.values()), ids=SIZES)
 
 
 def angles(tokens: int, channels: int) -> Tensor:
@@ -84,42 +80,26 @@ def turned(x: Tensor, angle: Tensor, *, interleaved: bool) -> Tensor:
     return y
 
 
-@both_pairings
-@all_sizes
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_matches_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
-    assert_as_good_as(rotary, rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
+def every_size() -> Iterator[Any]:
+    for name, size in SIZES.items():
+        for dtype in DTYPES:
+            yield pytest.param(size, dtype, "eager", id=f"{name}-{dtype}-eager")
+            if dtype != torch.float64:
+                # Triton takes one dtype for all sizes, and all dtypes for some.
+                daily = dtype == torch.bfloat16 or name in ("sixty-four", "an odd part")
+                marks = (on_kernels,) if daily else (on_kernels, pytest.mark.slow)
+                yield pytest.param(size, dtype, "triton", id=f"{name}-{dtype}-triton", marks=marks)
+                yield pytest.param(size, dtype, "cpp", id=f"{name}-{dtype}-cpp", marks=on_cpp.marks)
 
 
-# The kernel in C++ takes heads in groups of four, and tokens in blocks of 64.
-@pytest.mark.parametrize("backend", [on_cpp])
 @both_pairings
-@pytest.mark.parametrize("size", [*SIZES.values(), {"tokens": 70, "channels": 6, "heads": 6}], ids=[*SIZES, "groups"])
-@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-def test_cpp_matches_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool, backend: str) -> None:
+@pytest.mark.parametrize(("size", "dtype", "backend"), every_size())
+def test_matches_the_reference(size: dict[str, Any], dtype: torch.dtype, backend: str, interleaved: bool) -> None:
     q, k, cos, sin = inputs_of(dtype=dtype, **size)
     assert_as_good_as(form(backend), rotary_reference, [q, k, cos, sin], interleaved=interleaved)
-    by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
-    assert_as_good_as(form(backend), rotary_reference, [*by_token, cos, sin], interleaved=interleaved)
-
-
-# One dtype for all sizes, and all dtypes for some.
-@on_kernels
-@both_pairings
-@pytest.mark.parametrize(
-    ("size", "dtype"),
-    [
-        pytest.param(
-            *(size, dtype),
-            id=f"{name}-{dtype}",
-            marks=() if dtype == torch.bfloat16 or name in ("sixty-four", "an odd part") else pytest.mark.slow,
-        )
-        for name, size in SIZES.items()
-        for dtype in DTYPES[:3]
-    ],
-)
-def test_kernels_match_the_reference(dtype: torch.dtype, size: dict[str, Any], interleaved: bool) -> None:
-    assert_as_good_as(form("triton"), rotary_reference, inputs_of(dtype=dtype, **size), interleaved=interleaved)
+    if backend == "cpp":
+        by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k)]
+        assert_as_good_as(form(backend), rotary_reference, [*by_token, cos, sin], interleaved=interleaved)
 
 
 # Each backend has a kernel for pairs of neighbours, and one for pairs of halves.
@@ -201,25 +181,6 @@ def test_strided_heads_are_not_copied_and_results_have_the_layout_of_attention(
     for y in rotary(*(x.contiguous() for x in heads(packed)), cos, sin, backend="triton"):
         assert y.is_contiguous()
     assert_as_good_as(partial(form, backend="triton"), reference, [packed], interleaved=interleaved)
-
-
-@on_kernels
-@pytest.mark.skipif(not INTERPRETED, reason="only the interpreter reports addresses")
-@pytest.mark.parametrize("distance", ["x0_batch", "x0_token", "x1_head"])
-def test_strides_beyond_32_bits(distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stride of 2^31 elements the kernel computes the right address, which is out of bounds."""
-    module = sys.modules["fuselayers.ops.rotary"]
-
-    def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:
-        numbers = dict(zip(function.arg_names, (*arguments, *constants), strict=True))
-        place, far = function.arg_names.index(distance), (1 << 31) // numbers["VECTOR"] + 1
-        moved = (*arguments[:place], far, *arguments[place + 1 :])
-        with pytest.raises(KernelFault, match=rf"at element {far * numbers['VECTOR']} of its memory"):
-            launch(function, grid, moved, constants, **options)
-
-    monkeypatch.setattr(module, "launch", spy)
-    q, k, cos, sin = tensors((2, 1, 2, 16), (2, 2, 2, 16), (2, 2, 8), (2, 2, 8), dtype=torch.bfloat16)
-    rotary(q, k, cos, sin, backend="triton")
 
 
 @pytest.mark.parametrize("backend", [on_cpp, on_triton])

@@ -1,5 +1,6 @@
 """Every op refuses arguments that its formula cannot compute, with the same error text."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
-from tests.ops.contract import DEVICE, on_cpp
+from tests.ops.contract import DEVICE, on_cpp, on_triton
 
 X, ROW, WEIGHT = torch.randn(4, 16), torch.ones(16), torch.randn(8, 16)
 TARGET = torch.arange(4)
@@ -83,6 +84,54 @@ def test_integers_are_refused(op: str, name: str) -> None:
         call(op, **{name: CALLS[op][1][name].long()})
 
 
+@pytest.mark.parametrize(("op", "name"), [case for case in TENSORS if case.values[1] in ("residual", "weight")])
+def test_a_tensor_that_an_op_needs_is_not_none(op: str, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be a floating-point tensor, got NoneType$"):
+        call(op, **{name: None})
+
+
+ROW_VECTORS = [
+    case for case in TENSORS if case.values[1] in ("weight", "bias", "norm_bias") and "linear" not in case.id
+]
+
+
+@pytest.mark.parametrize(("op", "name"), ROW_VECTORS)
+def test_a_vector_fits_the_rows(op: str, name: str) -> None:
+    for size in (1, 2):
+        with pytest.raises(ValueError, match=rf"^{name} must be \[16\] to fit x \[4, 16\], got \[{size}\]$"):
+            call(op, **{name: torch.ones(size)})
+    with pytest.raises(
+        ValueError, match=rf"^{name} must be on x's device cpu, got meta; move it with .to\(x.device\)$"
+    ):
+        call(op, **{name: torch.ones(16, device="meta")})
+
+
+@pytest.mark.parametrize(("op", "name"), [case for case in TENSORS if case.values[1] in ("residual", "up")])
+def test_a_second_input_has_the_shape_of_the_first(op: str, name: str) -> None:
+    for shape in ([16], [1, 16], [4, 15]):
+        with pytest.raises(ValueError, match=rf"^{name} must have x's shape \[4, 16\], got {re.escape(str(shape))}$"):
+            call(op, **{name: torch.ones(shape)})
+    with pytest.raises(
+        ValueError, match=rf"^{name} must be on x's device cpu, got meta; move it with .to\(x.device\)$"
+    ):
+        call(op, **{name: X.to("meta")})
+
+
+@pytest.mark.parametrize("op", ["bias_activation_dropout", "gated_activation", "activate"])
+def test_an_unknown_activation(op: str) -> None:
+    with pytest.raises(ValueError, match=r"^no activation 'gellu'; did you mean 'gelu'\? there are: gelu, gelu_tanh, "):
+        call(op, activation="gellu")
+
+
+@pytest.mark.parametrize("op", [name for name in NORMS if "dropout" in name])
+def test_an_unknown_style(op: str) -> None:
+    text = r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post, pre, prenorm$"
+    with pytest.raises(ValueError, match=text):
+        call(op, style="prenrom")
+    with pytest.raises(TypeError, match=r"^norm style must be a string, got a list$"):
+        call(op, style=["post"])
+
+
 @pytest.mark.parametrize(("op", "name"), TENSORS)
 def test_floats_of_8_bits_are_refused(op: str, name: str) -> None:
     dtype = torch.float8_e5m2
@@ -128,6 +177,21 @@ def test_p_is_a_probability(op: str) -> None:
         call(op, p=torch.tensor(0.1))
 
 
+SEED_ERRORS = [
+    (torch.ones(3), ValueError, r"^seed must be an int64 tensor of shape \[\], got torch.float32 \[3\]$"),
+    (7, TypeError, r"^seed must be an int64 tensor of shape \[\], got int; pass torch.tensor\(seed\), or None to d"),
+    (torch.tensor(7, device="meta"), ValueError, r"^seed must be on x's device cpu, got meta; move it with .to\(x.dev"),
+]
+
+
+@pytest.mark.parametrize(("seed", "error", "text"), SEED_ERRORS, ids=["shape", "int", "device"])
+@pytest.mark.parametrize("op", list(SEEDED))
+def test_every_op_checks_its_seed(op: str, seed: Any, error: type[Exception], text: str) -> None:
+    for training in (True, False):
+        with pytest.raises(error, match=text):
+            call(op, training=training, seed=seed)
+
+
 @pytest.mark.parametrize("op", CALLS)
 def test_the_checks_are_traced(op: str) -> None:
     torch.compiler.reset()
@@ -135,7 +199,10 @@ def test_the_checks_are_traced(op: str) -> None:
     torch.testing.assert_close(torch.compile(call, backend="eager", fullgraph=True)(op, **seeded), call(op, **seeded))
 
 
-def assert_all_dropped(op: str, backend: str) -> None:
+# Each backend of each op scales by 1 / (1 - p) in separate code.
+@pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])
+@pytest.mark.parametrize("op", list(SEEDED))
+def test_p_of_1_drops_everything(op: str, backend: str) -> None:
     # Enough elements that some random numbers are large.
     device = DEVICE if backend == "triton" else "cpu"
     x, bias = (torch.randn(*shape, device=device, requires_grad=True) for shape in ((32, 16), (16,)))
@@ -148,10 +215,3 @@ def assert_all_dropped(op: str, backend: str) -> None:
     torch.testing.assert_close(got, expected)
     gradients = torch.autograd.grad(got.square().sum() + got.sum(), [x, *of_bias.values()], allow_unused=True)
     assert all(gradient is None or not gradient.any() for gradient in gradients)
-
-
-# Each backend of each op scales by 1 / (1 - p) in separate code.
-@pytest.mark.parametrize("backend", ["eager", on_cpp, pytest.param("triton", marks=pytest.mark.kernels)])
-@pytest.mark.parametrize("op", list(SEEDED))
-def test_p_of_1_drops_everything(op: str, backend: str) -> None:
-    assert_all_dropped(op, backend)

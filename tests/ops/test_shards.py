@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +8,9 @@ from torch import Tensor
 from fuselayers import ops
 from fuselayers.ops import Shard
 from fuselayers.partition import fuse
+from fuselayers.testing.comparison import as_tuple
 from tests.ops import truth
+from tests.ops.cases import CASES
 from tests.ops.contract import INTERPRETED, seed_of, tensors
 
 WHOLE = (4, 6, 32)
@@ -24,90 +25,61 @@ BLOCKS = {
 }
 
 
-def shard_of(block: tuple[slice, ...]) -> Shard:
-    return Shard(start=tuple(cut.start for cut in block), shape=WHOLE)
+OPS = (
+    *("dropout", "bias_activation_dropout, gelu", "bias_dropout_residual"),
+    *("bias_dropout_residual_layer_norm, prenorm", "bias_dropout_residual_rms_norm, post"),
+)
+every_block = pytest.mark.parametrize(
+    ("op", "block"), [(op, block) for op in OPS for block in BLOCKS if "norm" not in op or block in ("batch", "tokens")]
+)
 
 
-def bias_dropout_residual_layer_norm(x: Tensor, **options: Any) -> Tensor:
-    weight = torch.ones(x.shape[-1], device=x.device)
-    y = ops.bias_dropout_residual_layer_norm(x, x, weight=weight, style="prenorm", **options)
-    return torch.cat(y)
+def values_and_gradient(op: Callable[..., Any], inputs: list[Tensor], **options: Any) -> list[Tensor]:
+    x = inputs[0].detach().requires_grad_()
+    outputs = as_tuple(op(x, *inputs[1:], **options))
+    return [*outputs, *torch.autograd.grad(outputs, x, [torch.ones_like(y) for y in outputs])]
 
 
-def bias_dropout_residual_rms_norm(x: Tensor, **options: Any) -> Tensor:
-    return ops.bias_dropout_residual_rms_norm(x, x, weight=torch.ones(x.shape[-1], device=x.device), **options)
+def check_block(op: str, block: str, *, compile: Callable[..., Any] = lambda call: call, **options: Any) -> None:
+    case, cut = CASES[op], BLOCKS[block]
+    inputs = tensors(*case.shapes(WHOLE))
+    part = [tensor[cut[-tensor.dim() :]] for tensor in inputs]
+    shard = Shard(start=tuple(places.start for places in cut), shape=WHOLE)
+    got = values_and_gradient(compile(case.op), part, shard=shard, **case.options, **options)
+    for of_part, of_whole in zip(got, values_and_gradient(case.op, inputs, **case.options), strict=True):
+        torch.testing.assert_close(of_part, of_whole[cut], rtol=1e-5, atol=1e-5)
 
 
-def bias_dropout_residual(x: Tensor, **options: Any) -> Tensor:
-    return ops.bias_dropout_residual(x, x, **options)
-
-
-WITHIN_ROWS = (bias_dropout_residual_layer_norm, bias_dropout_residual_rms_norm)
-OPS = (partial(ops.dropout, p=0.5), partial(ops.bias_activation_dropout, activation="gelu", p=0.5))
-DROPPING: dict[str, Callable[..., Tensor]] = {
-    "dropout": OPS[0],
-    "bias_activation_dropout": OPS[1],
-    "bias_dropout_residual": partial(bias_dropout_residual, p=0.5),
-    **{op.__name__: partial(op, p=0.5) for op in WITHIN_ROWS},
-}
-CASES = [(op, block) for op in DROPPING for block in BLOCKS if "norm" not in op or block in ("batch", "tokens")]
-
-
-def values_and_gradient(op: Callable[..., Tensor], x: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    x = x.detach().requires_grad_()
-    y = op(x, seed=seed_of(), **options)
-    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
-
-
-def check_block(
-    op: Callable[..., Tensor],
-    block: tuple[slice, ...],
-    *,
-    of_whole: Callable[..., Tensor] | None = None,
-    **options: Any,
-) -> None:
-    (x,) = tensors(WHOLE)
-    whole = values_and_gradient(of_whole or op, x)
-    part = values_and_gradient(op, x[block], shard=shard_of(block), **options)
-    for got, expected in zip(part, whole, strict=True):
-        halves = expected.shape[0] // WHOLE[0]
-        expected = torch.cat([half[block] for half in expected.chunk(halves)])
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize(("op", "block"), CASES)
+@every_block
 def test_a_shard_has_its_block_of_the_mask(op: str, block: str) -> None:
-    check_block(DROPPING[op], BLOCKS[block])
+    check_block(op, block)
 
 
 @pytest.mark.parametrize(
     ("op", "backend"),
     [
-        ("bias_activation_dropout", "eager"),
-        ("bias_dropout_residual_layer_norm", "eager"),
-        pytest.param("dropout", "inductor", marks=pytest.mark.slow),
-        pytest.param("bias_activation_dropout", "inductor", marks=pytest.mark.slow),
-        pytest.param("bias_dropout_residual_layer_norm", "inductor", marks=pytest.mark.slow),
+        ("bias_activation_dropout, gelu", "eager"),
+        ("bias_dropout_residual_layer_norm, prenorm", "eager"),
+        *(pytest.param(op, "inductor", marks=pytest.mark.slow) for op in (OPS[0], OPS[1], OPS[3])),
     ],
 )
 def test_inside_a_compiled_function(op: str, backend: str) -> None:
-    fused = fuse(DROPPING[op], backend=backend, fallback=(), fullgraph=True)
-    check_block(fused, BLOCKS["tokens"], of_whole=DROPPING[op])
+    check_block(op, "tokens", compile=fuse(backend=backend, fallback=(), fullgraph=True))
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(("op", "block"), CASES)
+@every_block
 def test_kernels(op: str, block: str) -> None:
     if block == "odd columns":
         with pytest.raises(RuntimeError, match=r"its shard begins at column 3, which is not a multiple of 8; use"):
-            check_block(DROPPING[op], BLOCKS[block], backend="triton")
+            check_block(op, block, backend="triton")
     else:
-        check_block(DROPPING[op], BLOCKS[block], backend="triton")
+        check_block(op, block, backend="triton")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Triton's kernels replace those in C++")
 def test_kernels_in_cpp_take_any_column() -> None:
-    check_block(DROPPING["dropout"], BLOCKS["odd columns"], backend="cpp")
+    check_block("dropout", "odd columns", backend="cpp")
 
 
 def test_the_mask_is_its_definition() -> None:

@@ -1,7 +1,7 @@
 """Counts the bytes that each kernel launch moves, in Triton's interpreter, and finds wrong accesses.
 
-The meter counts loaded and stored elements by pointer argument. Masked lanes do not count, lanes of one instruction
-that share an address count once, and a second load counts again. Caches are ignored, and torch's own work is not seen.
+Masked lanes do not count, lanes of one instruction that share an address count once, and a second load counts again.
+Caches are ignored, and torch's own work is not seen.
 
 Two faults, which are silent on a GPU, are errors with kernel, argument, offset and programs in their text:
 
@@ -9,8 +9,8 @@ Two faults, which are silent on a GPU, are errors with kernel, argument, offset 
     a double store             two stores to an address in a launch, through one argument or two that share memory: on a
                                GPU either may win
 
-An atomic operation counts as a load and a store; several to an address are no fault. Pointers that come from a number,
-or from a tensor in a tuple, are ignored.
+An atomic operation is an error too: our sums are deterministic. Pointers that come from a number, or from a tensor in
+a tuple, are ignored.
 
 Note: [tagged pointers] Two arguments may share a storage, interleaved (the halves of a packed gradient), so an address
 does not identify its argument. While metered, each pointer carries the number of its argument in its upper 16 bits,
@@ -21,7 +21,7 @@ come from several arguments, by `tl.where`. Checked with Triton 3.6 and 3.7.
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +30,7 @@ import torch
 from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.triton_language import HAS_TRITON
 
-__all__ = ["KernelFault", "Launch", "Traffic", "metered"]
+__all__ = ["KernelFault", "Launch", "metered"]
 
 _TAG: Final = np.uint64(48)
 _ADDRESS: Final = np.uint64((1 << 48) - 1)
@@ -39,41 +39,17 @@ Program = tuple[int, int, int]
 
 
 class KernelFault(RuntimeError):
-    """A kernel accessed memory out of bounds, or stored twice to one address."""
-
-
-@dataclass
-class Traffic:
-    """The bytes that one launch moved through one pointer argument."""
-
-    shape: tuple[int, ...]
-    loaded: int = 0
-    stored: int = 0
+    """A kernel accessed memory out of bounds, stored twice to one address, or used an atomic operation."""
 
 
 @dataclass
 class Launch:
-    """One launch of a kernel.
-
-    Attributes:
-        kernel: the name of the kernel.
-        traffic: the bytes of each tensor argument, by name.
-        programs: the number of programs.
-    """
+    """One launch of a kernel: its name, the bytes that it loaded and stored, and the number of its programs."""
 
     kernel: str
-    traffic: dict[str, Traffic] = field(default_factory=dict)
+    loaded: int = 0
+    stored: int = 0
     programs: int = 0
-
-    @property
-    def loaded(self) -> int:
-        """Bytes loaded through all arguments."""
-        return sum(traffic.loaded for traffic in self.traffic.values())
-
-    @property
-    def stored(self) -> int:
-        """Bytes stored through all arguments."""
-        return sum(traffic.stored for traffic in self.traffic.values())
 
 
 @contextmanager
@@ -82,7 +58,7 @@ def metered() -> Iterator[list[Launch]]:
 
     Raises:
         RuntimeError: Triton does not run in its interpreter, or another meter is active.
-        KernelFault: in the block, by a launch with one of the two faults.
+        KernelFault: in the block, by a launch with a fault.
     """
     if not HAS_TRITON:
         raise RuntimeError("the meter needs Triton's interpreter, and Triton is not installed; pip install triton")
@@ -99,8 +75,8 @@ def metered() -> Iterator[list[Launch]]:
     patches = [
         (builder, "create_masked_load", meter.load),
         (builder, "create_masked_store", meter.store),
-        (builder, "create_atomic_rmw", meter.atomic),
-        (builder, "create_atomic_cas", meter.atomic),
+        (builder, "create_atomic_rmw", meter.refuse),
+        (builder, "create_atomic_cas", meter.refuse),
         (executor, "_init_args_hst", meter.begin),
         (executor, "__call__", meter.run),
         (interpreter, "_implicit_cvt", meter.tag),
@@ -119,8 +95,8 @@ def metered() -> Iterator[list[Launch]]:
 class _Argument:
     """A tensor argument: the places of its elements, and the program that stored to each byte of its storage."""
 
-    def __init__(self, name: str, tensor: torch.Tensor, traffic: Traffic, stores: dict[int, Any]) -> None:
-        self.name, self.traffic = name, traffic
+    def __init__(self, name: str, tensor: torch.Tensor, stores: dict[int, Any]) -> None:
+        self.name, self.shape = name, list(tensor.shape)
         self.base, self.element_size = tensor.data_ptr(), tensor.element_size()
         reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         span = 1 + reach if tensor.numel() else 0
@@ -172,9 +148,8 @@ class _Meter:
             for name, argument in [*zip(executor.arg_names, args_on_host, strict=False), *kwargs_on_host.items()]:
                 tensor = getattr(argument, "base", argument)  # of a tensor descriptor
                 if isinstance(tensor, torch.Tensor):
-                    traffic = self._launch.traffic[name] = Traffic(tuple(tensor.shape))
                     self._number_of[id(tensor)] = len(self._arguments)
-                    self._arguments.append(_Argument(name, tensor, traffic, self._stores))
+                    self._arguments.append(_Argument(name, tensor, self._stores))
             return on_host
 
         return init_args
@@ -195,7 +170,7 @@ class _Meter:
 
         def create(builder: Any, pointers: Any, mask: Any, *rest: Any, **options: Any) -> Any:
             for argument, offsets in self._touched("loads", pointers, mask.data, builder.grid_idx):
-                argument.traffic.loaded += len(offsets) * argument.element_size
+                self._launch.loaded += len(offsets) * argument.element_size
             return original(builder, _untagged(pointers), mask, *rest, **options)
 
         return create
@@ -215,26 +190,17 @@ class _Meter:
                     self._fail_twice(argument, int(offsets[place]), first, self._arguments[other], program)
                 mine = _number(program, grid) * len(self._arguments) + self._arguments.index(argument)
                 argument.stored_by[bytes_of] = 1 + mine
-                argument.traffic.stored += len(offsets) * argument.element_size
+                self._launch.stored += len(offsets) * argument.element_size
             return original(builder, _untagged(pointers), value, mask, *rest, **options)
 
         return create
 
-    def atomic(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Count the bytes of `(op, pointers, value, mask, ...)`, or of a compare and swap without op and mask."""
+    def refuse(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Refuse an atomic operation."""
 
-        def create(builder: Any, *arguments: Any, **options: Any) -> Any:
-            place = next(
-                at
-                for at, argument in enumerate(arguments)
-                if hasattr(argument, "data") and argument.data.dtype == np.uint64
-            )
-            pointers = arguments[place]
-            mask = arguments[3].data if place == 1 else np.ones(pointers.data.shape, dtype=bool)
-            for argument, offsets in self._touched("changes", pointers, mask, builder.grid_idx):
-                argument.traffic.loaded += len(offsets) * argument.element_size
-                argument.traffic.stored += len(offsets) * argument.element_size
-            return original(builder, *arguments[:place], _untagged(pointers), *arguments[place + 1 :], **options)
+        def create(*arguments: Any, **options: Any) -> Any:
+            self._fault = KernelFault(f"{self._launch.kernel} is not deterministic: it uses an atomic operation")
+            raise self._fault
 
         return create
 
@@ -260,9 +226,8 @@ class _Meter:
             yield argument, distinct
 
     def _fail(self, argument: _Argument, offset: int, verb: str, rest: str) -> None:
-        shape = list(argument.traffic.shape)
         self._fault = KernelFault(
-            f"{self._launch.kernel} {verb} {argument.name} {shape} at element {offset} of its memory{rest}"
+            f"{self._launch.kernel} {verb} {argument.name} {argument.shape} at element {offset} of its memory{rest}"
         )
         raise self._fault
 

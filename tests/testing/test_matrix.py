@@ -112,37 +112,6 @@ def test_parameters_of_other_names() -> None:
         check_module(nn.LayerNorm(9), nn.RMSNorm(9), [(6, 9)])
 
 
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight).to(x.dtype)
-
-
-class Norm(nn.Module):
-    def __init__(self, form: Any) -> None:
-        super().__init__()
-        self.form = form
-        self.weight = nn.Parameter(torch.ones(129))
-
-    def forward(self, x: Tensor) -> Any:
-        return self.form(x, self.weight)
-
-
-def in_its_own_dtype(x: Tensor, weight: Tensor) -> Tensor:
-    total = torch.zeros_like(x[..., :1])
-    for value in x.split(1, dim=-1):
-        total = total + value.square()
-    return x * (total / x.shape[-1] + 1e-5).rsqrt() * weight
-
-
-NAMES = ["values and gradients", "layouts", "single gradients"]
-
-
-def test_a_norm_that_adds_up_in_bfloat16() -> None:
-    report = check_module(Norm(in_its_own_dtype), rms_norm, [(6, 129)], checks=NAMES)
-    assert failed(report) == {(name, dtype) for name in NAMES for dtype in ("bfloat16", "float16")}
-    check_module(Norm(rms_norm), rms_norm, [(6, 129)], checks=NAMES).raise_on_failure()
-
-
 def test_a_report_is_a_table_with_its_reasons() -> None:
     cells = [
         Cell("values", "float32", "pass"),

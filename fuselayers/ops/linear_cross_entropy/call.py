@@ -32,7 +32,7 @@ the loss in chunks too; gradients in forward are Liger's idea. torch.nn.function
 does so with `options`, without label smoothing, without compilation, and with a single backward.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -120,7 +120,7 @@ def linear_cross_entropy(
         x, weight, bias = without_repeats((x, weight, bias))
     loss: Tensor
     if reduction == "none" or x.dtype == torch.float16:
-        losses = _Recomputed.apply(x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
+        (losses,) = Recomputed.apply(_losses, _backward, _ONLY_ONCE, 1, x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
         loss = reduce_losses(losses.reshape(target.shape), row_count(reduction, target, ignore_index), reduction, dtype)
     elif wanted[1] and target.numel() < x.shape[-1]:
         loss = _WithDlogits.apply(x, weight, bias, target, options, reduction, dtype)  # type: ignore[no-untyped-call]
@@ -155,6 +155,10 @@ def linear_cross_entropy_reference(
 
 
 _Options = tuple[int, float, float, str]  # ignore_index, label_smoothing, z_loss, backend
+_ONLY_ONCE: Final = (
+    "linear_cross_entropy can be differentiated only once; for a backward under create_graph or in a transform "
+    "use cross_entropy(F.linear(x, weight, bias), target)"
+)
 
 
 class _WithGradients(torch.autograd.Function):
@@ -221,31 +225,38 @@ class _WithDlogits(torch.autograd.Function):
         return dx, dweight, dbias, *(None,) * 4
 
 
-class _Recomputed(torch.autograd.Function):
-    """Returns the losses of rows, and recomputes the logits in backward."""
+class Recomputed(torch.autograd.Function):
+    """Returns the first numbers of rows, and recomputes the logits in backward. Used here and by linear_log_prob.
+
+    `numbers_of` and `gradients_of` are the op's forward and backward, `error` the text for a second derivative.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
+        numbers_of: Callable[..., Tensor],
+        gradients_of: Callable[..., Gradients],
+        error: str,
+        num_results: int,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         target: Tensor,
-        options: _Options,
+        options: Sequence[Any],
         wanted: Wanted,
-    ) -> Tensor:
-        numbers = _losses(x, weight, bias, target, *options)
+    ) -> tuple[Tensor, ...]:
+        numbers = numbers_of(x, weight, bias, target, *options)
         ctx.save_for_backward(x, weight, bias, target, numbers)
-        ctx.rest = options, wanted
-        losses: Tensor = numbers[0].clone()  # a saved tensor must not be an output
-        return losses
+        ctx.rest = gradients_of, error, options, wanted
+        return tuple(number.clone() for number in numbers[:num_results])  # a saved tensor must not be an output
 
     @staticmethod
-    def backward(ctx: Any, dlosses: Tensor) -> tuple[Tensor | None, ...]:
-        _refuse_create_graph()
-        options, wanted = ctx.rest
-        gradients = _backward(dlosses, *ctx.saved_tensors, *options, wanted)
-        return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), *(None,) * 3
+    def backward(ctx: Any, *dnumbers: Tensor) -> tuple[Tensor | None, ...]:
+        gradients_of, error, options, wanted = ctx.rest
+        _refuse_create_graph(error)
+        gradients = gradients_of(torch.stack(dnumbers), *ctx.saved_tensors, *options, wanted)
+        kept = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
+        return *(None,) * 4, *kept, *(None,) * 3
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -319,10 +330,10 @@ def _run_with_dlogits(
 
 
 def _run_backward(
-    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
+    dnumbers: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
 ) -> Gradients:
     *options, wanted = rest
-    return _in_chunks(x, weight, bias, target, options, scale=dlosses, wanted=wanted, numbers=numbers)[1]
+    return _in_chunks(x, weight, bias, target, options, scale=dnumbers[0], wanted=wanted, numbers=numbers)[1]
 
 
 def _empty_losses(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *rest: Any) -> Tensor:
@@ -343,19 +354,16 @@ def _empty_loss_and_dlogits(
 
 
 def empty_gradients(
-    dlosses: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
+    dnumbers: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, numbers: Tensor, *rest: Any
 ) -> Gradients:
     shapes = x.shape, weight.shape, weight.shape[:1]
     dx, dweight, dbias = (x.new_empty(shape if want else (0,)) for shape, want in zip(shapes, rest[-1], strict=True))
     return dx, dweight, dbias
 
 
-def _refuse_create_graph() -> None:
+def _refuse_create_graph(error: str = _ONLY_ONCE) -> None:
     if not is_compiling() and (torch.is_grad_enabled() or transforms_are_active()):
-        raise RuntimeError(
-            "linear_cross_entropy can be differentiated only once; for a backward under create_graph or in a transform "
-            "use cross_entropy(F.linear(x, weight, bias), target)"
-        )
+        raise RuntimeError(error)
 
 
 def define_opaque(schema: str, run: Any, fake: Any) -> Any:
@@ -387,7 +395,7 @@ _with_dlogits = define_opaque(
     _empty_loss_and_dlogits,
 )
 _backward = define_opaque(
-    "linear_cross_entropy_backward(Tensor dlosses, Tensor x, Tensor weight, Tensor? bias, Tensor target, "
+    "linear_cross_entropy_backward(Tensor dnumbers, Tensor x, Tensor weight, Tensor? bias, Tensor target, "
     f"Tensor numbers, {_OPTIONS}, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _run_backward,
     empty_gradients,

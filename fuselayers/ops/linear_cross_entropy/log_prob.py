@@ -15,7 +15,7 @@ five numbers per row. The op is differentiable once. Inside a transform of `torc
 computes all logits. Under compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
 """
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -25,9 +25,13 @@ from ..._torch.dispatch import is_compiling
 from ..implementations import without_repeats
 from ..losses import check_loss_options, check_target
 from ..shapes import check_linear
-from .call import define_opaque, empty_gradients, needs_all_logits, under_autocast
+from .call import Recomputed, define_opaque, empty_gradients, needs_all_logits, under_autocast
 from .chunks import Gradients, Wanted, cast, in_chunks
 
+_ONLY_ONCE: Final = (
+    "linear_log_prob can be differentiated only once; for a backward under create_graph use "
+    "F.linear(x, weight, bias).log_softmax(-1)"
+)
 _LOWEST: Final = -1e30  # in place of -inf, whose product with a probability of 0 would be NaN
 
 
@@ -54,7 +58,7 @@ def linear_log_prob(
         TypeError: a tensor is not dense and floating or, outside autocast, not of x's dtype; target is not int64; or
             ignore_index is not an int.
         IndexError, RuntimeError: a target is out of range.
-        RuntimeError: backward runs under `create_graph`.
+        RuntimeError: backward runs under `create_graph` or a transform.
 
     >>> x, weight = torch.tensor([[1.0]]), torch.tensor([[0.0], [0.0]])
     >>> log_prob, entropy, is_argmax = linear_log_prob(x, weight, torch.tensor([1]))
@@ -71,11 +75,12 @@ def linear_log_prob(
     if any(wanted):
         if is_compiling():
             x, weight, bias = without_repeats((x, weight, bias))
-        log_prob, entropy, likeliest = _LogProb.apply(x, weight, bias, target, ignore_index, wanted)  # type: ignore[no-untyped-call]
+        options = (ignore_index,)
+        numbers = Recomputed.apply(_numbers, _backward, _ONLY_ONCE, 3, x, weight, bias, target, options, wanted)  # type: ignore[no-untyped-call]
     else:
-        log_prob, entropy, likeliest = _numbers(x, weight, bias, target, ignore_index)[:3]
+        numbers = _numbers(x, weight, bias, target, ignore_index)
     shape = target.shape
-    return log_prob.reshape(shape), entropy.reshape(shape), likeliest.reshape(shape) > 0
+    return numbers[0].reshape(shape), numbers[1].reshape(shape), numbers[2].reshape(shape) > 0
 
 
 def linear_log_prob_reference(
@@ -93,41 +98,13 @@ def linear_log_prob_reference(
     return log_prob.where(used, 0.0), entropy.where(used, 0.0), is_argmax & used
 
 
-class _LogProb(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        target: Tensor,
-        ignore_index: int,
-        wanted: Wanted,
-    ) -> tuple[Tensor, ...]:
-        numbers = _numbers(x, weight, bias, target, ignore_index)
-        ctx.save_for_backward(x, weight, bias, target, numbers)
-        ctx.rest = ignore_index, wanted
-        log_prob, entropy, likeliest = (number.clone() for number in numbers[:3])  # an output must not be saved
-        ctx.mark_non_differentiable(likeliest)
-        return log_prob, entropy, likeliest
-
-    @staticmethod
-    def backward(ctx: Any, dlog_prob: Tensor, dentropy: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled() and not is_compiling():
-            advice = "for a backward under create_graph use F.linear(x, weight, bias).log_softmax(-1)"
-            raise RuntimeError(f"linear_log_prob can be differentiated only once; {advice}")
-        ignore_index, wanted = ctx.rest
-        gradients = _backward(torch.stack((dlog_prob, dentropy)), *ctx.saved_tensors, ignore_index, wanted)
-        return *(gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)), None, None, None
-
-
 def _run_numbers(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int) -> Tensor:
     """Return log_prob, entropy, 1 for the likeliest, m and l: [5, R]."""
     return in_chunks(x, weight, bias, target, _chunk, skipped=ignore_index)[0]
 
 
 def _run_backward(
-    scale: Tensor,
+    dnumbers: Tensor,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -137,7 +114,7 @@ def _run_backward(
     wanted: Wanted,
 ) -> Gradients:
     return in_chunks(
-        x, weight, bias, target, _chunk, skipped=ignore_index, scale=scale, wanted=wanted, numbers=numbers
+        x, weight, bias, target, _chunk, skipped=ignore_index, scale=dnumbers[:2], wanted=wanted, numbers=numbers
     )[1]
 
 
@@ -177,7 +154,7 @@ _numbers = define_opaque(
     ),
 )
 _backward = define_opaque(
-    "linear_log_prob_backward(Tensor scale, Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor numbers, "
+    "linear_log_prob_backward(Tensor dnumbers, Tensor x, Tensor weight, Tensor? bias, Tensor target, Tensor numbers, "
     "int ignore_index, bool[] wanted) -> (Tensor, Tensor, Tensor)",
     _run_backward,
     empty_gradients,

@@ -5,5 +5,5 @@ from .formula import LayerNormOptions as LayerNormOptions
 from .formula import NormStyle as NormStyle
 from .formula import RmsNormOptions as RmsNormOptions
 from .formula import check_style as check_style
-from .formula import norm_formula as norm_formula
+from .formula import dropped_norm_reference as dropped_norm_reference
 from .formula import norm_reference as norm_reference

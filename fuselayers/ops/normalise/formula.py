@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 from ...names import no_such
+from ..dropout import dropout_reference
 from ..shards import Shard
 
 NormStyle = Literal["post", "pre", "prenorm"]
@@ -97,6 +98,30 @@ def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: 
     centred = wide if rms else wide - wide.mean(-1, keepdim=True)
     y = centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt() * weight.to(s.dtype)
     return (y if norm_bias is None else y + norm_bias.to(s.dtype)).to(s.dtype)
+
+
+def dropped_norm_reference(
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    norm_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float,
+    style: NormStyle = "post",
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
+    rms: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return the definition of the ops that drop, add and normalise; without a seed nothing is dropped."""
+    d = x if bias is None else x + bias
+    d = d if seed is None else dropout_reference(d, p, seed=seed, shard=shard)
+    s = d if style == "pre" else d + residual
+    y = norm_reference(s, weight, norm_bias, eps=eps, rms=rms)
+    if style == "prenorm":
+        return y, s
+    return y + residual if style == "pre" else y
 
 
 def s_is_x(residual: Tensor | None, bias: Tensor | None, seed: Tensor | None, pre: bool) -> bool:

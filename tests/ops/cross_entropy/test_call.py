@@ -11,25 +11,20 @@ from fuselayers.ops import cross_entropy
 from fuselayers.ops.cross_entropy import cross_entropy_reference
 from fuselayers.ops.implementations.launch import INTERPRETED
 from fuselayers.partition import saved_bytes
-from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from tests.ops.contract import (
-    DEVICE,
+from fuselayers.testing import (
     DTYPES,
-    SHAPES,
     assert_as_good_as,
-    both_backends,
+    check_double_backward,
     check_dynamic,
     check_fused,
     check_layouts,
     check_mixed_dtypes,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
-    every_backend,
-    on_cpp,
-    on_kernels,
-    on_triton,
-    tensors,
+    check_transforms,
 )
+from tests.ops.contract import DEVICE, SHAPES, both_backends, every_backend, on_cpp, on_kernels, on_triton, tensors
 from tests.selection import every_value
 from tests.testing.meter import Launch
 

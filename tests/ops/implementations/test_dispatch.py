@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,21 +13,10 @@ from fuselayers.ops.cpu import has_kernels
 from fuselayers.ops.implementations.dispatch import Op, uses_kernels
 from fuselayers.ops.implementations.launch import INTERPRETED, launch, why_no_kernels
 from fuselayers.partition import BackendUnavailableError, saved_bytes
+from fuselayers.testing.comparison import backward, forward, incoming_for, results
 from tests.ops.cases import CASES, Case, all_cases
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, seed_of, tensors
 from tests.testing.meter import KernelFault, Launch
-
-FAR_APART = (
-    "dropout",
-    "bias_activation_dropout, gelu",
-    "bias_dropout_residual",
-    "gated_activation, packed",
-    "bias_dropout_residual_layer_norm, prenorm",
-)
-
-
-def triton_form(case: Case) -> Any:
-    return partial(case.op, backend="triton")
 
 
 class Subclass(Tensor):
@@ -158,34 +148,27 @@ def test_errors_in_cpp() -> None:
 
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="bytes are counted in Triton's interpreter")
-class TestBytes:
-    @all_cases
-    def test_kernels_move_the_bytes_of_their_docstrings(self, case: Case, launches: list[Launch]) -> None:
-        inputs = [value.requires_grad_() for value in tensors(*case.shapes((25, 128)), dtype=torch.bfloat16)]
-        vectors = [value for value in inputs if value.dim() == 1]
-        rows, size = inputs[0].shape[0], inputs[0].nbytes
-        for floor, moved in zip(case.floor, self.launched(case, inputs, launches), strict=True):
-            got = sum(launch.loaded + launch.stored for launch in moved)
-            # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
-            beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
-            assert floor * size <= got <= 1.1 * floor * size + beside, moved
-
-    @staticmethod
-    def launched(case: Case, inputs: list[Tensor], launches: list[Launch]) -> tuple[list[Launch], list[Launch]]:
-        """Forward's launches, and backward's."""
-        outputs = case.op(*inputs, **case.options, backend="triton")
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        forward = launches.copy()
-        torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
-        return forward, launches[len(forward) :]
-
-
-@on_kernels
 @all_cases
-def test_kernels_save_what_the_case_says(case: Case) -> None:
+def test_kernels_move_the_bytes_of_their_docstrings(case: Case, launches: list[Launch]) -> None:
+    inputs = tensors(*case.shapes((25, 128)), dtype=torch.bfloat16)
+    leaves, outputs = forward(partial(case.op, backend="triton"), inputs, **case.options)
+    in_forward = launches.copy()
+    backward(leaves, outputs, incoming_for(outputs))
+    vectors = [value for value in inputs if value.dim() == 1]
+    rows, size = inputs[0].shape[0], inputs[0].nbytes
+    for floor, moved in zip(case.floor, (in_forward, launches[len(in_forward) :]), strict=True):
+        got = sum(launch.loaded + launch.stored for launch in moved)
+        # For each row two statistics and a seed; for each program every vector, and a float32 sum for its gradient.
+        beside = 16 * rows + sum(launch.programs * 3 * value.nbytes for launch in moved for value in vectors)
+        assert floor * size <= got <= 1.1 * floor * size + beside, moved
+
+
+@pytest.mark.parametrize("backend", [on_cpp, on_triton])
+@all_cases
+def test_kernels_save_what_the_case_says(case: Case, backend: str) -> None:
     inputs = [value.requires_grad_() for value in tensors(*case.shapes((16, 128)))]
     vectors = [value for value in inputs if value.dim() == 1]
-    kept = saved_bytes(partial(triton_form(case), **case.options), *inputs, parameters=vectors)
+    kept = saved_bytes(partial(case.op, **case.options, backend=backend), *inputs, parameters=vectors)
     rows = 16 * 2 * 4
     assert case.saved * inputs[0].nbytes <= kept <= case.saved * inputs[0].nbytes + rows + 8
 
@@ -208,19 +191,40 @@ def test_nan_and_inf_propagate_as_in_the_formula(activation: str, backend: str) 
             assert torch.equal(got.isinf(), expected.isinf()), value
 
 
+def a_step_of_rotary() -> None:
+    q, k, cos, sin = tensors((2, 1, 2, 16), (2, 2, 2, 16), (2, 2, 8), (2, 2, 8), dtype=torch.bfloat16)
+    ops.rotary(q, k, cos, sin, backend="triton")
+
+
+def a_step_of(case: Case) -> Callable[[], Any]:
+    inputs = tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)
+    return partial(results, partial(case.op, backend="triton"), inputs, **case.options)
+
+
+FAR_APART = {
+    "rotary": (a_step_of_rotary, 3),
+    "dropout": (a_step_of(CASES["dropout"]), 1),
+    "bias_activation_dropout": (a_step_of(CASES["bias_activation_dropout, gelu"]), 3),
+    "bias_dropout_residual": (a_step_of(CASES["bias_dropout_residual"]), 3),
+    "gated_activation": (a_step_of(CASES["gated_activation, packed"]), 6),
+    "norm": (a_step_of(CASES["bias_dropout_residual_layer_norm, prenorm"]), 5),
+}
+
+
 @on_kernels
 @pytest.mark.skipif(not INTERPRETED, reason="only the interpreter reports addresses")
-@pytest.mark.parametrize("name", FAR_APART)
-def test_row_strides_beyond_32_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a row stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
-    case, seen = CASES[name], set()
+@pytest.mark.parametrize(("step", "num_strides"), list(FAR_APART.values()), ids=FAR_APART)
+def test_strides_beyond_32_bits(step: Callable[[], Any], num_strides: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stride of 2^31 elements each kernel computes the right address, which is out of bounds."""
+    seen = set()
 
     def spy(function: Any, grid: Any, arguments: Any, constants: Any, **options: Any) -> None:
         numbers = dict(zip(function.arg_names, (*arguments, *constants), strict=True))
         # The gradients of the identity need no x.
         unread = {"x_stride"} if "dy_ptr" in numbers and numbers.get("ACTIVATION", "") is None else set()
+        strides = {name for name in numbers if name.endswith("_stride")} | {"x0_batch", "x0_token", "x1_head"}
         for place, argument in enumerate(function.arg_names):
-            if argument.endswith("_stride") and numbers[argument] and argument not in unread:
+            if argument in strides - unread and numbers[argument]:
                 far = (1 << 31) // numbers["VECTOR"] + 1
                 moved = (*arguments[:place], far, *arguments[place + 1 :])
                 with pytest.raises(KernelFault, match=rf"at element {far * numbers['VECTOR']} of its memory"):
@@ -231,8 +235,5 @@ def test_row_strides_beyond_32_bits(name: str, monkeypatch: pytest.MonkeyPatch) 
     for module in list(sys.modules.values()):
         if module.__name__.startswith("fuselayers.ops.") and getattr(module, "launch", None) is launch:
             monkeypatch.setattr(module, "launch", spy)
-    inputs = [value.requires_grad_() for value in tensors(*case.shapes((2, 16)), dtype=torch.bfloat16)]
-    outputs = triton_form(case)(*inputs, **case.options)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    torch.autograd.grad(outputs, inputs, [torch.ones_like(out) for out in outputs])
-    assert len({kernel for kernel, _ in seen}) >= 2 or name == "dropout"
+    step()
+    assert len(seen) == num_strides

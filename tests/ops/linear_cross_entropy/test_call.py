@@ -8,20 +8,19 @@ from torch import Tensor, nn
 
 from fuselayers.ops import cross_entropy, linear_cross_entropy
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.testing.checks import check_double_backward, check_not_finite, check_transforms
-from tests.ops.contract import (
-    DEVICE,
+from fuselayers.testing import (
     DTYPES,
     assert_as_good_as,
-    both_backends,
+    check_double_backward,
     check_dynamic,
     check_fused,
     check_layouts,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
-    on_kernels,
-    tensors,
+    check_transforms,
 )
+from tests.ops.contract import DEVICE, both_backends, on_kernels, tensors
 from tests.ops.linear_cross_entropy.inputs import (
     FULL,
     D,
@@ -328,9 +327,9 @@ def test_opcheck(wanted: list[bool]) -> None:
     torch.library.opcheck(
         of_torch.linear_cross_entropy_with_gradients.default, (*call, *options, "mean", torch.float64, wanted)
     )
-    dlosses = torch.ones(14, device=DEVICE)
-    torch.library.opcheck(of_torch.linear_cross_entropy_backward.default, (dlosses, *call, numbers, *options, wanted))
-    torch.library.opcheck(of_torch.linear_cross_entropy_no_second_derivative.default, (dlosses, [x, weight]))
+    backward = of_torch.linear_cross_entropy_backward.default
+    torch.library.opcheck(backward, (torch.ones_like(numbers), *call, numbers, *options, wanted))
+    torch.library.opcheck(of_torch.linear_cross_entropy_no_second_derivative.default, (numbers[0], [x, weight]))
     torch.library.opcheck(of_torch.linear_cross_entropy_with_dlogits.default, (*call, *options, "sum", torch.float32))
 
 

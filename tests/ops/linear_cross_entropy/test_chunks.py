@@ -15,7 +15,8 @@ from torch.utils._pytree import tree_leaves
 from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import linear_cross_entropy
 from fuselayers.ops.linear_cross_entropy import chunks
-from tests.ops.contract import DTYPES, assert_as_good_as, both_backends
+from fuselayers.testing import DTYPES, assert_as_good_as
+from tests.ops.contract import both_backends
 from tests.ops.linear_cross_entropy.inputs import (
     CHUNK,
     FULL,

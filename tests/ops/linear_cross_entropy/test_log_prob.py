@@ -8,15 +8,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.ops import linear_cross_entropy, linear_log_prob
 from fuselayers.ops.linear_cross_entropy import linear_log_prob_reference
-from fuselayers.testing import check_double_backward, check_not_finite, check_transforms
-from tests.ops.contract import (
+from fuselayers.testing import (
     DTYPES,
     assert_as_good_as,
+    check_double_backward,
     check_dynamic,
     check_fused,
     check_layouts,
+    check_not_finite,
     check_poisoned,
     check_single_gradients,
+    check_transforms,
 )
 from tests.ops.linear_cross_entropy.inputs import inputs_of, leaves_of, target_for
 

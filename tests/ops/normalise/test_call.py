@@ -1,6 +1,3 @@
-import inspect
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +7,6 @@ from torch import Tensor
 from fuselayers import ops
 from fuselayers.ops.normalise import norm_reference, normalise
 from tests.ops.contract import DEVICE, both_backends, on_kernels, tensors
-
-NORMS = (
-    *(ops.layer_norm, ops.residual_layer_norm, ops.bias_dropout_residual_layer_norm),
-    *(ops.rms_norm, ops.residual_rms_norm, ops.bias_dropout_residual_rms_norm),
-)
 
 
 def leaves() -> dict[str, Tensor]:
@@ -50,42 +42,11 @@ def test_without_anything_before_the_norm_the_second_output_is_the_input(backend
     assert normalise(x, weight=weight, eps=1e-2, rms=True, backend=backend)[1] is x
 
 
-@pytest.mark.parametrize("op", NORMS)
-def test_errors_of_every_norm(op: Callable[..., Any]) -> None:
-    x, weight, taken = torch.ones(3, 5), torch.ones(5), inspect.signature(op).parameters
-    joins = "residual" in taken
-
-    def call(x: Tensor, weight: Tensor | None, **options: Any) -> Any:
-        return op(x, *([x] if joins else []), weight=weight, **options)
-
-    with pytest.raises(ValueError, match=r"^weight must be \[5\] to fit x \[3, 5\], got \[2\]$"):
-        call(x, torch.ones(2))
-    with pytest.raises(TypeError, match=r"^weight must be a floating-point tensor, got NoneType$"):
-        call(x, None)
-    for name in {"bias", "norm_bias"} & taken.keys():
-        with pytest.raises(ValueError, match=rf"^{name} must be \[5\] to fit x \[3, 5\], got \[2\]$"):
-            call(x, weight, **{name: torch.ones(2)})
-    for shape in ([1, 5], [3, 4]) if joins else ():
-        with pytest.raises(ValueError, match=rf"^residual must have x's shape \[3, 5\], got {re.escape(str(shape))}$"):
-            op(x, torch.ones(shape), weight=weight)
-
-
 @on_kernels
 def test_kernels_refuse_rows_that_no_program_holds() -> None:
     x, weight = torch.ones(1, (1 << 15) + 8, device=DEVICE), torch.ones((1 << 15) + 8, device=DEVICE)
     with pytest.raises(RuntimeError, match=r"its kernels take rows of at most 32768 columns, got 32776; use backend="):
         ops.rms_norm(x, weight=weight, backend="triton")
-
-
-@pytest.mark.parametrize("op", [op for op in NORMS if "style" in inspect.signature(op).parameters])
-def test_errors_of_style_and_probability(op: Callable[..., Any]) -> None:
-    x, weight = torch.ones(3, 5), torch.ones(5)
-    with pytest.raises(
-        ValueError, match=r"^no norm style 'prenrom'; did you mean 'prenorm'\? there are: post, pre, prenorm$"
-    ):
-        op(x, x, weight=weight, style="prenrom")
-    with pytest.raises(TypeError, match=r"^norm style must be a string, got a list$"):
-        op(x, x, weight=weight, style=["post"])
 
 
 def test_an_exported_norm_takes_rows_of_any_length() -> None:
