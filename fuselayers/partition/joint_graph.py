@@ -212,18 +212,14 @@ class JointGraph:
         nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
         return frozenset(storage_of(node) for node in nodes)
 
-    def why_exact(self, node: fx.Node) -> str | None:
-        """Return None if the value is saved compressed, else why it is not."""
-        way = self._way_for(node)
-        return way if isinstance(way, str) else None
-
     @functools.cached_property
     def compressed(self) -> dict[fx.Node, int]:
         """The values that are compressed if they are saved, with their compressed bytes."""
-        ways = {node: self._way_for(node) for node in self.needed} if self.compress else {}
+        ways = {node: self.way_of(node) for node in self.needed}
         return {node: way.bytes_of(node) for node, way in ways.items() if not isinstance(way, str)}
 
-    def _way_for(self, node: fx.Node) -> Compression | str:
+    def way_of(self, node: fx.Node) -> Compression | str:
+        """Return how the value is compressed if it is saved, or why it is saved exactly."""
         if self.compress is None:
             return "nothing is compressed"
         held, sensitive = self._held_and_sensitive
