@@ -106,16 +106,13 @@ def capture(
         # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
         return default(joint_module, joint_inputs, **options)
 
-    def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_op_by_op(graph_module, example_inputs, cut, backend=backend)
-
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return traced_fn(*args, **kwargs)
 
-        with forget_compiled_code(compile_graph), explained_without_values(fn):
-            dynamo_optimize(compile_graph)(entry)(*fake_args, **fake_kwargs)
+        with traced_op_by_op(cut, backend=backend) as traced, explained_without_values(fn):
+            traced(entry)(*fake_args, **fake_kwargs)
     return tuple(graphs)
 
 
@@ -131,15 +128,22 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         ) from error
 
 
-def compile_op_by_op(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
-) -> Callable[..., Any]:
-    """Cut a Dynamo graph as `backend` would, and run it op by op."""
+@contextlib.contextmanager
+def traced_op_by_op(cut: Any, *, backend: str) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Yield a decorator for functions: their graphs are cut as `backend` would, by `cut`, and run op by op.
+
+    The code is forgotten afterwards. Used by `compression_errors` too.
+    """
     options = {} if backend == "eager" else {"op_by_op": True}
-    compiled: Callable[..., Any] = COMPILERS[backend](
-        graph_module, example_inputs, partition=partitioner, torch_random=False, **options
-    )
-    return compiled
+
+    def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = COMPILERS[backend](
+            graph_module, example_inputs, partition=cut, torch_random=False, **options
+        )
+        return compiled
+
+    with forget_compiled_code(compile_graph):
+        yield dynamo_optimize(compile_graph)
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,7 +1,6 @@
 """compression_errors -- the errors that compression makes in saved values and gradients, measured on real inputs."""
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -10,12 +9,11 @@ import torch.fx as fx
 from torch import Tensor, nn
 
 from ..._torch.dispatch import forked_rng, tree_leaves, tree_map_only
-from ..._torch.guards import dynamo_optimize, forget_compiled_code
 from ..choose.partitioners import Partitioner, default
 from ..fused_function import FusedFunction
 from ..fused_module import FusedModule, eager_view
 from ..passes import COMPRESSED_FROM, Compression, is_rounding_seed
-from .capture import compile_op_by_op
+from .capture import traced_op_by_op
 from .saved_bytes import tensors_of
 
 _ROUNDING: Final = 1e-5  # of the largest gradient's norm
@@ -66,9 +64,8 @@ def _gradients(
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
     # A function may write to its arguments, but autograd forbids a write to a leaf.
     args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-    compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
-    with forget_compiled_code(compile_graph):
-        returned = tensors_of(dynamo_optimize(compile_graph)(lambda: fn(*args, **kwargs))())
+    with traced_op_by_op(cut, backend=backend) as traced:
+        returned = tensors_of(traced(lambda: fn(*args, **kwargs))())
         results = [result for result in returned if result.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [
