@@ -1,6 +1,9 @@
 """Backends by name: a table, which of them work here, and the chain of fallbacks."""
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -22,13 +25,13 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .compilers.slow_compile import told_when_slow
 from .joint_graph import PartitionError
 
 COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *COMPILERS)
+_SECONDS: Final = 3.0  # a compilation that takes longer logs a warning
 _GET_TRITON: Final = "pip install triton"
 
 _AUTO: Final = ("inductor", "eager")
@@ -122,7 +125,7 @@ def compile_chain(
         if reason is None:
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
-                with told_when_slow(name, len(graph_module.graph.nodes)):
+                with _told_when_slow(name, len(graph_module.graph.nodes)):
                     compiled = COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
             except Exception as error:
                 cause = inner_error(error)
@@ -140,6 +143,25 @@ def compile_chain(
         " in the function or its partitioner" if "eager" in chain else ", or allow fallback=('eager',)"
     )
     raise BackendUnavailableError(f"no backend could compile this function ({said}); {advice}") from cause
+
+
+@contextmanager
+def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
+    def tell() -> None:
+        logging.getLogger("fuselayers").warning(
+            "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
+            "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
+            backend,
+            num_nodes,
+        )
+
+    timer = threading.Timer(_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _why_unavailable(name: str, device_types: set[str]) -> str | None:
