@@ -104,7 +104,7 @@ def _accepts_where(node: fx.Node) -> bool:
 
 def _convert(builder: Builder, node: fx.Node) -> Value:
     # A value is not rounded to half precision here, but where it leaves the definition.
-    return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
+    return builder.cast(builder.values[source_of(node)], computed_in(tensor_of(node).dtype))
 
 
 def _accepts_copy(node: fx.Node) -> bool:
@@ -123,7 +123,7 @@ def _dims(node: fx.Node) -> list[int]:
 def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
         dtype = computed_in(tensor_of(node).dtype)
-        operand = builder.cast(builder.value(source_of(node)), dtype).handle
+        operand = builder.cast(builder.values[source_of(node)], dtype).handle
         keepdim = bool(argument_of(node, 2, "keepdim", False))
         return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
@@ -140,7 +140,7 @@ def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     # torch's default correction is 1.
     correction: Any = node.kwargs.get("correction")
     options = 1 if correction is None else int(correction), bool(node.kwargs.get("keepdim", False))
-    handles = builder.ops.var_mean(builder.value(source_of(node)).handle, _dims(node), *options)
+    handles = builder.ops.var_mean(builder.values[source_of(node)].handle, _dims(node), *options)
     return tuple(Value(handle, dtype) for handle in handles)
 
 
@@ -151,21 +151,22 @@ def _accepts_variance(node: fx.Node) -> bool:
     return whole and x.dim() > 0 and x.dtype.is_floating_point
 
 
-def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[Any, Rule]:
-    return {getattr(getattr(_aten, name), overload): rule_of(name) for name in names for overload in overloads.split()}
+def _each(rule_of: Callable[[str], Rule], names: str, overloads: str = "default") -> dict[Any, Rule]:
+    ops = [(getattr(_aten, name), rule_of(name)) for name in names.split()]
+    return {getattr(op, overload): rule for op, rule in ops for overload in overloads.split()}
 
 
-# nvFuser's relu of integers goes through float32 and loses digits.
-_OF_FLOATS: Final = (
-    *("cos", "erf", "exp", "log", "log1p", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh"),
-)
 ARITHMETIC: Final[Mapping[Any, Rule]] = {
-    **_each(lambda name: _arithmetic(name, 1, *_FLOATS), "default", *_OF_FLOATS),
-    **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "default", "abs", "neg"),
-    **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "Tensor Scalar", "add", "sub", "mul"),
-    **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "Tensor Scalar", "div"),
+    # nvFuser's relu of integers goes through float32 and loses digits.
+    **_each(
+        lambda name: _arithmetic(name, 1, *_FLOATS),
+        "cos erf exp log log1p reciprocal relu rsqrt sigmoid silu sin sqrt tanh",
+    ),
+    **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "abs neg"),
+    **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "add sub mul", "Tensor Scalar"),
+    **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "div", "Tensor Scalar"),
     _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
-    **_each(_comparison, "Tensor Scalar", "eq", "ge", "gt", "le", "lt", "ne"),
+    **_each(_comparison, "eq ge gt le lt ne", "Tensor Scalar"),
     _aten.logical_and.default: _arithmetic("logical_and", 2),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
     torch.ops.prims.convert_element_type.default: Rule(_convert),

@@ -20,7 +20,7 @@ def _view(change: Callable[[Any, Any, fx.Node], Any]) -> Rule:
     """The rule of a view: `change` takes nvFuser's operations, the source's handle and the node; returns a handle."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
-        handle, dtype = builder.value(source_of(node))
+        handle, dtype = builder.values[source_of(node)]
         return Value(change(builder.ops, handle, node), dtype)
 
     return Rule(emit, "moves")
@@ -80,7 +80,7 @@ def _is_one(size: Any) -> bool:
 def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     pieces: Any = node.args[0]
-    handles = [builder.cast(builder.value(piece), dtype).handle for piece in pieces]
+    handles = [builder.cast(builder.values[piece], dtype).handle for piece in pieces]
     return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
 
 
