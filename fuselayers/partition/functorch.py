@@ -155,6 +155,7 @@ class AotOptions(FuseOptions):
     # The user wrote the compilers, so their errors are raised unwrapped.
     own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
 
+    backend: str = "aot_function"
     compilers: Mapping[str, GraphCompiler]  # by "fw_compiler" and "bw_compiler"
     decompositions: Mapping[Any, Callable[..., Any]] | None
 
