@@ -138,12 +138,12 @@ class FusedFunction:
         )
 
     def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        name = self._name_of(graph_module)  # before compiling, which may change the graph
+        name = self._graph_name(graph_module)  # before compiling, which may change the graph
         compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
         self._graphs.append(GraphReport(name, served_by, reason))
         return compiled
 
-    def _name_of(self, graph_module: fx.GraphModule) -> str:
+    def _graph_name(self, graph_module: fx.GraphModule) -> str:
         """Return the name of a Dynamo graph in reports."""
         inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
         tensors = [value for value in inputs if isinstance(value, torch.Tensor)]

@@ -293,15 +293,13 @@ class TestStaysExact:
         assert "backward takes its exponential" in {value.why_exact for value in saved}
         assert torch.equal(*int8_and_exact(loss, x, of=x, backend=backend))
 
-    def test_a_deviation(self) -> None:
+    def test_statistics_small_values_and_what_the_caller_holds(self) -> None:
         def scaled(x: Tensor) -> Tensor:
             return (x * (x.square().mean(0) + 1e-6).rsqrt()).sin()
 
-        x = torch.randn(4, 8192, requires_grad=True)
-        assert self.why(scaled, x) == {None, "it is a statistic"}
-
-    def test_parameters_outputs_and_inputs_without_a_gradient(self) -> None:
         layer = nn.Linear(128, 128)
+        assert self.why(scaled, torch.randn(4, 8192, requires_grad=True)) == {None, "it is a statistic"}
+        assert self.why(torch.sin, torch.randn(8, 100, requires_grad=True)) == {"it is small"}
         assert self.why(lambda x: layer(x).exp(), torch.randn(64, 128)) == {"the caller holds it"}
 
     def test_what_backward_compares(self) -> None:
@@ -313,11 +311,8 @@ class TestStaysExact:
 
             assert torch.equal(*int8_and_exact(layer, x, weight, of=weight))
 
-    def test_small_values_and_whole_numbers(self) -> None:
-        x = torch.randn(8, 100, requires_grad=True)
-        assert self.why(torch.sin, x) == {"it is small"}
-        table = torch.randn(100, 8, requires_grad=True)
-        places = torch.randint(100, (8192,))
+    def test_whole_numbers(self) -> None:
+        table, places = torch.randn(100, 8, requires_grad=True), torch.randint(100, (8192,))
         saved = explain(lambda table: table[places].sum(), table, backend="eager", compress="int8").saved
         assert [value.why_exact for value in saved if value.dtype == "int64"] == ["it holds no floats"]
 
