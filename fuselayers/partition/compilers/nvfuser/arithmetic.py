@@ -7,12 +7,12 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ...node_kinds import arguments_of
 from .builder import (
     NAMES_OF_DTYPES,
     Builder,
     Rule,
     Value,
-    argument_of,
     computed_in,
     is_number,
     source_of,
@@ -49,7 +49,7 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
         return Value(getattr(builder.ops, name)(*operands), dtype)
 
     # torch runs an add or a sub with a factor.
-    return Rule(emit, accepts=lambda node: has_operands(node) and argument_of(node, 2, "alpha", 1) == 1)
+    return Rule(emit, accepts=lambda node: has_operands(node) and arguments_of(node).get("alpha", 1) == 1)
 
 
 def _comparison(name: str) -> Rule:
@@ -115,7 +115,7 @@ def _accepts_copy(node: fx.Node) -> bool:
 def _dims(node: fx.Node) -> list[int]:
     """The dimensions that are reduced, in ascending order; all of them if none are named."""
     rank = tensor_of(source_of(node)).dim()
-    dims = argument_of(node, 1, "dim", None)
+    dims = arguments_of(node).get("dim")
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return sorted(dim % rank for dim in dims)
 
@@ -124,7 +124,7 @@ def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
         dtype = computed_in(tensor_of(node).dtype)
         operand = builder.cast(builder.values[source_of(node)], dtype).handle
-        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        keepdim = bool(arguments_of(node).get("keepdim", False))
         return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
     return Rule(emit, accepts=_accepts_reduction)

@@ -43,11 +43,6 @@ def source_of(node: fx.Node) -> fx.Node:
     return source
 
 
-def argument_of(node: fx.Node, index: int, name: str, default: Any) -> Any:
-    """An argument that is positional, or a keyword, or left out."""
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
-
-
 def is_number(argument: Any) -> bool:
     """True for a Python number."""
     return isinstance(argument, bool | int | float)

@@ -7,7 +7,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from .builder import Builder, Rule, Value, argument_of, computed_in, is_number, source_of, tensor_of
+from ...node_kinds import arguments_of
+from .builder import Builder, Rule, Value, computed_in, is_number, source_of, tensor_of
 
 _aten: Final = torch.ops.aten
 
@@ -81,7 +82,7 @@ def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     pieces: Any = node.args[0]
     handles = [builder.cast(builder.values[piece], dtype).handle for piece in pieces]
-    return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
+    return Value(builder.ops.cat(handles, int(arguments_of(node).get("dim", 0)) % _rank(node)), dtype)
 
 
 def _accepts_cat(node: fx.Node) -> bool:
