@@ -86,10 +86,6 @@ def _power(builder: Builder, node: fx.Node) -> Value:
     return Value(builder.ops.pow(x, builder.number(exponent, dtype)), dtype)
 
 
-def _accepts_power(node: fx.Node) -> bool:
-    return is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
-
-
 def _where(builder: Builder, node: fx.Node) -> Value:
     dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     condition = builder.operand(node.args[0], torch.bool, rank)
@@ -127,12 +123,11 @@ def _reduction(name: str) -> Rule:
         keepdim = bool(arguments_of(node).get("keepdim", False))
         return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
-    return Rule(emit, accepts=_accepts_reduction)
+    def accepts(node: fx.Node) -> bool:
+        # A tensor without dimensions has nothing to reduce. nvFuser gives a sum of integers another dtype than torch.
+        return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
 
-
-def _accepts_reduction(node: fx.Node) -> bool:
-    # A tensor without dimensions has nothing to reduce, and nvFuser gives a sum of integers another dtype than torch.
-    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
+    return Rule(emit, accepts=accepts)
 
 
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -165,7 +160,9 @@ ARITHMETIC: Final[Mapping[Any, Rule]] = {
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "abs neg"),
     **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "add sub mul", "Tensor Scalar"),
     **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "div", "Tensor Scalar"),
-    _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
+    _aten.pow.Tensor_Scalar: Rule(
+        _power, accepts=lambda node: is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
+    ),
     **_each(_comparison, "eq ge gt le lt ne", "Tensor Scalar"),
     _aten.logical_and.default: _arithmetic("logical_and", 2),
     _aten.where.self: Rule(_where, accepts=_accepts_where),

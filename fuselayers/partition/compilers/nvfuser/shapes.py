@@ -27,10 +27,6 @@ def _view(change: Callable[[Any, Any, fx.Node], Any]) -> Rule:
     return Rule(emit, "moves")
 
 
-def _same(ops: Any, handle: Any, node: fx.Node) -> Any:
-    return handle
-
-
 def _reshape(ops: Any, handle: Any, node: fx.Node) -> Any:
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
     source, result = ([size for size in shape if not _is_one(size)] for shape in (old, new))
@@ -85,12 +81,6 @@ def _cat(builder: Builder, node: fx.Node) -> Value:
     return Value(builder.ops.cat(handles, int(arguments_of(node).get("dim", 0)) % _rank(node)), dtype)
 
 
-def _accepts_cat(node: fx.Node) -> bool:
-    pieces: Any = node.args[0]
-    # torch allows an empty vector beside tensors of any rank.
-    return all(piece.meta["val"].dim() == _rank(node) for piece in pieces)
-
-
 def _getitem(builder: Builder, node: fx.Node) -> Value:
     (results, index) = node.args
     value: Value = builder.values[results][index]  # type: ignore[index]
@@ -107,6 +97,7 @@ def _accepts_full(node: fx.Node) -> bool:
     return is_number(node.args[-1]) and all(isinstance(size, int) for size in tensor_of(node).shape)
 
 
+_SAME: Final = _view(lambda ops, handle, node: handle)
 SHAPES: Final[Mapping[Any, Rule]] = {
     _aten.view.default: _view(_reshape),
     _aten._unsafe_view.default: _view(_reshape),
@@ -115,11 +106,14 @@ SHAPES: Final[Mapping[Any, Rule]] = {
     _aten.squeeze.dim: _view(_squeeze),
     _aten.squeeze.dims: _view(_squeeze),
     _aten.expand.default: _view(_expand),
-    _aten.alias.default: _view(_same),
-    _aten.detach.default: _view(_same),
+    _aten.alias.default: _SAME,
+    _aten.detach.default: _SAME,
     # torch runs a clone that stands alone, so that nvFuser never returns its input for it.
-    _aten.clone.default: _view(_same),
-    _aten.cat.default: Rule(_cat, "carries", _accepts_cat),
+    _aten.clone.default: _SAME,
+    # torch allows an empty vector beside tensors of any rank.
+    _aten.cat.default: Rule(
+        _cat, "carries", lambda node: all(_rank(piece) == _rank(node) for piece in node.all_input_nodes)
+    ),
     operator.getitem: Rule(_getitem, "carries"),
     _aten.full.default: Rule(_full, "makes", _accepts_full),
     _aten.full_like.default: Rule(_full, "makes", _accepts_full),
