@@ -117,7 +117,7 @@ def fuse_with(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     if isinstance(fn, nn.Module):
-        return with_forward(view_of(eager_view(fn)), function_of(fn, options))
+        return with_forward(view_of(eager_view(fn)), _function_of(fn, options))
     return FusedFunction(fn, options=options)
 
 
@@ -151,11 +151,11 @@ def fuse_in_place(
         sizes = tuple((name, tensor.shape) for name, tensor in tensors)
         kind = type(module), sizes, id(module) if "forward" in vars(module) else None
         if kind not in functions:
-            functions[kind] = function_of(module, options)
+            functions[kind] = _function_of(module, options)
         with_forward(module, functions[kind])
 
 
-def function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
+def _function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
     """Return a module's forward as a fused function of the module and its arguments."""
     module = eager_view(module)
     forward: Any = getattr(type(module), "forward", None)
