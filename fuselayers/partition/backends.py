@@ -1,6 +1,9 @@
-"""Backends by name: a table, which of them work here, the chain of fallbacks, and a graph's name in reports."""
+"""Backends by name: a table, which of them work here, and the chain of fallbacks."""
 
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,7 +15,7 @@ from .._torch.guards import inner_error, is_error_of_dynamo
 from .._torch.tracing import copy_of
 from ..errors import BackendUnavailableError, in_one_line, say_once
 from ..names import no_such
-from .choose.partitioners import Partitioner, SavePolicy
+from .choose.partitioners import Partitioner
 from .compilers import (
     compile_eager,
     compile_inductor,
@@ -22,17 +25,16 @@ from .compilers import (
     why_inductor_is_unavailable,
     why_nvfuser_is_unavailable,
 )
-from .compilers.slow_compile import told_when_slow
 from .joint_graph import PartitionError
 
-_COMPILERS: Final = MappingProxyType(
+COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
-_NAMES: Final = ("auto", *_COMPILERS)
+_NAMES: Final = ("auto", *COMPILERS)
+_SECONDS: Final = 3.0  # a compilation that takes longer logs a warning
 _GET_TRITON: Final = "pip install triton"
 
 _AUTO: Final = ("inductor", "eager")
-_SHOWN_INPUTS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def compile_chain(
     example_inputs: Sequence[Any],
     *,
     chain: Sequence[str],
-    partition: str | Partitioner,
+    partition: Partitioner,
     torch_random: bool,
 ) -> tuple[Callable[..., Any], str, str]:
     """Compile a graph with the first backend of `chain` that can.
@@ -123,8 +125,8 @@ def compile_chain(
         if reason is None:
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
-                with told_when_slow(name, len(graph_module.graph.nodes)):
-                    compiled = _COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
+                with _told_when_slow(name, len(graph_module.graph.nodes)):
+                    compiled = COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
             except Exception as error:
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):
@@ -143,6 +145,25 @@ def compile_chain(
     raise BackendUnavailableError(f"no backend could compile this function ({said}); {advice}") from cause
 
 
+@contextmanager
+def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
+    def tell() -> None:
+        logging.getLogger("fuselayers").warning(
+            "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
+            "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
+            backend,
+            num_nodes,
+        )
+
+    timer = threading.Timer(_SECONDS, tell)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _why_unavailable(name: str, device_types: set[str]) -> str | None:
     """Return None if the backend compiles for all of these device types, else what is missing."""
     if name == "eager":
@@ -151,21 +172,3 @@ def _why_unavailable(name: str, device_types: set[str]) -> str | None:
         return "Triton compiles for GPUs, and this runs on a CPU"
     why = why_nvfuser_is_unavailable if name == "nvfuser" else why_inductor_is_unavailable
     return next((reason for device_type in sorted(device_types) if (reason := why(device_type)) is not None), None)
-
-
-def graph_name(graph_module: fx.GraphModule, *, function: str, partition: str | Partitioner) -> str:
-    """Return the name of a Dynamo graph in reports. Call it before compiling, which may change the graph."""
-    inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
-    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-    training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    kinds = [f"{str(tensor.dtype).removeprefix('torch.')}{_sizes(tensor)}" for tensor in tensors[:_SHOWN_INPUTS]]
-    kinds += [f"{len(tensors) - _SHOWN_INPUTS} more"] if len(tensors) > _SHOWN_INPUTS else []
-    how = "" if partition == "min_cut" else f", {partition}" if isinstance(partition, str) else ", own partition"
-    if isinstance(partition, SavePolicy) and partition.compress is not None:
-        how = f", {partition.name} in {partition.compress}"
-    return f"{function}({', '.join(kinds)}) {'training' if training else 'forward'}{how}"
-
-
-def _sizes(tensor: torch.Tensor) -> str:
-    """Return the sizes as text, with a * for each symbolic size."""
-    return f"[{', '.join(str(size) if type(size) is int else '*' for size in tensor.shape)}]"

@@ -9,8 +9,7 @@ from typing import Any, Final
 import torch.fx as fx
 
 from ..names import no_such
-from .backends import check_backends, compile_chain
-from .choose.partitioners import partitioner
+from .fused_function import FuseOptions
 
 _OPTIONS: Final = ("backend", "compress", "fallback", "partition", "torch_random")
 
@@ -44,11 +43,5 @@ def fuselayers(
     for name in chosen:
         if name not in _OPTIONS:
             raise ValueError(no_such("option of the backend 'fuselayers'", name, _OPTIONS))
-    compiled, _, _ = compile_chain(
-        graph_module,
-        example_inputs,
-        chain=check_backends(chosen.get("backend", "auto"), chosen.get("fallback", ("inductor", "eager"))),
-        partition=partitioner(chosen.get("partition", "min_cut"), compress=chosen.get("compress")),
-        torch_random=bool(chosen.get("torch_random", False)),
-    )
+    compiled, _, _ = FuseOptions(**chosen).compile(graph_module, example_inputs)
     return compiled

@@ -15,10 +15,9 @@ from torch import nn
 from .._torch.tracing import aot_autograd, boxed, forget_donated_buffers, of_one_list
 from ..errors import say_once
 from ..names import name_of
-from .choose.partitioners import Partitioner, default, min_cut, partitioner
-from .fuse import function_of, fuse
+from .choose.partitioners import Partitioner, default, min_cut
+from .fuse import fuse, fuse_with
 from .fused_function import FusedFunction, FuseOptions
-from .fused_module import eager_view, view_of, with_forward
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -115,8 +114,6 @@ def aot_function(
                 "to choose a backend by name, write fuse(fn, backend='inductor')"
             )
     options = AotOptions(
-        backend="aot_function",
-        chain=(),
         partition=partition_fn,
         dynamic=dynamic,
         torch_random=True,
@@ -148,7 +145,7 @@ def aot_module(mod: _Module, *args: Any, **kwargs: Any) -> _Module:
     if not isinstance(mod, nn.Module):
         raise TypeError(f"aot_module takes a module, got {type(mod).__name__}; aot_function is for functions")
     options = aot_function(mod.forward, *args, **kwargs).options
-    return with_forward(view_of(eager_view(mod)), function_of(mod, options))
+    return fuse_with(options, mod)  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,15 +155,20 @@ class AotOptions(FuseOptions):
     # The user wrote the compilers, so their errors are raised unwrapped.
     own_errors: ClassVar[tuple[type[Exception], ...]] = (Exception,)
 
+    backend: str = "aot_function"
     compilers: Mapping[str, GraphCompiler]  # by "fw_compiler" and "bw_compiler"
     decompositions: Mapping[Any, Callable[..., Any]] | None
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        return ()  # these compilers are no named backends
 
     def compile(
         self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> tuple[Callable[..., Any], str, str]:
         backend = aot_autograd(
             keep_unused_draws=True,
-            partition_fn=partitioner(self.partition),
+            partition_fn=self.cut,
             decompositions=None if self.decompositions is None else dict(self.decompositions),
             **{role: _boxed(role, compiler) for role, compiler in self.compilers.items()},
         )

@@ -8,19 +8,16 @@ cuts the joint graph, and the first backend that works compiles both graphs.
 import functools
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from torch import nn
 
-from .backends import check_backends
-from .choose.partitioners import Partitioner, partitioner
+from .choose.partitioners import Partitioner
 from .fused_function import FusedFunction, FuseOptions
 from .fused_module import eager_view, view_of, with_forward
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_FALLBACK: Final = ("inductor", "eager")
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
@@ -50,7 +47,7 @@ def fuse(
     backend: str = "auto",
     partition: str | Partitioner = "min_cut",
     compress: str | None = None,
-    fallback: Sequence[str] = _FALLBACK,
+    fallback: Sequence[str] = ("inductor", "eager"),
     dynamic: bool | None = None,
     fullgraph: bool = False,
     torch_random: bool = False,
@@ -100,17 +97,19 @@ def fuse(
     """
     options = FuseOptions(
         backend=backend,
-        chain=check_backends(backend, fallback),
-        partition=_compressed(partition, compress),
+        partition=partition,
+        compress=compress,
+        fallback=fallback,
         dynamic=dynamic,
         fullgraph=fullgraph,
         torch_random=torch_random,
     )
-    decorate: Any = functools.partial(_fuse, options)
+    decorate: Any = functools.partial(fuse_with, options)
     return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
 
 
-def _fuse(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
+def fuse_with(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
+    """Fuse a function or a module. Used by `fuse` and `aot_module`."""
     if not callable(fn):
         raise TypeError(f"fuse takes a function or a module, got {type(fn).__name__}")
     if isinstance(fn, type):
@@ -118,12 +117,8 @@ def _fuse(options: FuseOptions, fn: Any) -> nn.Module | FusedFunction:
     if inspect.iscoroutinefunction(fn):
         raise TypeError("fuse takes a function that returns tensors, got a coroutine function; fuse what it awaits")
     if isinstance(fn, nn.Module):
-        return with_forward(view_of(eager_view(fn)), function_of(fn, options))
+        return with_forward(view_of(eager_view(fn)), _function_of(fn, options))
     return FusedFunction(fn, options=options)
-
-
-def _compressed(partition: str | Partitioner, compress: str | None) -> str | Partitioner:
-    return partition if compress is None else partitioner(partition, compress=compress)
 
 
 def fuse_in_place(
@@ -149,19 +144,18 @@ def fuse_in_place(
     >>> len(layers[1].report().graphs)
     1
     """
-    chain = check_backends(backend, _FALLBACK)
-    options = FuseOptions(backend=backend, chain=chain, partition=_compressed(partition, compress))
+    options = FuseOptions(backend=backend, partition=partition, compress=compress)
     functions: dict[Hashable, FusedFunction] = {}
     for module in modules:
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
         sizes = tuple((name, tensor.shape) for name, tensor in tensors)
         kind = type(module), sizes, id(module) if "forward" in vars(module) else None
         if kind not in functions:
-            functions[kind] = function_of(module, options)
+            functions[kind] = _function_of(module, options)
         with_forward(module, functions[kind])
 
 
-def function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
+def _function_of(module: nn.Module, options: FuseOptions) -> FusedFunction:
     """Return a module's forward as a fused function of the module and its arguments."""
     module = eager_view(module)
     forward: Any = getattr(type(module), "forward", None)

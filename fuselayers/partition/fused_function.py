@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
+import torch.fx as fx
 from torch import nn
 
 from .._torch.dispatch import is_compiling, tangents_are_active
 from .._torch.guards import inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import name_of
-from .backends import compile_chain, graph_name
-from .choose.partitioners import Partitioner, partitioner
+from .backends import check_backends, compile_chain
+from .choose.partitioners import Partitioner, SavePolicy, partitioner
 from .fused_method import FusedMethod
 from .fused_module import is_fusion_disabled
 from .fusion_report import FusionReport, GraphReport
@@ -25,44 +26,51 @@ from .joint_graph import PartitionError
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
+_SHOWN_INPUTS: Final = 3
 
 _numbers: Final = itertools.count()
 
 
 @dataclass(frozen=True, kw_only=True)
 class FuseOptions:
-    """The arguments of `fuse`, checked. An attribute that is not listed is as in `fuse`.
+    """The arguments of `fuse`, checked.
 
     Attributes:
-        chain: the backends to try, in order.
         own_errors: errors that a call raises unwrapped. Dynamo wraps a backend's error in advice about Dynamo's
             settings.
     """
 
     own_errors: ClassVar[tuple[type[Exception], ...]] = (BackendUnavailableError, PartitionError)
 
-    backend: str
-    chain: tuple[str, ...]
-    partition: str | Partitioner
+    backend: str = "auto"
+    partition: str | Partitioner = "min_cut"
+    compress: str | None = None
+    fallback: Sequence[str] = ("inductor", "eager")
     dynamic: bool | None = None
     fullgraph: bool = False
     torch_random: bool = False
 
     def __post_init__(self) -> None:
-        partitioner(self.partition)  # an unknown name raises here, not at the first call
+        _ = self.chain, self.cut  # an unknown name raises here, not at the first call
         if self.dynamic not in (None, True, False):
             raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
 
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """The backends to try, in order."""
+        return check_backends(self.backend, self.fallback)
+
+    @property
+    def cut(self) -> Partitioner:
+        """The partitioner, with its compression."""
+        return partitioner(self.partition, compress=self.compress)
+
     def compile(
-        self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]
+        self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]
     ) -> tuple[Callable[..., Any], str, str]:
         """Compile a Dynamo graph; return the compiled graph, its backend, and why this backend serves it."""
         compiled, served_by, why = compile_chain(
-            graph_module,
-            example_inputs,
-            chain=self.chain,
-            partition=self.partition,
-            torch_random=self.torch_random,
+            graph_module, example_inputs, chain=self.chain, partition=self.cut, torch_random=self.torch_random
         )
         return compiled, served_by, why or ("the first that works" if self.backend == "auto" else "as asked")
 
@@ -129,11 +137,27 @@ class FusedFunction:
             fullgraph=self.options.fullgraph,
         )
 
-    def _backend(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        name = graph_name(graph_module, function=self.name, partition=self.options.partition)
+    def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        name = self._graph_name(graph_module)  # before compiling, which may change the graph
         compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
         self._graphs.append(GraphReport(name, served_by, reason))
         return compiled
+
+    def _graph_name(self, graph_module: fx.GraphModule) -> str:
+        """Return the name of a Dynamo graph in reports."""
+        inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
+        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+        training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        kinds = [f"{str(tensor.dtype).removeprefix('torch.')}{_sizes(tensor)}" for tensor in tensors[:_SHOWN_INPUTS]]
+        kinds += [f"{len(tensors) - _SHOWN_INPUTS} more"] if len(tensors) > _SHOWN_INPUTS else []
+        partition, cut = self.options.partition, self.options.cut
+        if isinstance(cut, SavePolicy) and cut.compress is not None:
+            how = f", {cut.name} in {cut.compress}"
+        elif isinstance(partition, str):
+            how = "" if partition == "min_cut" else f", {partition}"
+        else:
+            how = ", own partition"
+        return f"{self.name}({', '.join(kinds)}) {'training' if training else 'forward'}{how}"
 
     def report(self) -> FusionReport:
         """Return which backend serves each graph compiled so far, and why. The report's text has a line for each graph.
@@ -168,3 +192,8 @@ class FusedFunction:
         if named is self:
             return str(name)
         return functools.partial(FusedFunction, options=self.options, owner=self.owner), (self.fn,)
+
+
+def _sizes(tensor: torch.Tensor) -> str:
+    """Return the sizes as text, with a * for each symbolic size."""
+    return f"[{', '.join(str(size) if type(size) is int else '*' for size in tensor.shape)}]"

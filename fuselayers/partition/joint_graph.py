@@ -12,7 +12,6 @@ import torch.fx as fx
 from .._torch.tracing import (
     extract_forward_and_backward,
     forward_inputs,
-    is_gradient_input,
     is_sym_node,
     is_tagged_backward,
     must_recompute,
@@ -20,6 +19,7 @@ from .._torch.tracing import (
     placement,
 )
 from .node_kinds import (
+    behind_gradients,
     is_fusible,
     looks_at_its_input,
     num_bytes,
@@ -97,22 +97,18 @@ class JointGraph:
         module.graph.eliminate_dead_code()
         module = checkpoint_tags_pass(merge_equal_nodes_pass(keep_mutated_inputs_pass(module)))
         nodes = [node for node in module.graph.nodes if node.op != "output"]
-        from_gradients: set[fx.Node] = set()
-        for node in nodes:
-            starts = is_gradient_input(node) or placement(node) == "must_be_in_backward"
-            if starts or not from_gradients.isdisjoint(node.all_input_nodes):
-                from_gradients.add(node)
+        behind = behind_gradients(nodes)
         outputs: Any = module.graph.output_node().args[0]
         gradients = [value for value in outputs[num_forward_outputs:] if isinstance(value, fx.Node)]
         inputs = forward_inputs(module.graph)
         # A node with a side effect belongs to the forward although no output depends on it.
-        rest = [node for node in nodes if node not in from_gradients and node.op != "placeholder"]
+        rest = [node for node in nodes if node not in behind and node.op != "placeholder"]
         forward = set(inputs)
         stack = [node for node in rest if node.is_impure()]
         stack += [node for node in outputs[:num_forward_outputs] if isinstance(node, fx.Node)]
         while stack:
             node = stack.pop()
-            if node not in forward and node not in from_gradients:
+            if node not in forward and node not in behind:
                 forward.add(node)
                 stack += node.all_input_nodes
         static = set(static_input_indices or ())
@@ -120,8 +116,8 @@ class JointGraph:
             module=module,
             num_forward_outputs=num_forward_outputs,
             forward=frozenset(forward),
-            backward=frozenset([*from_gradients, *gradients]),
-            from_gradients=frozenset(from_gradients),
+            backward=frozenset([*behind, *gradients]),
+            from_gradients=frozenset(behind),
             inputs=frozenset(inputs),
             static_inputs=frozenset(node for index, node in enumerate(inputs) if index in static),
             mutated_inputs=frozenset(mutated_inputs(module.graph)),
@@ -212,18 +208,14 @@ class JointGraph:
         nodes = (value for value in outputs[: self.num_forward_outputs] if isinstance(value, fx.Node))
         return frozenset(storage_of(node) for node in nodes)
 
-    def why_exact(self, node: fx.Node) -> str | None:
-        """Return None if the value is saved compressed, else why it is not."""
-        way = self._way_for(node)
-        return way if isinstance(way, str) else None
-
     @functools.cached_property
     def compressed(self) -> dict[fx.Node, int]:
         """The values that are compressed if they are saved, with their compressed bytes."""
-        ways = {node: self._way_for(node) for node in self.needed} if self.compress else {}
+        ways = {node: self.way_of(node) for node in self.needed}
         return {node: way.bytes_of(node) for node, way in ways.items() if not isinstance(way, str)}
 
-    def _way_for(self, node: fx.Node) -> Compression | str:
+    def way_of(self, node: fx.Node) -> Compression | str:
+        """Return how the value is compressed if it is saved, or why it is saved exactly."""
         if self.compress is None:
             return "nothing is compressed"
         held, sensitive = self._held_and_sensitive

@@ -4,14 +4,24 @@ import functools
 import operator
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.fx as fx
 
 from .._torch.dispatch import OpOverload, schema_of
-from .._torch.tracing import CheckpointPolicy, is_opaque, is_sym_node, known_ops, overload_packet, size_of
+from .._torch.tracing import (
+    CheckpointPolicy,
+    is_gradient_input,
+    is_opaque,
+    is_sym_node,
+    known_ops,
+    overload_packet,
+    placement,
+    size_of,
+)
 
 # Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. They are
 # matched by name, since they exist only once Inductor is imported.
@@ -163,13 +173,25 @@ def draws(node: fx.Node) -> bool:
     if torch.Tag.nondeterministic_seeded not in target.tags:
         return False
     # Attention kernels carry the tag for their dropout; without one they draw nothing.
-    for place, argument in enumerate(schema_of(target).arguments):
-        if argument.name == "dropout_p":
-            probability = (
-                node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            )
-            return bool(probability != 0.0)
-    return True
+    takes_dropout = any(argument.name == "dropout_p" for argument in schema_of(target).arguments)
+    return not takes_dropout or arguments_of(node).get("dropout_p", 0.0) != 0.0
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an op's call by name, without those that have their default."""
+    assert isinstance(node.target, OpOverload)
+    names = (argument.name for argument in schema_of(node.target).arguments)
+    return dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def behind_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """Return the nodes that depend on an incoming gradient, or that must be in backward; `nodes` in their order."""
+    found: set[fx.Node] = set()
+    for node in nodes:
+        starts = is_gradient_input(node) or placement(node) == "must_be_in_backward"
+        if starts or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 # Frames that are not the user's: torch's, and the call in `capture`.
@@ -177,6 +199,8 @@ _NOT_THE_USERS: Final = (
     *(path + os.sep for path in torch.__path__),
     str(Path(__file__).parent / "inspect" / "capture.py"),
 )
+# File, line, and code if it is known: it is indented further than the next frame.
+_FRAME: Final = re.compile(r'File "(.+)", line (\d+).*(?:\n {4,}(.+))?')
 
 
 def source_line(node: fx.Node) -> str:
@@ -184,15 +208,9 @@ def source_line(node: fx.Node) -> str:
 
     It is the innermost line that is neither torch's nor `capture`'s.
     """
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").strip().splitlines()]
-    for place in range(len(lines) - 1, -1, -1):
-        if lines[place].startswith("File "):
-            file, _, rest = lines[place][len("File ") :].partition(", line ")
-            file = file.strip('"')
-            if file.startswith(_NOT_THE_USERS):
-                continue
-            code = next((line for line in lines[place + 1 :] if line and not set(line) <= set("^~ ")), "")
-            return f"{file}:{rest.partition(',')[0]}" + (f": {code}" if code else "")
+    for file, line, code in reversed(_FRAME.findall(node.meta.get("stack_trace") or "")):
+        if not file.startswith(_NOT_THE_USERS):
+            return f"{file}:{line}" + (f": {code}" if code else "")
     return ""
 
 

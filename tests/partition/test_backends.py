@@ -1,7 +1,10 @@
 import re
+import time
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ import torch._inductor.config
 from torch import Tensor, nn
 
 from fuselayers import errors
-from fuselayers.partition import BackendUnavailableError, FallbackWarning, FusionReport, backends, fuse
+from fuselayers.partition import BackendUnavailableError, FallbackWarning, FusionReport, backends, fuse, min_cut
 
 
 def wave(x: Tensor) -> Tensor:
@@ -42,20 +45,18 @@ class TestWithoutACompiler:
         assert len([warning for warning in said if warning.category is FallbackWarning]) == 1
         assert first.served_by == ("eager",)
 
-    def test_raises_when_told_to(self) -> None:
+    def test_is_listed_and_raises_when_told_to(self) -> None:
+        status = {backend.name: backend for backend in backends()}
+        assert not status["inductor"].available
+        assert status["inductor"].hint == "apt install g++"
+        assert status["auto"].reason == "takes eager, the first of inductor and eager that works"
+        assert status["eager"].available
         text = (
             r"^no backend could compile this function \(inductor: no C\+\+ compiler was found; install g\+\+ or set "
             r"CXX\); fix the cause, or allow fallback=\('eager',\)$"
         )
         with pytest.raises(BackendUnavailableError, match=text):
             fuse(wave, backend="inductor", fallback=())(torch.randn(4))
-
-    def test_is_listed_with_what_to_do(self) -> None:
-        status = {backend.name: backend for backend in backends()}
-        assert not status["inductor"].available
-        assert status["inductor"].hint == "apt install g++"
-        assert status["auto"].reason == "takes eager, the first of inductor and eager that works"
-        assert status["eager"].available
 
 
 def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> None:
@@ -123,3 +124,23 @@ class TestReport:
         (graph,) = fused.report().graphs
         assert re.fullmatch(r"Sequential\((float32\[[\d, ]+\], ){3}2 more\) training, default", graph.name)
         assert graph.served_by == "eager"
+
+
+def test_each_compilation_that_takes_long_says_what_it_does(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A second in place of three, still longer than these compilations take.
+    monkeypatch.setattr(import_module("fuselayers.partition.backends"), "_SECONDS", 1.0)
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        time.sleep(1.2)
+        return min_cut(*arguments, **options)
+
+    fused = fuse(wave, backend="eager", partition=slow)
+    for size in (3, 5):
+        fused(torch.ones(size, requires_grad=True))
+    fuse(wave, backend="eager")(torch.ones(3, requires_grad=True))
+    lines = [line for line in caplog.messages if "compiles a graph" in line]
+    assert len(lines) == 2
+    assert lines[0].startswith("eager compiles a graph of ")
+    assert lines[0].endswith("set fusion=off in a config, use level='layers' in swap, or leave fuse out")

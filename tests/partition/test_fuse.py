@@ -256,23 +256,18 @@ def decorated(x: Tensor) -> Tensor:
     return x.sin()
 
 
-class TestAsDecorator:
-    def test_without_options(self) -> None:
-        assert isinstance(decorated, FusedFunction)
-        assert decorated.options.chain == ("inductor", "eager")
-        assert decorated.__name__ == "decorated"
-
-    def test_with_options(self) -> None:
-        assert isinstance(decorated_with_options, FusedFunction)
-        assert decorated_with_options.__doc__ == "What it does."
-        assert decorated_with_options.options.chain == ("eager",)
-        x = torch.randn(16, 16, requires_grad=True)
-        torch.testing.assert_close(decorated_with_options(x, shift=1.0), (x + 1).sin().exp().cos())
-        assert saved_bytes(decorated_with_options, x) <= 16 * 16 * 4 * 3 // 2
-        assert decorated_with_options.served_by == ("eager",)
-
-    def test_it_can_be_pickled_by_its_name(self) -> None:
-        assert pickle.loads(pickle.dumps(decorated)) is decorated
+def test_as_a_decorator() -> None:
+    assert isinstance(decorated, FusedFunction)
+    assert decorated.options.chain == ("inductor", "eager")
+    assert decorated.__name__ == "decorated"
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    assert isinstance(decorated_with_options, FusedFunction)
+    assert decorated_with_options.__doc__ == "What it does."
+    assert decorated_with_options.options.chain == ("eager",)
+    x = torch.randn(16, 16, requires_grad=True)
+    torch.testing.assert_close(decorated_with_options(x, shift=1.0), (x + 1).sin().exp().cos())
+    assert saved_bytes(decorated_with_options, x) <= 16 * 16 * 4 * 3 // 2
+    assert decorated_with_options.served_by == ("eager",)
 
 
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])

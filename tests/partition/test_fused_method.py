@@ -73,26 +73,17 @@ class TestInsideACompiledFunction:
         torch.testing.assert_close(torch.compile(layer, backend="eager")(x), (x * 2) ** 2 * 2)
 
 
-class TestWhatAMethodCan:
-    def test_it_is_of_the_function_and_the_instance(self) -> None:
-        layer = Layer(2.0)
-        assert isinstance(Layer.scale, FusedFunction)
-        assert layer.scale.__func__ is Layer.scale
-        assert layer.scale.__self__ is layer
-        assert layer.scale.options is Layer.scale.options
-        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-            _ = layer.scale.nothing
-
-    def test_its_name_text_and_signature(self) -> None:
-        method = Layer(2.0).scale
-        assert (method.__name__, method.__doc__) == ("scale", "x to a power, scaled.")
-        assert str(inspect.signature(method)) == "(x: torch.Tensor, *, power: int) -> torch.Tensor"
-        assert repr(method) == "<fused method Layer.scale of Layer()>"
-
-    @pytest.mark.parametrize("clone", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
-    def test_a_copy_is_of_a_copied_instance(self, clone: Callable[[Any], Any]) -> None:
-        layer = Layer(2.0)
-        twin = clone(layer.scale)
-        assert twin.__self__ is not layer
-        x = torch.rand(4)
-        torch.testing.assert_close(twin(x, power=2), x**2 * 2)
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda method: pickle.loads(pickle.dumps(method))])
+def test_a_method_is_of_the_function_and_the_instance_and_a_copy_of_a_copied_instance(clone: Any) -> None:
+    layer = Layer(2.0)
+    method = layer.scale
+    assert isinstance(Layer.scale, FusedFunction)
+    assert (method.__func__, method.__self__, method.options) == (Layer.scale, layer, Layer.scale.options)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = method.nothing
+    assert (method.__name__, method.__doc__) == ("scale", "x to a power, scaled.")
+    assert str(inspect.signature(method)) == "(x: torch.Tensor, *, power: int) -> torch.Tensor"
+    assert repr(method) == "<fused method Layer.scale of Layer()>"
+    twin, x = clone(method), torch.rand(4)
+    assert twin.__self__ is not layer
+    torch.testing.assert_close(twin(x, power=2), x**2 * 2)

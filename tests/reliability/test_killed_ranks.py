@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fuselayers.cli.train.checkpoint import checkpoints_of, find_checkpoint, listed, whole_tensors
+from tests.cli.conftest import with_changes
 from tests.cli.train.conftest import curve
 from tests.cli.train.engine.torchrun import ended, start
 from tests.reliability.cases import Cases
@@ -40,8 +41,8 @@ written.rename(written.with_suffix(".pid"))
 
 def test_ranks_killed_while_they_train(cases: Cases, tmp_path: Path) -> None:
     (tmp_path / "says_its_number.py").write_text(_SAYS_ITS_NUMBER)
-    asked = [text for text in overrides(tmp_path) if not text.startswith(("train.steps=", "train.checkpoint_every="))]
-    asked += [f"train.steps={_STEPS}", f"train.checkpoint_every={_EVERY}", "parallel.shard=fsdp"]
+    often = f"train.steps={_STEPS}", f"train.checkpoint_every={_EVERY}"
+    asked = with_changes(overrides(tmp_path), *often, "parallel.shard=fsdp")
     whole = tmp_path / "whole"
     finished = ended(_start(tmp_path, *asked, f"train.output={whole}", f"train.keep_checkpoints={_STEPS}"))
     assert finished.returncode == 0, finished.stderr

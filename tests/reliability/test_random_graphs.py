@@ -4,6 +4,7 @@ import copy
 import random
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,44 +62,33 @@ def test_random_functions(backend: str, partition: str, cases: Cases) -> None:
     cases.of_seeds(check, few=1, all=_ALL[backend])
 
 
-class _Residual(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
+class _Joined(nn.Module):
+    """A function of the input and of modules."""
+
+    def __init__(self, fn: Callable[..., Tensor], *parts: nn.Module) -> None:
         super().__init__()
-        self.inner = inner
+        self.fn, self.parts = fn, nn.ModuleList(parts)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
+        return self.fn(x, *self.parts)
 
 
-class _Gated(nn.Module):
-    def __init__(self, gate: nn.Module, up: nn.Module) -> None:
-        super().__init__()
-        self.gate, self.up = gate, up
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.gate(x)) * self.up(x)
+def _residual(x: Tensor, inner: nn.Module) -> Tensor:
+    return x + inner(x)
 
 
-class _Mixed(nn.Module):
-    """Mixes tokens: they are the last dimension of its linear layer."""
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(tokens, tokens)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x.transpose(-1, -2)).transpose(-1, -2)
+def _gated(x: Tensor, gate: nn.Module, up: nn.Module) -> Tensor:
+    return torch.sigmoid(gate(x)) * up(x)
 
 
-class _Attention(nn.Module):
-    def __init__(self, dim: int, heads: int) -> None:
-        super().__init__()
-        self.qkv, self.out, self.heads = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim), heads
+def _mixed(x: Tensor, over_tokens: nn.Module) -> Tensor:
+    return over_tokens(x.transpose(-1, -2)).transpose(-1, -2)
 
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
-        scores = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
-        return self.out((scores @ v).transpose(1, 2).flatten(2))
+
+def _attention(x: Tensor, qkv: nn.Module, out: nn.Module, *, heads: int) -> Tensor:
+    q, k, v = qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    return out((scores @ v).transpose(1, 2).flatten(2))
 
 
 def _random_module(random: random.Random, *, depth: int, dim: int, tokens: int) -> nn.Module:
@@ -113,12 +103,14 @@ def _random_module(random: random.Random, *, depth: int, dim: int, tokens: int) 
         lambda: random.choice((nn.GELU, nn.SiLU, nn.Tanh, nn.Softplus, nn.ELU))(),
         lambda: nn.Softmax(-1),
         lambda: nn.Dropout(0.0),
-        lambda: _Mixed(tokens),
-        lambda: _Attention(dim, random.choice((1, 2, 4))),
+        lambda: _Joined(_mixed, nn.Linear(tokens, tokens)),
+        lambda: _Joined(
+            partial(_attention, heads=random.choice((1, 2, 4))), nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        ),
     ]
     branches: list[Callable[[], nn.Module]] = [
-        lambda: _Residual(inner()),
-        lambda: _Gated(inner(), inner()),
+        lambda: _Joined(_residual, inner()),
+        lambda: _Joined(_gated, inner(), inner()),
         lambda: nn.Sequential(*(inner() for _ in range(random.randint(2, 3)))),
     ]
     return random.choice(branches if depth else leaves)()

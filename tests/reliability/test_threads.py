@@ -20,16 +20,11 @@ _THREADS = 8
 _SIZES = ((3, 5), (7, 5), (9, 4), (1, 8))
 
 
-def _norm(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    return ops.residual_layer_norm(a, b, weight=v)[0]
-
-
-def _masked(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    return ops.bias_dropout_residual(a, b, bias=v, p=0.5, seed=torch.tensor(7))
-
-
-def _gated(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
-    return ops.gated_activation(a, b) + v
+_OPS: tuple[Callable[..., Tensor], ...] = (
+    lambda a, b, v: ops.residual_layer_norm(a, b, weight=v)[0],
+    lambda a, b, v: ops.bias_dropout_residual(a, b, bias=v, p=0.5, seed=torch.tensor(7)),
+    lambda a, b, v: ops.gated_activation(a, b) + v,
+)
 
 
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -40,7 +35,7 @@ def test_calls_at_once(backend: str, cases: Cases) -> None:
         fused = [fuse(fn, backend=backend, fallback=(), dynamic=backend == "inductor") for fn in plain]
         pairs: list[tuple[Callable[..., Any], Callable[..., Any]]] = [
             *zip(plain, fused, strict=True),
-            *((op, op) for op in (_norm, _masked, _gated)),
+            *((op, op) for op in _OPS),
         ]
         start = threading.Barrier(_THREADS, timeout=120)
         torch.manual_seed(random.randrange(2**32))

@@ -226,6 +226,7 @@ def _checked(own: Partitioner, compress: str | None) -> Partitioner:
     def cut(
         joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        options.pop("compiler", None)  # AOTAutograd's signature has none
         parts: Any = own(joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
         if isinstance(parts, tuple | list):
             kinds: Any = ["GraphModule" if isinstance(part, fx.GraphModule) else type(part).__name__ for part in parts]

@@ -3,19 +3,18 @@
 `compile_ahead_of_time` traces and cuts a graph. The nvFuser compiler uses it too, and runs the two graphs otherwise.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.fx as fx
 
 from ..._torch.tracing import aot_autograd, boxed, forget_donated_buffers
-from ..choose.partitioners import Partitioner, SavePolicy, partitioner
+from ..choose.partitioners import Partitioner
 from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_pass, views_that_copy_pass
 
 
 def compile_eager(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: Partitioner, torch_random: bool
 ) -> Callable[..., Any]:
     """Return a function that runs forward and backward of a Dynamo graph op by op. See `compile_ahead_of_time`."""
     return compile_ahead_of_time(
@@ -34,7 +33,7 @@ def compile_ahead_of_time(
     *,
     compiler: str,
     runnable: Callable[[fx.GraphModule], Callable[[list[Any]], Any]],
-    partition: str | Partitioner,
+    partition: Partitioner,
     torch_random: bool,
     decompositions: dict[Any, Callable[..., Any]] | None = None,
 ) -> Callable[..., Any]:
@@ -45,19 +44,16 @@ def compile_ahead_of_time(
     Args:
         graph_module: the graph; the call changes it.
         example_inputs: the inputs of the first call.
-        compiler: the compiler's name, by which this library's partitioners price the graph.
+        compiler: the compiler's name, which the partitioner gets too: this library's price the graph by it.
         runnable: makes a function from one graph; the function takes one list of inputs and empties it.
-        partition: as in `fuse`.
+        partition: cuts the joint graph.
         torch_random: draw torch's dropout masks from torch's generator, in eager's order, not from seeds.
         decompositions: for each ATen op to decompose, a function in terms of other ops.
     """
-    own = partitioner(partition)
-    # Only this library's partitioners take `compiler`.
-    cut: Callable[..., Any] = functools.partial(own, compiler=compiler) if isinstance(own, SavePolicy) else own
     no_mask_pass = replayed_dropout_pass if torch_random else seeded_dropout_pass
 
     def partition_fn(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> Any:
-        return cut(no_mask_pass(joint_module), joint_inputs, **options)
+        return partition(no_mask_pass(joint_module), joint_inputs, compiler=compiler, **options)
 
     def one_compiler(graph_module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         forget_donated_buffers()

@@ -7,11 +7,18 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import all_nodes, compile_with_inductor, cpp_compiler, donates_buffers, has_triton
+from ..._torch.tracing import (
+    all_nodes,
+    compile_with_inductor,
+    cpp_compiler,
+    donates_buffers,
+    has_triton,
+    trace_with_inductor,
+)
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
 from ..choose.machine import machine_of
-from ..choose.partitioners import Partitioner, SavePolicy, partitioner
+from ..choose.partitioners import Partitioner, SavePolicy
 from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 
@@ -26,30 +33,37 @@ def why_inductor_is_unavailable(device_type: str) -> str | None:
     return None if has_triton() else f"Triton cannot compile for {device_type} here"
 
 
-def compile_triton(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
-) -> Callable[..., Any]:
+def compile_triton(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
     """As `compile_inductor`, with the kernels of this library's ops instead of code that Inductor writes for them."""
     with own_kernels():
-        return compile_inductor(graph_module, example_inputs, partition=partition, torch_random=torch_random)
+        return compile_inductor(graph_module, example_inputs, **options)
 
 
 def compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: str | Partitioner, torch_random: bool
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    partition: Partitioner,
+    torch_random: bool,
+    op_by_op: bool = False,
 ) -> Callable[..., Any]:
-    """Compile a Dynamo graph, forward and backward at once. The arguments are those of `compile_ahead_of_time`."""
+    """Compile a Dynamo graph, forward and backward at once. The arguments are those of `compile_ahead_of_time`.
+
+    With `op_by_op` nothing is compiled: the two graphs, as Inductor receives them, run op by op.
+    """
     graph_module = plain_dropout_calls_pass(graph_module)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
-    values = (node.meta.get("example_value") for node in all_nodes(graph_module))
-    device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
-    own = partitioner(partition)
 
     def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         # Without `torch_random` the graph already has seeded masks.
-        return own(replayed_dropout_pass(joint_module) if torch_random else joint_module, joint_inputs, **options)
+        return partition(replayed_dropout_pass(joint_module) if torch_random else joint_module, joint_inputs, **options)
 
-    key = cache_key(own, device_types, torch_random=torch_random)
+    if op_by_op:
+        return trace_with_inductor(graph_module, example_inputs, cut)
+    values = (node.meta.get("example_value") for node in all_nodes(graph_module))
+    device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
+    key = cache_key(partition, device_types, torch_random=torch_random)
     return compile_with_inductor(graph_module, example_inputs, cut, key=key, fallback_random=torch_random)
 
 

@@ -8,24 +8,21 @@ the arguments. It returns ATen ops, not the graph that Inductor gives its partit
 """
 
 import contextlib
-import functools
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.fx as fx
 
 from ..._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException
 from ..._torch.guards import dynamo_optimize, forget_compiled_code
-from ..._torch.tracing import boxed, copy_of, trace_with_inductor
+from ..._torch.tracing import copy_of
 from ...names import name_of, no_such
-from ...ops.implementations.own_kernels import own_kernels
+from ..backends import COMPILERS
 from ..choose.partitioners import default
-from ..compilers import compile_eager, compile_nvfuser
 from ..joint_graph import JointGraph
-from ..passes import compression, plain_dropout_calls_pass, seeded_dropout_calls_pass
+from ..passes import compression
 from .fake_copies import fake_copies
 
 
@@ -99,8 +96,8 @@ def capture(
     """
     if not callable(fn):
         raise TypeError(f"capture takes a function or a module, got {type(fn).__name__}")
-    if backend not in _BACKENDS:
-        raise ValueError(no_such("backend", backend, tuple(_BACKENDS)))
+    if backend not in COMPILERS:
+        raise ValueError(no_such("backend", backend, COMPILERS))
     graphs: list[CapturedGraph] = []
 
     def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -109,16 +106,13 @@ def capture(
         # Any cut will do: the forward runs on fake tensors alone, to reach the next graph.
         return default(joint_module, joint_inputs, **options)
 
-    def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return compile_op_by_op(graph_module, example_inputs, cut, backend=backend)
-
     with fake_copies(fn, args, kwargs, device=device) as (traced_fn, fake_args, fake_kwargs, _):
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return traced_fn(*args, **kwargs)
 
-        with forget_compiled_code(compile_graph), explained_without_values(fn):
-            dynamo_optimize(compile_graph)(entry)(*fake_args, **fake_kwargs)
+        with traced_op_by_op(cut, backend=backend) as traced, explained_without_values(fn):
+            traced(entry)(*fake_args, **fake_kwargs)
     return tuple(graphs)
 
 
@@ -134,36 +128,22 @@ def explained_without_values(fn: Callable[..., Any]) -> Iterator[None]:
         ) from error
 
 
-def compile_op_by_op(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Any, *, backend: str
-) -> Callable[..., Any]:
-    """Cut a Dynamo graph as `backend` would, and run it op by op."""
-    compiled: Callable[..., Any] = _BACKENDS[backend](
-        graph_module, example_inputs, partition=partitioner, torch_random=False
-    )
-    return compiled
+@contextlib.contextmanager
+def traced_op_by_op(cut: Any, *, backend: str) -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Yield a decorator for functions: their graphs are cut as `backend` would, by `cut`, and run op by op.
 
+    The code is forgotten afterwards. Used by `compression_errors` too.
+    """
+    options = {} if backend == "eager" else {"op_by_op": True}
 
-def _compile_inductor(
-    graph_module: fx.GraphModule, example_inputs: Sequence[Any], *, partition: Any, torch_random: bool
-) -> Callable[..., Any]:
-    graph_module = seeded_dropout_calls_pass(plain_dropout_calls_pass(graph_module))
-    return trace_with_inductor(graph_module, example_inputs, partition)
+    def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = COMPILERS[backend](
+            graph_module, example_inputs, partition=cut, torch_random=False, **options
+        )
+        return compiled
 
-
-def _compile_triton(graph_module: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    with own_kernels():
-        return _compile_inductor(graph_module, example_inputs, **options)
-
-
-_BACKENDS: Final[Mapping[str, Callable[..., Any]]] = types.MappingProxyType(
-    {
-        "eager": compile_eager,
-        "inductor": _compile_inductor,
-        "triton": _compile_triton,
-        "nvfuser": functools.partial(compile_nvfuser, runnable=boxed),
-    }
-)
+    with forget_compiled_code(compile_graph):
+        yield dynamo_optimize(compile_graph)
 
 
 def _last_line(error: BaseException) -> str:

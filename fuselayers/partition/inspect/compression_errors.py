@@ -1,9 +1,7 @@
 """compression_errors -- the errors that compression makes in saved values and gradients, measured on real inputs."""
 
 import copy
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -11,30 +9,14 @@ import torch.fx as fx
 from torch import Tensor, nn
 
 from ..._torch.dispatch import forked_rng, tree_leaves, tree_map_only
-from ..._torch.guards import dynamo_optimize, forget_compiled_code
-from ..choose.partitioners import Partitioner, SavePolicy, default
+from ..choose.partitioners import Partitioner, default
 from ..fused_function import FusedFunction
 from ..fused_module import FusedModule, eager_view
 from ..passes import COMPRESSED_FROM, Compression, is_rounding_seed
-from .capture import compile_op_by_op
+from .capture import traced_op_by_op
 from .saved_bytes import tensors_of
 
 _ROUNDING: Final = 1e-5  # of the largest gradient's norm
-
-
-@dataclass(frozen=True)
-class CompressionErrors:
-    """Relative errors, |compressed - exact| / |exact| in Euclidean norms.
-
-    Attributes:
-        values: for each graph, the errors of its compressed values by the names of their nodes.
-        gradients: for a module, the errors of its parameters' gradients by name; for a function, those of its
-            arguments' gradients, not of modules that it closes over. Gradients that are zero but for rounding are left
-            out, such as that of a key's bias.
-    """
-
-    values: tuple[dict[str, float], ...]
-    gradients: dict[str, float]
 
 
 def compression_errors(
@@ -44,20 +26,25 @@ def compression_errors(
     *,
     backend: str,
     cut: Partitioner,
-) -> CompressionErrors:
+) -> tuple[list[dict[str, float]], dict[str, float]]:
     """Run forward and backward twice, op by op, exact and with the compression of `cut`, from the same random state.
 
     The gradients are those of the sum of the results, each weighted with normal numbers unless it is a scalar. The
     function, its arguments and the random state do not change.
+
+    Return relative errors, |compressed - exact| / |exact| in Euclidean norms: for each graph those of its compressed
+    values by the names of their nodes; and those of gradients by name, of a module's parameters or of a function's
+    arguments, not of modules that it closes over. Gradients that are zero but for rounding are left out, such as that
+    of a key's bias.
     """
     errors: list[dict[str, float]] = []
     with forked_rng():
-        right = _gradients(fn, args, kwargs, _recorder(default, backend, []), backend)
-        rounded = _gradients(fn, args, kwargs, _recorder(cut, backend, errors), backend)
+        right = _gradients(fn, args, kwargs, _recorder(default, []), backend)
+        rounded = _gradients(fn, args, kwargs, _recorder(cut, errors), backend)
     norms = {name: float(gradient.double().norm()) for name, gradient in right.items()}
     zero = _ROUNDING * max(norms.values(), default=0.0)
     gradients = {name: _relative_error(rounded[name], right[name]) for name, norm in norms.items() if norm > zero}
-    return CompressionErrors(tuple(errors), gradients)
+    return errors, gradients
 
 
 def _relative_error(rounded: Tensor, exact: Tensor) -> float:
@@ -77,9 +64,8 @@ def _gradients(
     inputs = {name: tensor for name, tensor in named if tensor.requires_grad}
     # A function may write to its arguments, but autograd forbids a write to a leaf.
     args, kwargs = tree_map_only(Tensor, Tensor.clone, (args, kwargs))
-    compile_graph = functools.partial(compile_op_by_op, backend=backend, partitioner=cut)
-    with forget_compiled_code(compile_graph):
-        returned = tensors_of(dynamo_optimize(compile_graph)(lambda: fn(*args, **kwargs))())
+    with traced_op_by_op(cut, backend=backend) as traced:
+        returned = tensors_of(traced(lambda: fn(*args, **kwargs))())
         results = [result for result in returned if result.requires_grad]
         generator = torch.Generator().manual_seed(0)
         weights = [
@@ -100,15 +86,14 @@ def _named(args: Sequence[Any], kwargs: dict[str, Any]) -> list[tuple[str, Tenso
     return [(f"argument {number}", leaf) for number, leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def _recorder(cut: Partitioner, backend: str, errors_of: list[dict[str, float]]) -> Partitioner:
+def _recorder(cut: Partitioner, errors_of: list[dict[str, float]]) -> Partitioner:
     """Return a partitioner whose forward records the error of each value that it compresses, by graph."""
-    own: Any = functools.partial(cut, compiler=backend) if isinstance(cut, SavePolicy) else cut
 
     def recorded(
         joint_module: fx.GraphModule, joint_inputs: Any, /, **options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        forward, backward = own(joint_module, joint_inputs, **options)
-        output = forward.graph.output_node()
+        forward, backward = cut(joint_module, joint_inputs, **options)
+        output: Any = forward.graph.output_node()
         errors: dict[str, float] = {}
         errors_of.append(errors)
         parts: dict[tuple[fx.Node, Compression], list[fx.Node]] = {}

@@ -24,7 +24,7 @@ from ..joint_graph import CutGraph
 from ..node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
 from ..passes import AGAIN, COMPRESSED_FROM, MASK_OPS, compression
 from .capture import CapturedGraph, capture, explained_without_values
-from .compression_errors import CompressionErrors, compression_errors
+from .compression_errors import compression_errors
 from .fake_copies import fake_copies
 from .memory_report import MemoryReport, RecomputedValue, SavedValue, Totals
 from .saved_bytes import saved_by_call, tensors_of
@@ -77,10 +77,12 @@ def explain(
     if not callable(fn):
         advice = f"; explain(fuselayers.build({fn!r}), tokens)" if isinstance(fn, str) else ""
         raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}{advice}")
-    options = _options_of(fn)
-    if options is not None:
+    fused = type(fn)._fused if isinstance(fn, FusedModule) else fn
+    if isinstance(fused, FusedFunction):
+        options = fused.options
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no named backend
-        partition = partition or options.partition
+        if partition is None:
+            partition, compress = options.partition, compress or options.compress
     backend, cut = backend or "inductor", partitioner(partition or "min_cut", compress=compress)
     way = compression(getattr(cut, "compress", None))
     with (
@@ -101,13 +103,14 @@ def explain(
             f"the results of {name_of(fn)} do not require grad for these arguments, so nothing is saved; let an input "
             "or a parameter require grad, and leave torch.no_grad()"
         )
-    errors = CompressionErrors((), {})
+    errors_of_values: list[dict[str, float]] = []
+    errors_of_gradients: dict[str, float] = {}
     tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]
     if way is not None and not any(tensor.is_meta for tensor in tensors):
-        errors = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
+        errors_of_values, errors_of_gradients = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
-        _Explained(graph, cut, of_values or {}, fused=backend != "eager")
-        for graph, of_values in zip_longest(captured, errors.values[: len(captured)])
+        _Explained(graph, cut, errors or {}, fused=backend != "eager")
+        for graph, errors in zip_longest(captured, errors_of_values[: len(captured)])
     ]
     totals = {"this": _sum(part.totals["this"] for part in parts), "eager": Totals(eager, None, 0, 0.0)}
     for rule in (rule for rule in _RIVALS if all(rule in part.totals for part in parts)):
@@ -118,7 +121,7 @@ def explain(
         backend=backend,
         partition=_text(cut),
         compress=None if way is None else way.name,
-        gradient_errors=errors.gradients,
+        gradient_errors=errors_of_gradients,
         machine=cost.machine.name,
         saved=tuple(value for part in parts for value in part.saved),
         recomputed=tuple(value for part in parts for value in part.recomputed),
@@ -179,6 +182,7 @@ class _Explained:
             shape = tuple(size_hint(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
             size = 0 if static or storage in counted or is_sym_node(node) else num_bytes(storage)
             counted.add(storage)
+            way = self.joint.way_of(node)
             yield SavedValue(
                 name=node.name,
                 module=module_of(node),
@@ -190,7 +194,7 @@ class _Explained:
                 exact_bytes=size,
                 error=self._errors.get(node.name),
                 reason=self._why_saved(node, static),
-                why_exact=None if node in fewer else self.joint.why_exact(node),
+                why_exact=way if isinstance(way, str) and node not in fewer else None,
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
@@ -288,12 +292,6 @@ def _op(node: fx.Node) -> str:
 
 def _sum(totals: Iterable[Totals]) -> Totals:
     return Totals(*map(sum, zip(*map(astuple, totals), strict=True)))
-
-
-def _options_of(fn: Any) -> Any:
-    if isinstance(fn, FusedModule):
-        return _options_of(type(fn)._fused)
-    return fn.options if isinstance(fn, FusedFunction) else None
 
 
 def _text(cut: Partitioner) -> str:

@@ -44,7 +44,7 @@ def fake_copies(
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(fake_mode)
         copier = _Copier(fake_mode, torch.device(device))
-        copies = copier.copy(fn), copier.copy(tuple(args)), copier.copy(dict(kwargs))
+        copies = copier.copy(fn), copier.copy(tuple(args)), copier.copy(kwargs)
         yield *copies, copier.parameters_and_buffers()
 
 
@@ -54,9 +54,8 @@ class _Copier:
     def __init__(self, fake_mode: FakeTensorMode, device: torch.device) -> None:
         self._fake_mode = fake_mode
         self._device = device
-        self._memo: dict[int, Any] = {}  # for `copy.deepcopy`
+        self._memo: dict[int, Any] = {}  # as that of `copy.deepcopy`; the caller holds the originals
         self._functions: dict[types.FunctionType, types.FunctionType] = {}
-        self._containers: dict[int, tuple[Any, Any]] = {}  # by id; the original is held, so that its id is not reused
 
     def copy(self, value: Any) -> Any:
         if isinstance(value, FusedModule):
@@ -102,14 +101,13 @@ class _Copier:
         return parameters + [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
 
     def _copy_container(self, value: Any) -> Any:
-        if id(value) not in self._containers:
-            copied: Any = type(value)()
-            self._containers[id(value)] = value, copied  # before it is filled: it may contain itself
+        if id(value) not in self._memo:
+            copied = self._memo[id(value)] = type(value)()  # before it is filled: it may contain itself
             if isinstance(value, list):
                 copied.extend(self.copy(element) for element in value)
             else:
                 copied.update((key, self.copy(element)) for key, element in value.items())
-        return self._containers[id(value)][1]
+        return self._memo[id(value)]
 
     def _copy_function(self, fn: types.FunctionType) -> types.FunctionType:
         # Tensors and modules that `fn` reads are copied: Dynamo makes fake tensors of real ones, but not of meta ones,

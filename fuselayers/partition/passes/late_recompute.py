@@ -6,8 +6,8 @@ stay alive until the gradients reach them. Here each is recomputed right before 
 
 import torch.fx as fx
 
-from ..._torch.tracing import is_gradient_input, recompiled
-from ..node_kinds import draws, writes
+from ..._torch.tracing import recompiled
+from ..node_kinds import behind_gradients, draws, writes
 
 
 def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
@@ -18,12 +18,9 @@ def late_recompute_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """
     graph = graph_module.graph
     nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-    gradients: set[fx.Node] = {node for node in graph.nodes if is_gradient_input(node)}
+    gradients = behind_gradients(graph.nodes)
     if not gradients:
         return graph_module
-    for node in nodes:
-        if not gradients.isdisjoint(node.all_input_nodes):
-            gradients.add(node)
     position = {node: number for number, node in enumerate(nodes)}
     output = graph.output_node()
     placed: set[fx.Node] = set()

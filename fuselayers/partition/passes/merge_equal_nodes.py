@@ -1,6 +1,7 @@
 """merge_equal_nodes -- common-subexpression elimination that leaves random and mutating ops alone."""
 
 import operator
+from collections.abc import Hashable
 from typing import Any, Final
 
 import torch
@@ -25,14 +26,11 @@ def merge_equal_nodes_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     if any(_writes_elsewhere(node) for node in graph.nodes):
         return graph_module
     returned = {_storage(node) for node in graph.output_node().all_input_nodes} - {None}
-    first: dict[Any, fx.Node] = {}
+    first: dict[Hashable, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not _is_pure(node) or _storage(node) in returned:
             continue
-        key = _key(node)
-        if key is None:
-            continue
-        equal = first.setdefault(key, node)
+        equal = first.setdefault(_key(node), node)
         if equal is not node:
             node.replace_all_uses_with(equal)
             graph.erase_node(node)
@@ -58,34 +56,11 @@ def _is_pure(node: fx.Node) -> bool:
     return torch.Tag.nondeterministic_seeded not in target.tags and not node.is_impure()
 
 
-def _key(node: fx.Node) -> Any:
-    """A hashable description of the call, or None where an argument cannot be hashed."""
-    key = (
-        node.target,
-        _hashable(node.args),
-        _hashable(node.kwargs),
-        node.meta.get("recompute"),
-        node.meta.get("ac_graph_id"),
-        is_tagged_backward(node),
-    )
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _hashable(argument: Any) -> Any:
-    """Return a hashable form of an argument: lists become tuples, and 1, 1.0 and True stay apart."""
-    if isinstance(argument, list | tuple):
-        return (type(argument), *map(_hashable, argument))
-    if isinstance(argument, dict):
-        return tuple((name, _hashable(value)) for name, value in argument.items())
-    if isinstance(argument, slice):
-        return (slice, _hashable(argument.start), _hashable(argument.stop), _hashable(argument.step))
-    if isinstance(argument, float | complex):
-        return (type(argument), repr(argument))  # 0.0 and -0.0 are equal, and nan is not equal to itself
-    return argument if isinstance(argument, fx.Node) else (type(argument), argument)
+def _key(node: fx.Node) -> Hashable:
+    """A description of the call. As text, 0.0 and -0.0 differ, as do 1, 1.0 and True; a node is its name."""
+    arguments = repr((node.args, node.kwargs))
+    region = node.meta.get("recompute"), node.meta.get("ac_graph_id")
+    return node.target, arguments, region, is_tagged_backward(node)
 
 
 def _storage(node: fx.Node) -> Any:

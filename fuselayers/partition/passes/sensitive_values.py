@@ -9,15 +9,14 @@ by op, their factors are not found.
 
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 import torch
 import torch.fx as fx
 from torch import Tensor
 
-from ..._torch.dispatch import OpOverload, schema_of
-from ..._torch.tracing import is_gradient_input, overload_packet
-from ..node_kinds import is_fusible, looks_at_its_input
+from ..._torch.tracing import overload_packet
+from ..node_kinds import arguments_of, behind_gradients, is_fusible, looks_at_its_input
 
 # Ops that compare or round a value of forward and return floats. Other comparisons are found by their dtype, see
 # `_is_made_of_floats`.
@@ -68,10 +67,7 @@ def sensitive_in(nodes: Sequence[fx.Node]) -> Sensitive:
     Backward compares them or indexes with them, directly or after elementwise ops; or it takes the exponential of them
     or of their products.
     """
-    gradients = {node for node in nodes if is_gradient_input(node)}
-    for node in nodes:
-        if not gradients.isdisjoint(node.all_input_nodes):
-            gradients.add(node)
+    gradients = behind_gradients(nodes)
     compared: set[fx.Node] = set()
     exponents: set[fx.Node] = set()
     factors: set[fx.Node] = set()
@@ -108,10 +104,7 @@ def _is_backward_of_attention(node: fx.Node) -> bool:
 
 def _arguments(node: fx.Node, names: Collection[str]) -> list[fx.Node]:
     """Return the nodes among an op's arguments of these names."""
-    if not names:
-        return []
-    own = (argument.name for argument in schema_of(cast(OpOverload, node.target)).arguments)
-    arguments = dict(zip(own, node.args, strict=False)) | node.kwargs
+    arguments = arguments_of(node) if names else {}
     return [value for name in names if isinstance(value := arguments.get(name), fx.Node)]
 
 

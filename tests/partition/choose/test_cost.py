@@ -10,7 +10,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fuselayers.partition import CostModel, Machine, machine_of, min_cut
 from fuselayers.partition.choose.cost import flops_of
-from fuselayers.partition.joint_graph import JointGraph
 from tests.partition.tracing import gpt, joint_graph_of
 
 # In bytes moved, an elementwise op costs 0.1 per element, a launch 1,000, and a FLOP of a matmul 0.1 or 0.05.
@@ -29,11 +28,6 @@ def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(shape, dtype=dtype, requires_grad=True)
 
 
-@pytest.fixture
-def joint() -> JointGraph:
-    return joint_graph_of(chain, leaf(ROWS, COLUMNS), leaf(COLUMNS, COLUMNS))
-
-
 @pytest.mark.parametrize("price", [-0.5, math.nan, math.inf])
 def test_memory_is_worth_something(price: float) -> None:
     with pytest.raises(
@@ -42,7 +36,8 @@ def test_memory_is_worth_something(price: float) -> None:
         CostModel(MACHINE, memory_price=price)
 
 
-def test_recomputing_a_value_tagged_prefer_save_costs_a_hundred_times_more(joint: JointGraph) -> None:
+def test_recomputing_a_value_tagged_prefer_save_costs_a_hundred_times_more() -> None:
+    joint = joint_graph_of(chain, leaf(ROWS, COLUMNS), leaf(COLUMNS, COLUMNS))
     for target in (torch.ops.aten.sin.default, torch.ops.aten.mm.default):
         node = next(node for node in joint.nodes if node.target == target)
         plain = COST.recomputing(node, joint)

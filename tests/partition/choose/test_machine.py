@@ -35,30 +35,23 @@ def test_a_figure_must_be_above_zero(field: str, value: float) -> None:
         dataclasses.replace(MINE, **{field: value})
 
 
-class TestStated:
-    def test_without_a_file(self) -> None:
-        assert machine_of("cpu").name == "stated: two cores with AVX-512"
-        assert machine_of("cuda").name == "stated: NVIDIA H200"
-
-    def test_an_unknown_device_counts_as_a_gpu(self) -> None:
-        assert machine_of("xpu") is machine_of("cuda")
+def test_without_a_file_the_machine_is_stated_and_an_unknown_device_counts_as_a_gpu() -> None:
+    assert machine_of("cpu").name == "stated: two cores with AVX-512"
+    assert machine_of("cuda").name == "stated: NVIDIA H200"
+    assert machine_of("xpu") is machine_of("cuda")
 
 
 class TestTuned:
-    def test_written_and_read_beside_other_devices(self, tmp_path: Path) -> None:
-        other = dataclasses.replace(MINE, name="other")
-        assert write_tuned("cpu", MINE) == write_tuned("xpu", other) == tmp_path / "machines.json"
+    def test_written_and_read_beside_other_devices_and_written_again(self, tmp_path: Path) -> None:
+        other, faster = dataclasses.replace(MINE, name="other"), dataclasses.replace(MINE, bandwidth=2e10)
+        path = tmp_path / "machines.json"
+        assert write_tuned("cpu", MINE) == write_tuned("xpu", other) == path
+        os.utime(path, ns=(1, 1))
         assert (machine_of("cpu"), machine_of("xpu")) == (MINE, other)
         assert machine_of("cuda").name == "stated: NVIDIA H200"
-        assert [file.name for file in tmp_path.iterdir()] == ["machines.json"]
-
-    def test_a_second_measurement_counts(self) -> None:
-        path = write_tuned("cpu", MINE)
-        os.utime(path, ns=(1, 1))
-        assert machine_of("cpu") == MINE
-        faster = dataclasses.replace(MINE, bandwidth=2e10)
         write_tuned("cpu", faster)
-        assert machine_of("cpu") == faster
+        assert (machine_of("cpu"), machine_of("xpu")) == (faster, other)
+        assert [*tmp_path.iterdir()] == [path]
 
     def test_is_of_a_number_of_threads(self) -> None:
         threads = torch.get_num_threads()

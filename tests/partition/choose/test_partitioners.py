@@ -9,13 +9,7 @@ from torch import Tensor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
-from fuselayers.partition import (
-    PartitionError,
-    budget,
-    explain,
-    fuse,
-    partitioner,
-)
+from fuselayers.partition import PartitionError, budget, explain, fuse, partitioner
 from tests.partition.tracing import saved_of, split_of
 
 ROWS, COLUMNS = 64, 96

@@ -8,15 +8,7 @@ import torch._inductor.config
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from fuselayers.partition import (
-    CostModel,
-    budget,
-    default,
-    fuse,
-    machine_of,
-    min_cut,
-    saved_bytes,
-)
+from fuselayers.partition import CostModel, budget, default, fuse, machine_of, min_cut, saved_bytes
 from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.compilers.inductor import cache_key
 from tests.processes import run

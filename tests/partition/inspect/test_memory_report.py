@@ -54,14 +54,10 @@ def saved(name: str, module: str, *, reason: str = "it is an input") -> SavedVal
     return SavedValue(name, module, "aten.addmm.default", "", **sizes, reason=reason, why_exact="", error=None)
 
 
-@pytest.fixture(scope="module")
-def of_blocks(report: MemoryReport) -> MemoryReport:
-    """A report of twelve equal blocks, of which the first saves an extra value."""
+def test_equal_blocks_share_their_rows(report: MemoryReport) -> None:
+    """Of twelve equal blocks the first saves an extra value."""
     values = [saved(f"addmm_{block}", f"blocks.{block}.feedforward.down.packed") for block in reversed(range(12))]
-    return dataclasses.replace(report, saved=(*values, saved("mm", "blocks.0.residual.norms.0")), recomputed=())
-
-
-def test_equal_blocks_share_their_rows(of_blocks: MemoryReport) -> None:
+    of_blocks = dataclasses.replace(report, saved=(*values, saved("mm", "blocks.0.residual.norms.0")), recomputed=())
     lines = of_blocks.to_text(width=100).splitlines()
     shared, alone = [line.split() for line in lines if "addmm" in line]
     assert shared[:6] == ["blocks.*.feedforward.down.packed", "addmm", "(addmm_11),", "12", "times", "8x64"]

@@ -106,12 +106,29 @@ def test_masks_are_those_of_exact_saves() -> None:
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
-def test_a_random_op_before_the_first_dropout() -> None:
-    def noisy(x: Tensor) -> Tensor:
-        return (dropout(x + torch.rand_like(x), 0.5) * x).sin()
+def noisy(x: Tensor) -> Tensor:
+    """A random op comes before the first dropout."""
+    return (dropout(x + torch.rand_like(x), 0.5) * x).sin()
 
-    errors = explain(noisy, torch.randn(64, 128, requires_grad=True), backend="eager", compress="int8").gradient_errors
-    assert 0 < max(errors.values()) < 0.05
+
+def writing(x: Tensor, weight: Tensor) -> Tensor:
+    return x.mul_(2) @ weight
+
+
+@pytest.mark.parametrize(
+    ("fn", "shapes", "bound"),
+    [
+        (noisy, [(64, 128)], 0.05),
+        (writing, [(64, 64), (64, 64)], 0.02),
+        # A constant added to all keys changes no softmax: the gradient of the keys' bias is zero but for rounding.
+        (MultiHeadAttention(64, num_heads=4, bias=True, projections="separate"), [(2, 64, 64)], 0.1),
+    ],
+    ids=["noisy", "writing", "keys"],
+)
+def test_errors_of_gradients(fn: Callable[..., Any], shapes: list[tuple[int, ...]], bound: float) -> None:
+    inputs = [torch.randn(shape, requires_grad=True) * 1 for shape in shapes]
+    errors = explain(fn, *inputs, backend="eager", compress="int8").gradient_errors
+    assert 0 < max(errors.values()) < bound
 
 
 def test_each_device_has_a_seed_of_its_own() -> None:
@@ -191,40 +208,18 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
 
 
-def test_what_the_report_counts_is_saved() -> None:
+@pytest.mark.parametrize("partition", ["default", torch_default_partition], ids=["default", "custom"])
+def test_the_report_counts_what_is_saved(partition: Any) -> None:
     layer, x = mlp(), torch.randn(2, 64, 64, requires_grad=True)
-    report = explain(layer, x, backend="eager", compress="int8")
-    kept = saved_bytes(fuse(layer, backend="eager", compress="int8"), x)
+    exact, fused = (fuse(layer, backend="eager", partition=partition, compress=way) for way in (None, "int8"))
+    report = explain(fused, x)
+    kept = saved_bytes(fused, x)
     assert report.totals["this"].saved_bytes == sum(value.num_bytes for value in report.saved) == kept
-
-
-def test_a_custom_partitioner() -> None:
-    layer, x = mlp(), torch.randn(2, 64, 64, requires_grad=True)
-    exact = fuse(layer, backend="eager", partition=torch_default_partition)
-    fused = fuse(layer, backend="eager", partition=torch_default_partition, compress="int8")
-    assert saved_bytes(fused, x) < 0.3 * saved_bytes(exact, x)
+    assert kept < 0.3 * saved_bytes(exact, x)
     got, expected = (torch.autograd.grad(run(x).square().sum(), x)[0] for run in (fused, exact))
     assert 0 < relative_error(got, expected) < 0.02
-    report = explain(fused, x)
     assert report.compress == "int8"
     assert report.gradient_errors
-
-
-def test_gradients_that_are_zero_but_for_rounding_have_no_error() -> None:
-    """Adding a constant to all keys changes no softmax, so the gradient of the keys' bias is zero."""
-    layer = MultiHeadAttention(64, num_heads=4, bias=True, projections="separate")
-    x = torch.randn(2, 64, 64, requires_grad=True)
-    errors = explain(layer, x, backend="eager", compress="int8").gradient_errors
-    assert max(errors.values()) < 0.1
-
-
-def test_errors_of_a_function_that_writes_into_its_argument() -> None:
-    def fn(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x.mul_(2) @ weight
-
-    x, weight = (torch.randn(64, 64, requires_grad=True) for _ in range(2))
-    errors = explain(fn, x * 1, weight, backend="eager", compress="int8").gradient_errors
-    assert 0 < max(errors.values()) < 0.02
 
 
 def test_a_budget_compresses_before_it_recomputes_a_product() -> None:
@@ -298,15 +293,13 @@ class TestStaysExact:
         assert "backward takes its exponential" in {value.why_exact for value in saved}
         assert torch.equal(*int8_and_exact(loss, x, of=x, backend=backend))
 
-    def test_a_deviation(self) -> None:
+    def test_statistics_small_values_and_what_the_caller_holds(self) -> None:
         def scaled(x: Tensor) -> Tensor:
             return (x * (x.square().mean(0) + 1e-6).rsqrt()).sin()
 
-        x = torch.randn(4, 8192, requires_grad=True)
-        assert self.why(scaled, x) == {None, "it is a statistic"}
-
-    def test_parameters_outputs_and_inputs_without_a_gradient(self) -> None:
         layer = nn.Linear(128, 128)
+        assert self.why(scaled, torch.randn(4, 8192, requires_grad=True)) == {None, "it is a statistic"}
+        assert self.why(torch.sin, torch.randn(8, 100, requires_grad=True)) == {"it is small"}
         assert self.why(lambda x: layer(x).exp(), torch.randn(64, 128)) == {"the caller holds it"}
 
     def test_what_backward_compares(self) -> None:
@@ -318,11 +311,8 @@ class TestStaysExact:
 
             assert torch.equal(*int8_and_exact(layer, x, weight, of=weight))
 
-    def test_small_values_and_whole_numbers(self) -> None:
-        x = torch.randn(8, 100, requires_grad=True)
-        assert self.why(torch.sin, x) == {"it is small"}
-        table = torch.randn(100, 8, requires_grad=True)
-        places = torch.randint(100, (8192,))
+    def test_whole_numbers(self) -> None:
+        table, places = torch.randn(100, 8, requires_grad=True), torch.randint(100, (8192,))
         saved = explain(lambda table: table[places].sum(), table, backend="eager", compress="int8").saved
         assert [value.why_exact for value in saved if value.dtype == "int64"] == ["it holds no floats"]
 

@@ -14,11 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fuselayers.ops import draw_seed, dropout, keep_mask
 from fuselayers.partition import fuse, saved_bytes
-from fuselayers.partition.passes import (
-    replayed_dropout_pass,
-    seeded_dropout_calls_pass,
-    seeded_dropout_pass,
-)
+from fuselayers.partition.passes import replayed_dropout_pass, seeded_dropout_calls_pass, seeded_dropout_pass
 from fuselayers.testing import results
 from tests.partition.tracing import ops_of
 
@@ -142,10 +138,13 @@ class TestThroughFuse:
         fused(y).sum().backward()
         torch.testing.assert_close(x.grad, y.detach())
 
-    def test_no_mask_is_saved(self, fused: Any) -> None:
-        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+    def test_no_mask_is_saved_and_backward_drops_what_forward_dropped(self, fused: Any) -> None:
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
         assert saved_bytes(drops, x) >= MASK
         assert saved_bytes(fused, x) == 8
+        out = fused(x)
+        assert 0.6 < (out != 0).float().mean() < 0.8
+        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())
 
     @pytest.mark.parametrize(
         ("backend", "torch_random"),
@@ -165,12 +164,6 @@ class TestThroughFuse:
         with torch.no_grad():
             assert torch.equal(fused(x), expected)
 
-    def test_backward_drops_what_forward_dropped(self, fused: Any) -> None:
-        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
-        out = fused(x)
-        assert 0.6 < (out != 0).float().mean() < 0.8
-        assert torch.equal(torch.autograd.grad(out.sum(), x)[0], out.detach())
-
     @pytest.mark.parametrize("use_reentrant", [True, False])
     def test_under_checkpointing(self, fused: Any, use_reentrant: bool) -> None:
         """The recomputed forward has the masks of the first."""
@@ -180,75 +173,52 @@ class TestThroughFuse:
         torch.testing.assert_close(x.grad, 2 * out.detach())
 
 
-class TestTorchRandom:
-    @pytest.mark.parametrize("backend", ["eager", "inductor"])
-    def test_is_the_mask_of_plain_torch(self, backend: str) -> None:
-        def layer(x: Tensor) -> Tensor:
-            return F.dropout(F.dropout(x * 1.0, P).exp(), 0.5)
+def unread(x: Tensor) -> Tensor:
+    """It draws numbers that nothing reads."""
+    torch.rand([])
+    F.dropout(x, 0.5)
+    torch.empty(3).normal_()
+    return F.dropout(x, 0.5) * torch.rand(3)[0]
 
-        fused = fuse(layer, backend=backend, torch_random=True, fallback=(), fullgraph=True)
-        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
 
-        def run(fn: Any) -> Any:
-            out = fn(x)
-            (dx,) = torch.autograd.grad(out.sum(), x)
-            return out, dx, out != 0, dx != 0
+def after(drop_all: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    """A layer that drops everything, draws nothing for it, and then drops some."""
 
-        for _ in range(2):  # the first call compiles
-            assert_same_from_seed_3((layer, fused), run)
+    def layer(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 1.0
+        return drop_all(y) + F.dropout(x, P), y
 
-    @pytest.mark.parametrize(
-        "view",
-        [
-            lambda x: x.permute(0, 2, 1),
-            lambda x: x.permute(2, 0, 1),
-            lambda x: x.permute(2, 1, 0)[1:, ::2],
-            lambda x: x[:, :1].expand(-1, 5, -1),
-            lambda x: (x.permute(0, 2, 1) * 2).sin(),
-        ],
-        ids=["permuted", "rotated", "strided", "expanded", "computed"],
-    )
-    def test_is_the_mask_of_plain_torch_whatever_the_strides(self, view: Any) -> None:
-        def layer(x: Tensor) -> Tensor:
-            return F.dropout(view(x), 0.5)
+    return layer
 
-        fused = fuse(layer, backend="eager", torch_random=True, fallback=(), dynamic=False)
-        x = torch.randn(4, 6, 10)
 
-        assert_same_from_seed_3((layer, fused), lambda fn: (results(fn, [x]), torch.rand(3)))
+LAYERS: dict[str, Callable[[Tensor], Any]] = {
+    "two": lambda x: F.dropout(F.dropout(x * 1.0, P).exp(), 0.5),
+    "permuted": lambda x: F.dropout(x.permute(0, 2, 1), 0.5),
+    "rotated": lambda x: F.dropout(x.permute(2, 0, 1), 0.5),
+    "strided": lambda x: F.dropout(x.permute(2, 1, 0)[1:, ::2], 0.5),
+    "expanded": lambda x: F.dropout(x[:, :1].expand(-1, 5, -1), 0.5),
+    "computed": lambda x: F.dropout((x.permute(0, 2, 1) * 2).sin(), 0.5),
+    "unread": unread,
+    "functional": after(lambda y: F.dropout(y, 1.0)),
+    "in place": after(lambda y: F.dropout(y, 1, inplace=True)),
+    "torch": after(lambda y: torch.dropout(y, 1.0, True)),
+}
 
-    def test_what_is_drawn_and_not_read_is_drawn(self) -> None:
-        def layer(x: Tensor) -> Tensor:
-            torch.rand([])
-            F.dropout(x, 0.5)
-            torch.empty(3).normal_()
-            return F.dropout(x, 0.5) * torch.rand(3)[0]
 
-        fused = fuse(layer, backend="eager", torch_random=True, fallback=())
-        x = torch.randn(ROWS, COLUMNS, requires_grad=True)
+@pytest.mark.parametrize(("name", "backend"), [*((name, "eager") for name in LAYERS), ("two", "inductor")])
+def test_torch_random_draws_the_numbers_of_plain_torch(name: str, backend: str) -> None:
+    layer = LAYERS[name]
+    fused = fuse(layer, backend=backend, torch_random=True, fallback=(), fullgraph=True, dynamic=False)
+    x = torch.randn(4, 6, 10)
+    x[0, 0, :3] = torch.tensor([math.inf, -math.inf, math.nan])  # times 0 they are NaN
 
-        def run(fn: Any) -> Any:
-            out = fn(x)
-            gradient = torch.autograd.grad(out.sum(), x)[0]
-            with torch.no_grad():
-                return out, gradient, fn(x), torch.rand(3)
+    def run(fn: Any) -> Any:
+        trained = results(fn, [x])
+        with torch.no_grad():
+            return trained, fn(x), torch.get_rng_state()
 
-        assert_same_from_seed_3((layer, fused), run)
-
-    @pytest.mark.parametrize(
-        "drop_all",
-        [lambda y: F.dropout(y, 1.0), lambda y: F.dropout(y, 1, inplace=True), lambda y: torch.dropout(y, 1.0, True)],
-        ids=["functional", "in place", "torch"],
-    )
-    def test_what_drops_everything_draws_nothing(self, drop_all: Callable[[Tensor], Tensor]) -> None:
-        def layer(x: Tensor) -> tuple[Tensor, Tensor]:
-            y = x * 1.0
-            return drop_all(y) + F.dropout(x, P), y
-
-        fused = fuse(layer, backend="eager", torch_random=True, fallback=(), fullgraph=True)
-        x = torch.randn(ROWS, COLUMNS)
-        x[0, :3] = torch.tensor([math.inf, -math.inf, math.nan])  # times 0 they are NaN
-        assert_same_from_seed_3((layer, fused), lambda fn: (results(fn, [x]), torch.get_rng_state()), equal_nan=True)
+    for _ in range(2):  # the first call compiles
+        assert_same_from_seed_3((layer, fused), run, equal_nan=True)
 
 
 def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
@@ -273,14 +243,3 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     in_place = fuse(lambda x: F.dropout(x.sin(), 0.5, inplace=True).cos(), backend="eager", fallback=())
     plain = fuse(lambda x: F.dropout(x.sin(), 0.5).cos(), backend="eager", fallback=())
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_dropout_that_drops_nothing_keeps_nothing(inplace: bool) -> None:
-    def attention(x: Tensor) -> Tensor:
-        return F.dropout((x @ x.t()).softmax(-1), 0.0, inplace=inplace) @ x
-
-    x = torch.randn(64, 16, requires_grad=True)
-    fused = fuse(attention, backend="eager", fallback=())
-    assert saved_bytes(fused, x) <= saved_bytes(attention, x) == (64 * 64 + 64 * 16) * 4
-    torch.testing.assert_close(fused(x), attention(x))

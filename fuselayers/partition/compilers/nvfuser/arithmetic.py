@@ -7,12 +7,12 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
+from ...node_kinds import arguments_of
 from .builder import (
     NAMES_OF_DTYPES,
     Builder,
     Rule,
     Value,
-    argument_of,
     computed_in,
     is_number,
     source_of,
@@ -49,7 +49,7 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
         return Value(getattr(builder.ops, name)(*operands), dtype)
 
     # torch runs an add or a sub with a factor.
-    return Rule(emit, accepts=lambda node: has_operands(node) and argument_of(node, 2, "alpha", 1) == 1)
+    return Rule(emit, accepts=lambda node: has_operands(node) and arguments_of(node).get("alpha", 1) == 1)
 
 
 def _comparison(name: str) -> Rule:
@@ -86,10 +86,6 @@ def _power(builder: Builder, node: fx.Node) -> Value:
     return Value(builder.ops.pow(x, builder.number(exponent, dtype)), dtype)
 
 
-def _accepts_power(node: fx.Node) -> bool:
-    return is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
-
-
 def _where(builder: Builder, node: fx.Node) -> Value:
     dtype, rank = computed_in(tensor_of(node).dtype), tensor_of(node).dim()
     condition = builder.operand(node.args[0], torch.bool, rank)
@@ -104,7 +100,7 @@ def _accepts_where(node: fx.Node) -> bool:
 
 def _convert(builder: Builder, node: fx.Node) -> Value:
     # A value is not rounded to half precision here, but where it leaves the definition.
-    return builder.cast(builder.value(source_of(node)), computed_in(tensor_of(node).dtype))
+    return builder.cast(builder.values[source_of(node)], computed_in(tensor_of(node).dtype))
 
 
 def _accepts_copy(node: fx.Node) -> bool:
@@ -115,7 +111,7 @@ def _accepts_copy(node: fx.Node) -> bool:
 def _dims(node: fx.Node) -> list[int]:
     """The dimensions that are reduced, in ascending order; all of them if none are named."""
     rank = tensor_of(source_of(node)).dim()
-    dims = argument_of(node, 1, "dim", None)
+    dims = arguments_of(node).get("dim")
     dims = [dims] if isinstance(dims, int) else list(dims or range(rank))
     return sorted(dim % rank for dim in dims)
 
@@ -123,16 +119,15 @@ def _dims(node: fx.Node) -> list[int]:
 def _reduction(name: str) -> Rule:
     def emit(builder: Builder, node: fx.Node) -> Value:
         dtype = computed_in(tensor_of(node).dtype)
-        operand = builder.cast(builder.value(source_of(node)), dtype).handle
-        keepdim = bool(argument_of(node, 2, "keepdim", False))
+        operand = builder.cast(builder.values[source_of(node)], dtype).handle
+        keepdim = bool(arguments_of(node).get("keepdim", False))
         return Value(getattr(builder.ops, name)(operand, _dims(node), keepdim), dtype)
 
-    return Rule(emit, accepts=_accepts_reduction)
+    def accepts(node: fx.Node) -> bool:
+        # A tensor without dimensions has nothing to reduce. nvFuser gives a sum of integers another dtype than torch.
+        return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
 
-
-def _accepts_reduction(node: fx.Node) -> bool:
-    # A tensor without dimensions has nothing to reduce, and nvFuser gives a sum of integers another dtype than torch.
-    return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
+    return Rule(emit, accepts=accepts)
 
 
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -140,7 +135,7 @@ def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
     # torch's default correction is 1.
     correction: Any = node.kwargs.get("correction")
     options = 1 if correction is None else int(correction), bool(node.kwargs.get("keepdim", False))
-    handles = builder.ops.var_mean(builder.value(source_of(node)).handle, _dims(node), *options)
+    handles = builder.ops.var_mean(builder.values[source_of(node)].handle, _dims(node), *options)
     return tuple(Value(handle, dtype) for handle in handles)
 
 
@@ -151,21 +146,24 @@ def _accepts_variance(node: fx.Node) -> bool:
     return whole and x.dim() > 0 and x.dtype.is_floating_point
 
 
-def _each(rule_of: Callable[[str], Rule], overloads: str, *names: str) -> dict[Any, Rule]:
-    return {getattr(getattr(_aten, name), overload): rule_of(name) for name in names for overload in overloads.split()}
+def _each(rule_of: Callable[[str], Rule], names: str, overloads: str = "default") -> dict[Any, Rule]:
+    ops = [(getattr(_aten, name), rule_of(name)) for name in names.split()]
+    return {getattr(op, overload): rule for op, rule in ops for overload in overloads.split()}
 
 
-# nvFuser's relu of integers goes through float32 and loses digits.
-_OF_FLOATS: Final = (
-    *("cos", "erf", "exp", "log", "log1p", "reciprocal", "relu", "rsqrt", "sigmoid", "silu", "sin", "sqrt", "tanh"),
-)
 ARITHMETIC: Final[Mapping[Any, Rule]] = {
-    **_each(lambda name: _arithmetic(name, 1, *_FLOATS), "default", *_OF_FLOATS),
-    **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "default", "abs", "neg"),
-    **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "Tensor Scalar", "add", "sub", "mul"),
-    **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "Tensor Scalar", "div"),
-    _aten.pow.Tensor_Scalar: Rule(_power, accepts=_accepts_power),
-    **_each(_comparison, "Tensor Scalar", "eq", "ge", "gt", "le", "lt", "ne"),
+    # nvFuser's relu of integers goes through float32 and loses digits.
+    **_each(
+        lambda name: _arithmetic(name, 1, *_FLOATS),
+        "cos erf exp log log1p reciprocal relu rsqrt sigmoid silu sin sqrt tanh",
+    ),
+    **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "abs neg"),
+    **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "add sub mul", "Tensor Scalar"),
+    **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "div", "Tensor Scalar"),
+    _aten.pow.Tensor_Scalar: Rule(
+        _power, accepts=lambda node: is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
+    ),
+    **_each(_comparison, "eq ge gt le lt ne", "Tensor Scalar"),
     _aten.logical_and.default: _arithmetic("logical_and", 2),
     _aten.where.self: Rule(_where, accepts=_accepts_where),
     torch.ops.prims.convert_element_type.default: Rule(_convert),

@@ -43,11 +43,6 @@ def source_of(node: fx.Node) -> fx.Node:
     return source
 
 
-def argument_of(node: fx.Node, index: int, name: str, default: Any) -> Any:
-    """An argument that is positional, or a keyword, or left out."""
-    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
-
-
 def is_number(argument: Any) -> bool:
     """True for a Python number."""
     return isinstance(argument, bool | int | float)
@@ -82,7 +77,7 @@ class Builder:
     def __init__(self, definition: Any, module: ModuleType) -> None:
         self.definition = definition
         self.ops = definition.ops
-        self.values: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}  # a `Value`, or a tuple of them
         self._data_types = module.DataType
 
     def data_type(self, dtype: torch.dtype) -> Any:
@@ -95,12 +90,6 @@ class Builder:
             return value
         return Value(self.ops.cast(value.handle, self.data_type(dtype)), dtype)
 
-    def value(self, node: fx.Node) -> Value:
-        """The value of a node that is a tensor."""
-        value = self.values[node]
-        assert isinstance(value, Value)
-        return value
-
     def operand(self, argument: Any, dtype: torch.dtype, rank: int) -> Any:
         """An argument of an elementwise op, in a dtype and with leading dimensions added up to a rank.
 
@@ -109,7 +98,7 @@ class Builder:
         """
         if not isinstance(argument, fx.Node):
             return self.number(argument, dtype)
-        handle = self.cast(self.value(argument), dtype).handle
+        handle = self.cast(self.values[argument], dtype).handle
         missing = rank - argument.meta["val"].dim()
         return self.ops.broadcast(handle, [True] * missing + [False] * (rank - missing)) if missing else handle
 

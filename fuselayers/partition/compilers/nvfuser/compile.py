@@ -24,7 +24,7 @@ _DECOMPOSED: Final = (
     *("_softmax", "_softmax_backward_data", "gelu", "gelu_backward", "leaky_relu", "leaky_relu_backward", "logsumexp"),
     *("masked_fill", "mean", "native_layer_norm", "native_layer_norm_backward", "new_full", "new_zeros", "ones"),
     *("ones_like", "rsub", "sigmoid_backward", "silu_backward", "softplus", "softplus_backward", "t", "tanh_backward"),
-    *("threshold", "threshold_backward", "zeros", "zeros_like"),
+    *("threshold", "threshold_backward", "transpose", "zeros", "zeros_like"),
 )
 
 
@@ -32,19 +32,19 @@ def compile_nvfuser(
     graph_module: fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    partition: str | Partitioner,
+    partition: Partitioner,
     torch_random: bool,
-    runnable: Callable[[fx.GraphModule], Callable[[list[Any]], Any]] | None = None,
+    op_by_op: bool = False,
 ) -> Callable[..., Any]:
     """Return a function that runs forward and backward of a Dynamo graph. See `compile_ahead_of_time`.
 
-    By default regions of each graph run in nvFuser.
+    Regions of each graph run in nvFuser; with `op_by_op` none do.
     """
     return compile_ahead_of_time(
         graph_module,
         example_inputs,
         compiler="nvfuser",
-        runnable=runnable or _runnable,
+        runnable=boxed if op_by_op else _runnable,
         partition=partition,
         torch_random=torch_random,
         decompositions=decompositions_of(_DECOMPOSED),

@@ -32,9 +32,6 @@ RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**ARITHMETIC, **SHAPES})
 _HIGHEST_RANK: Final = 8
 _FEWEST_OPS: Final = 2
 
-Group = Sequence[fx.Node]
-"""The nodes of one region, in the order of the graph."""
-
 
 def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
     """Return the rule of a node, or None if torch runs it."""
@@ -44,8 +41,9 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
     if node.target is operator.getitem:
         parent = node.args[0]
         return rule if isinstance(parent, fx.Node) and rule_of(parent, device) is not None else None
-    results = _tensors(node.meta.get("val"))
-    if rule is None or not results or not all(_is_known(value, device) for value in results):
+    value = node.meta.get("val")
+    results = value if isinstance(value, tuple | list) else [value]
+    if rule is None or not all(_is_known(result, device) for result in results):
         return None
     for source in node.all_input_nodes:
         value = source.meta.get("val")
@@ -58,20 +56,17 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
     return rule if rule.accepts(node) else None
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    values = value if isinstance(value, tuple | list) else [value]
-    return [tensor for tensor in values if isinstance(tensor, torch.Tensor)]
-
-
-def _is_known(value: torch.Tensor, device: torch.device) -> bool:
+def _is_known(value: Any, device: torch.device) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return False
     empty = any(isinstance(size, int) and size == 0 for size in value.shape)
     fits = value.dim() <= _HIGHEST_RANK and value.dtype in NAMES_OF_DTYPES and not empty
     return fits and value.layout == torch.strided and value.device == device
 
 
-def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[Group]:
-    """Return the regions of a graph; the graph gets a copy of each view that is read outside of its region."""
-    groups: list[Group] = []
+def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[list[fx.Node]]:
+    """Return the nodes of each region; the graph gets a copy of each view that is read outside of its region."""
+    groups: list[list[fx.Node]] = []
     for run in _runs(graph_module.graph, device):
         trimmed = _without_views_at_front(run)
         if sum(RULES[node.target].kind == "computes" for node in trimmed) >= _FEWEST_OPS:
@@ -133,7 +128,9 @@ def _with_views_outside(group: list[fx.Node]) -> list[fx.Node]:
 
 
 def extract(
-    graph_module: fx.GraphModule, groups: Sequence[Group], make: Callable[[fx.GraphModule], Callable[..., Any]]
+    graph_module: fx.GraphModule,
+    groups: Sequence[Sequence[fx.Node]],
+    make: Callable[[fx.GraphModule], Callable[..., Any]],
 ) -> None:
     """Replace each group by one call of `make(graph of the group)`, which returns a tuple, and a getitem per result."""
     graph = graph_module.graph

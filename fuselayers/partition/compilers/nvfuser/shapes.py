@@ -1,13 +1,14 @@
 """Views, and ops that copy values into new memory or make tensors from numbers. torch runs slices and pads."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
 import torch.fx as fx
 
-from .builder import Builder, Rule, Value, argument_of, computed_in, is_number, source_of, tensor_of
+from ...node_kinds import arguments_of
+from .builder import Builder, Rule, Value, computed_in, is_number, source_of, tensor_of
 
 _aten: Final = torch.ops.aten
 
@@ -16,64 +17,57 @@ def _rank(node: fx.Node) -> int:
     return tensor_of(node).dim()
 
 
-def _same(builder: Builder, node: fx.Node) -> Value:
-    return builder.value(source_of(node))
+def _view(change: Callable[[Any, Any, fx.Node], Any]) -> Rule:
+    """The rule of a view: `change` takes nvFuser's operations, the source's handle and the node; returns a handle."""
+
+    def emit(builder: Builder, node: fx.Node) -> Value:
+        handle, dtype = builder.values[source_of(node)]
+        return Value(change(builder.ops, handle, node), dtype)
+
+    return Rule(emit, "moves")
 
 
-def _reshape(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
+def _reshape(ops: Any, handle: Any, node: fx.Node) -> Any:
     old, new = tensor_of(source_of(node)).shape, tensor_of(node).shape
     source, result = ([size for size in shape if not _is_one(size)] for shape in (old, new))
     if all(isinstance(size, int) for size in (*source, *result)) and source == result:
         # Only dimensions of size 1 are added or removed, which needs no reshape.
         gone = [dim for dim, size in enumerate(old) if _is_one(size)]
-        handle = builder.ops.squeeze(handle, gone) if gone else handle
+        handle = ops.squeeze(handle, gone) if gone else handle
         come = [_is_one(size) for size in new]
-        return Value(builder.ops.broadcast(handle, come) if any(come) else handle, dtype)
+        return ops.broadcast(handle, come) if any(come) else handle
     sizes: Any = node.args[1]
-    return Value(builder.ops.reshape(handle, list(sizes)), dtype)
+    return ops.reshape(handle, list(sizes))
 
 
-def _permute(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
+def _permute(ops: Any, handle: Any, node: fx.Node) -> Any:
     dims: Any = node.args[1]
-    return Value(builder.ops.permute(handle, [dim % _rank(node) for dim in dims]), dtype)
+    return ops.permute(handle, [dim % _rank(node) for dim in dims])
 
 
-def _transpose(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
-    dims = list(range(_rank(node)))
-    first, second = (int(dim) for dim in node.args[1:3])  # type: ignore[arg-type]
-    dims[first], dims[second] = dims[second], dims[first]
-    return Value(builder.ops.permute(handle, dims), dtype)
-
-
-def _unsqueeze(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
+def _unsqueeze(ops: Any, handle: Any, node: fx.Node) -> Any:
     rank = _rank(node)
     index = int(node.args[1]) % rank  # type: ignore[arg-type]
-    return Value(builder.ops.broadcast(handle, [dim == index for dim in range(rank)]), dtype)
+    return ops.broadcast(handle, [dim == index for dim in range(rank)])
 
 
-def _squeeze(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
+def _squeeze(ops: Any, handle: Any, node: fx.Node) -> Any:
     shape = tensor_of(source_of(node)).shape
     named: Any = node.args[1]
     named = [named] if isinstance(named, int) else named
     dims = sorted(dim % len(shape) for dim in named if _is_one(shape[dim]))
-    return Value(builder.ops.squeeze(handle, dims) if dims else handle, dtype)
+    return ops.squeeze(handle, dims) if dims else handle
 
 
-def _expand(builder: Builder, node: fx.Node) -> Value:
-    handle, dtype = builder.value(source_of(node))
+def _expand(ops: Any, handle: Any, node: fx.Node) -> Any:
     rank, shape = _rank(node), tensor_of(source_of(node)).shape
     missing = rank - len(shape)
     if missing:
-        handle = builder.ops.broadcast(handle, [True] * missing + [False] * len(shape))
+        handle = ops.broadcast(handle, [True] * missing + [False] * len(shape))
     sizes: Any = node.args[1]
     # -1 for a dimension that stays: nvFuser would take a size as a new one.
     grown = [size if index < missing or _is_one(shape[index - missing]) else -1 for index, size in enumerate(sizes)]
-    return Value(builder.ops.expand(handle, grown), dtype)
+    return ops.expand(handle, grown)
 
 
 def _is_one(size: Any) -> bool:
@@ -83,14 +77,8 @@ def _is_one(size: Any) -> bool:
 def _cat(builder: Builder, node: fx.Node) -> Value:
     dtype = computed_in(node.meta["val"].dtype)
     pieces: Any = node.args[0]
-    handles = [builder.cast(builder.value(piece), dtype).handle for piece in pieces]
-    return Value(builder.ops.cat(handles, int(argument_of(node, 1, "dim", 0)) % _rank(node)), dtype)
-
-
-def _accepts_cat(node: fx.Node) -> bool:
-    pieces: Any = node.args[0]
-    # torch allows an empty vector beside tensors of any rank.
-    return all(piece.meta["val"].dim() == _rank(node) for piece in pieces)
+    handles = [builder.cast(builder.values[piece], dtype).handle for piece in pieces]
+    return Value(builder.ops.cat(handles, int(arguments_of(node).get("dim", 0)) % _rank(node)), dtype)
 
 
 def _getitem(builder: Builder, node: fx.Node) -> Value:
@@ -109,20 +97,23 @@ def _accepts_full(node: fx.Node) -> bool:
     return is_number(node.args[-1]) and all(isinstance(size, int) for size in tensor_of(node).shape)
 
 
+_SAME: Final = _view(lambda ops, handle, node: handle)
 SHAPES: Final[Mapping[Any, Rule]] = {
-    _aten.view.default: Rule(_reshape, "moves"),
-    _aten._unsafe_view.default: Rule(_reshape, "moves"),
-    _aten.permute.default: Rule(_permute, "moves"),
-    _aten.transpose.int: Rule(_transpose, "moves", lambda node: _rank(node) > 0),
-    _aten.unsqueeze.default: Rule(_unsqueeze, "moves"),
-    _aten.squeeze.dim: Rule(_squeeze, "moves"),
-    _aten.squeeze.dims: Rule(_squeeze, "moves"),
-    _aten.expand.default: Rule(_expand, "moves"),
-    _aten.alias.default: Rule(_same, "moves"),
-    _aten.detach.default: Rule(_same, "moves"),
+    _aten.view.default: _view(_reshape),
+    _aten._unsafe_view.default: _view(_reshape),
+    _aten.permute.default: _view(_permute),
+    _aten.unsqueeze.default: _view(_unsqueeze),
+    _aten.squeeze.dim: _view(_squeeze),
+    _aten.squeeze.dims: _view(_squeeze),
+    _aten.expand.default: _view(_expand),
+    _aten.alias.default: _SAME,
+    _aten.detach.default: _SAME,
     # torch runs a clone that stands alone, so that nvFuser never returns its input for it.
-    _aten.clone.default: Rule(_same, "moves"),
-    _aten.cat.default: Rule(_cat, "carries", _accepts_cat),
+    _aten.clone.default: _SAME,
+    # torch allows an empty vector beside tensors of any rank.
+    _aten.cat.default: Rule(
+        _cat, "carries", lambda node: all(_rank(piece) == _rank(node) for piece in node.all_input_nodes)
+    ),
     operator.getitem: Rule(_getitem, "carries"),
     _aten.full.default: Rule(_full, "makes", _accepts_full),
     _aten.full_like.default: Rule(_full, "makes", _accepts_full),

@@ -97,7 +97,7 @@ def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: Mo
             builder.values[node] = RULES[node.target].emit(builder, node)
     results: Any = graph.output_node().args[0]
     for node in results:
-        handle = builder.cast(builder.value(node), node.meta["val"].dtype).handle
+        handle = builder.cast(builder.values[node], node.meta["val"].dtype).handle
         if id(handle) in taken:
             handle = builder.ops.set(handle)  # an output must not be an input or another output
         taken[id(handle)] = handle
