@@ -31,7 +31,8 @@ COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
 _NAMES: Final = ("auto", *COMPILERS)
-_SECONDS: Final = 3.0  # a compilation that takes longer logs a warning
+_SECONDS: Final = 3.0  # a compilation that takes longer logs a warning, the first time in a process
+_told: Final = threading.Event()
 _GET_TRITON: Final = "pip install triton"
 
 _AUTO: Final = ("inductor", "eager")
@@ -148,6 +149,9 @@ def compile_chain(
 @contextmanager
 def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
     def tell() -> None:
+        if _told.is_set():
+            return
+        _told.set()
         logging.getLogger("fuselayers").warning(
             "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
             "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",

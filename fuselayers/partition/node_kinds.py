@@ -186,12 +186,12 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 
 def behind_gradients(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """Return the nodes that depend on an incoming gradient, or that must be in backward; `nodes` in their order."""
-    found: set[fx.Node] = set()
+    behind: set[fx.Node] = set()
     for node in nodes:
         starts = is_gradient_input(node) or placement(node) == "must_be_in_backward"
-        if starts or not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
+        if starts or not behind.isdisjoint(node.all_input_nodes):
+            behind.add(node)
+    return behind
 
 
 # Frames that are not the user's: torch's, and the call in `capture`.
