@@ -15,7 +15,7 @@ from ...text_table import amount
 from ..parser import add_imports
 from ..text import say
 from .model import PlannedModel, planned_model
-from .step import USABLE, StepPlan, gpu_layout, plan_of
+from .step import USABLE, StepPlan, gpu_layout, layout_text, plan_of
 
 DESCRIPTION = """\
 Computes the cost of a training step on GPUs that you need not have: memory, FLOPs, what the GPUs send, and time.
@@ -44,7 +44,6 @@ class Asked:
         gpu: the name in `hardware.GPUS`.
         batch: examples; None if not given.
         efficiency: None if not given.
-        precision: the dtype of matrix products.
     """
 
     overrides: list[str] = field(default_factory=list)
@@ -52,7 +51,6 @@ class Asked:
     gpu: str = "H100"
     batch: int | None = None
     efficiency: float | None = None
-    precision: str = "bfloat16"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,12 +72,12 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """
     asked = read_arguments(arguments.overrides)
     source, overrides = split_source(asked.overrides)
-    config = compose(source or "gpt_nano", overrides)
+    config = compose(source or "gpt_nano", ["train.precision=bfloat16", *overrides])
     name = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), config.model.name)
     layout = gpu_layout(config.parallel, gpus=asked.gpus)
     gpu = GPUS[asked.gpu]
     with console.status("counting the model"):
-        model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)
+        model = planned_model(config, name=name)
     plan = plan_of(model, gpu, layout, batch=asked.batch, efficiency=asked.efficiency or efficiency_of(asked.gpu))
     say(console, *page(model, gpu, plan, gpus=asked.gpus))
     return 0
@@ -98,7 +96,7 @@ def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> lis
         f"blocks keep {amount(model.kept.saved, 'B')} of an example; backward repeats "
         f"{model.kept.repeated_flops / model.flops:.1%} of the FLOPs",
         "",
-        f"{gpus} x {gpu.name}: {plan.layout}, batch {plan.batch}",
+        f"{gpus} x {gpu.name}: {layout_text(plan.layout)}, batch {plan.batch}",
         f"memory of a GPU: {amount(plan.memory.total, 'B')} of {usable} to use: {memory}",
         f"sent by a GPU: {sent}",
         f"time of a step, at {plan.efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
@@ -135,8 +133,6 @@ def read_arguments(words: Sequence[str]) -> Asked:
         elif key == "train.batch_size":
             raise ValueError("train.batch_size counts all data-parallel groups; set batch=, the examples of each group")
         else:
-            if key == "train.precision":
-                asked.precision = value
             asked.overrides.append(word)
     return asked
 
