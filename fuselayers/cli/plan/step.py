@@ -216,8 +216,8 @@ def plan_of(
         parts = ", ".join(f"{part} {size / 1e9:,.1f} GB" for part, size in vars(memory).items())
         raise ValueError(
             f"{model.name} does not fit with {layout_text(layout)} and a batch of {batch}: it needs "
-            f"{memory.total / 1e9:,.1f} GB on each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); lower batch, set "
-            "parallel.checkpointing=block or parallel.tp, or use more GPUs"
+            f"{memory.total / 1e9:,.1f} GB on each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); "
+            "lower batch, set parallel.checkpointing=block or parallel.tp, or use more GPUs"
         )
     batch = fitting[-1]
     memory = memories[batch]
