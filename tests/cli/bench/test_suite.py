@@ -57,29 +57,6 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
     assert lines[1:] == ["dropout, bfloat16, 8x256x512", "layer_norm, bfloat16, 8x256x512", *files]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--out", "x", "--ops", "dropuot"],
-            "no op of bench suite 'dropuot'; did you mean 'dropout'? there are: bias_",
-        ),
-        (["--out", "x", "--dtypes", "float64"], "no dtype of bench suite 'float64'; did you mean 'float16'"),
-    ],
-)
-def test_errors(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "suite", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_a_twin_of_one_size(name: str) -> None:
     model = build(name, list(MODELS[name][1]))
