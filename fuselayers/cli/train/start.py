@@ -16,7 +16,7 @@ from ..machine import describe_machine
 from ..text import say
 from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
 from .data import VOCAB_SIZE, Text, check_length, read_text
-from .engine import Processes, device_of, fusion_of, grid_of, start_engine
+from .engine import Processes, device_of, fusion_of, grouped, start_engine
 from .lock import locked
 from .loop import Run, Trainer
 from .metrics import FILE_NAME, HEADER, Metrics, MetricsFile
@@ -115,7 +115,7 @@ def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
 
 def _trainer(config: Config, processes: Processes) -> Trainer:
     device = device_of(config, processes)
-    grid, fusion = grid_of(config, processes), fusion_of(config)
+    processes, fusion = grouped(config, processes), fusion_of(config)
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     length = sequence_length(config, text)
     if len(set(processes.gathered(text.fingerprint))) > 1:
@@ -126,7 +126,7 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     # The engine fuses blocks and models after it splits them.
     unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
-    engine = start_engine(module, config, processes=processes, grid=grid, device=device)
+    engine = start_engine(module, config, processes=processes, device=device)
     return Trainer(engine, text, config=config.train, sequence_length=length, device=device)
 
 
@@ -174,10 +174,10 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         describe_machine(trainer.device),
         f"writing {run.folder}" + (f", continuing after step {run.done}" if resumed else ""),
     )
-    processes, grid = engine.processes, engine.grid
+    processes = engine.processes
     if processes.launched:
         shard = config.parallel.shard
-        say(console, f"{processes.world_size} processes, dp {grid.dp} x tp {grid.tp}, shard {shard}")
+        say(console, f"{processes.world_size} processes, dp {processes.dp} x tp {processes.tp}, shard {shard}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:
