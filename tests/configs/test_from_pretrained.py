@@ -15,7 +15,7 @@ from torch import Tensor
 import fuselayers
 from fuselayers.configs import build, from_pretrained
 from fuselayers.configs.hugging_face import FAMILIES, matched
-from tests.configs.hugging_face.twins import LLAMA, TWINS, Twin, inputs, rope, small_state, theirs
+from tests.configs.hugging_face.twins import LLAMA, TWINS, Twin, assert_same_outputs, rope, small_state, theirs
 
 pytest.importorskip("safetensors")
 pytest.importorskip("transformers")
@@ -94,12 +94,7 @@ def test_what_transformers_wrote_gives_its_outputs(name: str, tmp_path: Path) ->
     other.save_pretrained(tmp_path)  # type: ignore[operator]
     model = from_pretrained(tmp_path, OFF)
     assert not model.training
-    for_us, for_them = inputs(twin)
-    with torch.no_grad():
-        expected = other(**for_them).logits
-        got = model(for_us[0], inputs_BT=for_us[1]) if twin.family == "t5" else model(*for_us)
-    assert expected.std() > 0.03
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert_same_outputs(model, other, twin.family)
 
 
 def test_every_model_type_is_compared() -> None:

@@ -164,7 +164,7 @@ def save(
     written = processes.from_main(temporary_name(path))
     writer = HuggingFaceStorageWriter(str(written), save_distributed=True)
     try:
-        save_tensors(_without_shared_memory(tensors), storage_writer=writer, no_dist=not processes.launched)
+        save_tensors(_without_shared_memory(tensors), storage_writer=writer)
         manifest = {"format": _FORMAT, **asdict(content), "files": _digests(written, processes)}
         if processes.is_main:
             write_text(written / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
@@ -187,10 +187,10 @@ def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
     return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes = ALONE) -> None:
+def read_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors that have a checkpoint's names and sizes; each process reads what its DTensors need."""
     try:
-        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not processes.launched)
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
     except CheckpointException as error:
         raise _cause(error) from error
 

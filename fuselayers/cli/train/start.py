@@ -52,7 +52,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     if checkpoint is not None:
         path, content = checkpoint
         rows = [Metrics(*row) for row in content.curve]
-        load_state(trainer.model, trainer.optimizer, path, processes)
+        load_state(trainer.model, trainer.optimizer, path)
         done = content.step
     if folder is None:
         folder = processes.from_main(_new_folder(config.train.output, stack) if processes.is_main else Path())

@@ -9,7 +9,7 @@ import torch
 
 from fuselayers.cli.train.checkpoint import Content, save
 from fuselayers.cli.train.data import read_text
-from fuselayers.cli.train.engine import Engine, Processes
+from fuselayers.cli.train.engine import Engine
 from fuselayers.cli.train.loop import Trainer, reproducible
 from fuselayers.cli.train.state import load_state, state_of
 from fuselayers.configs import build, compose
@@ -87,7 +87,7 @@ def test_a_fused_run_is_the_plain_one_and_resumes_bit_for_bit(
             path = save(tmp_path, state_of(fused.model, fused.optimizer), Content(2))
             losses += [fused.step(step).read()[0] for step in (3, 4)]
             weights = copy.deepcopy(fused.model.state_dict())
-            load_state(fused.model, fused.optimizer, path, Processes())
+            load_state(fused.model, fused.optimizer, path)
             again = [fused.step(step).read()[0] for step in (3, 4)]
     finally:
         torch.set_num_threads(1)
