@@ -153,8 +153,8 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     def only_compose_plan(arguments: argparse.Namespace, console: object) -> int:
-        asked = read_arguments(arguments.overrides)
-        return only_compose(argparse.Namespace(overrides=asked.overrides), console)
+        overrides, _ = read_arguments(arguments.overrides)
+        return only_compose(argparse.Namespace(overrides=overrides), console)
 
     monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
     for command in ("train", "bench", "explain", "tune", "export"):
