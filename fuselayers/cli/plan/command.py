@@ -13,8 +13,8 @@ from ...names import no_such, shown
 from ...text_table import amount
 from ..parser import add_imports
 from ..text import say
-from .model import PlannedModel, planned_model
-from .step import USABLE, StepPlan, gpu_layout, layout_text, plan_of
+from .model import planned_model
+from .step import USABLE, gpu_layout, layout_text, plan_of
 
 DESCRIPTION = """\
 Computes the cost of a training step on GPUs that you need not have: memory, FLOPs, what the GPUs send, and time.
@@ -60,16 +60,10 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     with console.status("counting the model"):
         model = planned_model(config, name=name)
     plan = plan_of(model, gpu, layout, batch=options.get("batch"), efficiency=efficiency)
-    say(console, *page(model, gpu, plan, gpus=gpus))
-    return 0
-
-
-def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> list[str]:
-    """Return the lines of a plan."""
-    usable = amount(USABLE * gpu.memory, "B")
     memory = ", ".join(f"{part} {amount(size, 'B')}" for part, size in vars(plan.memory).items())
     sent = ", ".join(f"{message.kind} {amount(message.moved, 'B')}" for message in plan.collectives) or "nothing"
-    return [
+    say(
+        console,
         f"{model.name}: {model.parameters:,} parameters, {model.blocks} blocks, "
         f"{'bfloat16' if model.itemsize == 2 else 'float32'}",
         f"an example has {model.tokens:,} tokens; its step takes {amount(model.flops, 'FLOP')}, "
@@ -77,13 +71,14 @@ def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> lis
         f"blocks keep {amount(model.kept.saved, 'B')} of an example; backward repeats "
         f"{model.kept.repeated_flops / model.flops:.1%} of the FLOPs",
         "",
-        f"{gpus} x {gpu.name}: {layout_text(plan.layout)}, batch {plan.batch}",
-        f"memory of a GPU: {amount(plan.memory.total, 'B')} of {usable} to use: {memory}",
+        f"{gpus} x {gpu.name}: {layout_text(layout)}, batch {plan.batch}",
+        f"memory of a GPU: {amount(plan.memory.total, 'B')} of {amount(USABLE * gpu.memory, 'B')} to use: {memory}",
         f"sent by a GPU: {sent}",
-        f"time of a step, at {plan.efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
+        f"time of a step, at {efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
         f"{1e3 * plan.exposed_seconds:,.1f} ms of it waiting for links",
         f"{plan.tokens_per_second:,.0f} tokens/s on each GPU, {plan.utilisation:.0%} model FLOPs utilisation",
-    ]
+    )
+    return 0
 
 
 def efficiency_of(gpu: str) -> float:

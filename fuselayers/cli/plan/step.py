@@ -161,11 +161,10 @@ def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A layout and its costs.
+    """The costs of a layout.
 
     Attributes:
         batch: examples of a micro-batch of one data-parallel group.
-        efficiency: the share of the GPU's rates that the step keeps.
         memory: of one GPU.
         collectives: of a step.
         compute_seconds: for FLOPs and bytes.
@@ -174,9 +173,7 @@ class StepPlan:
         utilisation: the model's FLOPs over those that the GPU could do at its peak.
     """
 
-    layout: ParallelConfig
     batch: int
-    efficiency: float
     memory: StepMemory
     collectives: tuple[Sent, ...]
     compute_seconds: float
@@ -233,9 +230,7 @@ def plan_of(
     exposed = waits + max(beside - compute, 0.0)
     per_second = batch / tp / (compute + exposed)
     return StepPlan(
-        layout=layout,
         batch=batch,
-        efficiency=efficiency,
         memory=memory,
         collectives=collectives,
         compute_seconds=compute,
