@@ -49,7 +49,6 @@ class Row:
         narrow: accesses of less than 128 bits; of a kernel with a loop, those inside.
         scalars: how many of those single numbers need (a seed, statistics of a row).
         instructions: that all threads execute, per element.
-        moved: bytes per element, each tensor once.
         budget: of instructions per element, or None where there is none.
     """
 
@@ -64,7 +63,6 @@ class Row:
     narrow: int
     scalars: int
     instructions: float
-    moved: float
     budget: float | None
 
     @property
@@ -101,7 +99,6 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, *, shared: int, t
         narrow=code.narrow(),
         scalars=_ACCESSES_OF_A_SCALAR * scalars,
         instructions=round(code.instructions(elements / (programs * tile)) * programs * threads / elements, 1),
-        moved=round(moved / elements, 1),
         budget=round(BUDGET * moved / elements, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
     )
 

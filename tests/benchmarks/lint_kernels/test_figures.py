@@ -17,7 +17,6 @@ ROW = Row(
     narrow=2,
     scalars=2,
     instructions=20.0,
-    moved=4.0,
     budget=27.6,
 )
 PLACE = "dropout 4096 bfloat16, dropout.dropout, sm_90"
