@@ -56,7 +56,7 @@ def measure(device: torch.device) -> Machine:
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
     rates = {dtype: _matmul_rate(width, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
-    tiny = torch.zeros(8, device=device)
+    tiny = torch.zeros(8, device=device)  # one more op on it does almost no work
     kernel_seconds = _seconds(tiny.neg_, device, chain=_CHAIN)
     return Machine(
         name=f"measured: {describe_machine(device)}",
