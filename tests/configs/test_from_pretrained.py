@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -227,44 +226,31 @@ def test_a_config_that_cannot_be(fields: dict[str, Any], text: str, gpt2: Path) 
         from_pretrained(gpt2, OFF)
 
 
-def without_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def with_a_broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-
-
-def with_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def cut_off(folder: Path) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-1])
-
-
-def with_a_lost_shard(folder: Path) -> None:
-    index = {"weight_map": {"wte.weight": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
+# The new content of files; None removes a file.
 @pytest.mark.parametrize(
     ("damage", "kind", "text"),
     [
-        (without_config, FileNotFoundError, "has no config.json, which every checkpoint has"),
-        (with_a_broken_config, ValueError, "config.json' is not JSON: "),
+        ({"config.json": None}, FileNotFoundError, "has no config.json, which every checkpoint has"),
+        ({"config.json": "{"}, ValueError, "config.json' is not JSON: "),
         (
-            with_pickle,
+            {"model.safetensors": None, "pytorch_model.bin": ""},
             FileNotFoundError,
             "has neither model.safetensors nor model.safetensors.index.json; pickle fil",
         ),
-        (cut_off, ValueError, "model.safetensors' is damaged: "),
-        (with_a_lost_shard, FileNotFoundError, "lacks model-00001-of-00001.safetensors, which model.safetensors.index"),
+        ({"model.safetensors": "cut off"}, ValueError, "model.safetensors' is damaged: "),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"wte.weight": "model-00001-of-00001.safetensors"}}'},
+            FileNotFoundError,
+            "lacks model-00001-of-00001.safetensors, which model.safetensors.index",
+        ),
     ],
 )
-def test_a_damaged_folder(damage: Callable[[Path], None], kind: type[Exception], text: str, gpt2: Path) -> None:
-    damage(gpt2)
+def test_a_damaged_folder(damage: dict[str, str | None], kind: type[Exception], text: str, gpt2: Path) -> None:
+    for name, content in damage.items():
+        if content is None:
+            (gpt2 / name).unlink()
+        else:
+            (gpt2 / name).write_text(content)
     with pytest.raises(kind, match=re.escape(text)):
         from_pretrained(gpt2, OFF)
 

@@ -28,13 +28,10 @@ class Twin:
 
 
 SIZES = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
 T5 = {"vocab_size": 256, "d_model": 32, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
-
-
 OPT = {**SIZES, "ffn_dim": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 32}
-NEOX = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
-PHI = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
 BLOOM = {"vocab_size": 256, "hidden_size": 48, "n_layer": 2, "n_head": 6}
 
 
@@ -69,9 +66,7 @@ TWINS = {
         "GPT2LMHeadModel",
         {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     ),
-    "bert_tiny": Twin(
-        "bert", "bert", "BertForMaskedLM", {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
-    ),
+    "bert_tiny": Twin("bert", "bert", "BertForMaskedLM", WIDE),
     "llama3_8b": Twin(
         "llama",
         "llama",
@@ -109,8 +104,8 @@ TWINS = {
         {**LLAMA, "num_local_experts": 4, "rms_norm_eps": 1e-5, **rope(1000000.0)},
     ),
     "opt_tiny": Twin("opt", "opt", "OPTForCausalLM", OPT),
-    "gpt_neox_tiny": Twin("gpt_neox", "gpt_neox", "GPTNeoXForCausalLM", NEOX),
-    "phi_tiny": Twin("phi", "phi", "PhiForCausalLM", PHI),
+    "gpt_neox_tiny": Twin("gpt_neox", "gpt_neox", "GPTNeoXForCausalLM", WIDE),
+    "phi_tiny": Twin("phi", "phi", "PhiForCausalLM", WIDE),
     "bloom_tiny": Twin("bloom", "bloom", "BloomForCausalLM", BLOOM),
     "vit_tiny": Twin(
         "vit",
