@@ -18,18 +18,13 @@ CPU = torch.device("cpu")
 SMALL = Settings((2, 3, 64), torch.float32, CPU)
 
 
-@pytest.fixture
-def report() -> Report:
-    return Report("a machine", "a day", repeats=2, bandwidth=1e9)
-
-
 def fails() -> None:
     raise RuntimeError("out of memory\nmore")
 
 
 @pytest.mark.usefixtures("without_inductor")
-def test_a_report_names_what_is_wrong(report: Report, tmp_path: Path) -> None:
-    console = Console(file=io.StringIO())
+def test_a_report_names_what_is_wrong(tmp_path: Path) -> None:
+    report, console = Report("a machine", "a day", repeats=2, bandwidth=1e9), Console(file=io.StringIO())
     jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
     assert run_suite(jobs, report, folder=tmp_path, device=CPU, console=console) == 1
     assert report.failed == {"fails": "RuntimeError: out of memory"}
