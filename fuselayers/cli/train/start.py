@@ -15,7 +15,7 @@ from ..files import write_text
 from ..machine import describe_machine
 from ..text import say
 from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
-from .data import VOCAB_SIZE, Text, check_length, read_text
+from .data import VOCAB_SIZE, Text, read_text
 from .engine import Processes, device_of, fusion_of, grouped, start_engine
 from .lock import locked
 from .loop import Run, Trainer
@@ -70,7 +70,7 @@ def sequence_length(config: Config, text: Text) -> int:
 
     Raises:
         ValueError: the model cannot predict the next token of the text, or its context is shorter than
-            `data.sequence_length`.
+            `data.sequence_length`; or the training or the held-out text is not longer than a sequence.
     """
     model = config.model
     if model.name != "decoder":
@@ -90,7 +90,12 @@ def sequence_length(config: Config, text: Text) -> int:
             f"data.sequence_length must be at most model.context_length, {context_length}, got {length}; "
             "lower the first or raise the second"
         )
-    check_length(text, sequence_length=length)
+    for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
+        if text_N.numel() <= length:
+            raise ValueError(
+                f"the {part} text must be longer than a sequence of {length} bytes, got {text_N.numel()} bytes from "
+                f"{text.source}; give more text (data.path=) or a smaller data.sequence_length="
+            )
     return length
 
 
