@@ -70,9 +70,8 @@ def checkpoints_of(run: Path) -> Path:
 def run_of(resume: str) -> Path | None:
     """The run that `train.resume=` names, itself or by one of its checkpoints; None for a copied checkpoint."""
     path = Path(os.path.abspath(Path(resume).expanduser()))
-    if path.parent.name == FOLDER_NAME:
-        return path.parent.parent
-    return path if checkpoints_of(path).is_dir() else None
+    run = path.parent.parent if path.parent.name == FOLDER_NAME else path
+    return run if checkpoints_of(run).is_dir() else None
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:

@@ -42,7 +42,9 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
         raise ValueError(f"a resumed run uses the config of its checkpoint; leave {source} or train.resume out")
     checkpoint, folder = None, None
     if session.resume:
-        folder = _folder_to_continue(session.resume, session.output)
+        folder = run_of(session.resume)
+        if folder and session.output and Path(session.output).expanduser().resolve() != folder.resolve():
+            folder = None
         if folder is not None and processes.is_main:
             stack.enter_context(locked(folder))
         checkpoint = find_checkpoint(session.resume, processes)
@@ -133,14 +135,6 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     module = build(replace(config, fusion=unfused))
     engine = start_engine(module, config, processes=processes, device=device)
     return Trainer(engine, text, config=config.train, sequence_length=length, device=device)
-
-
-def _folder_to_continue(resume: str, output: str) -> Path | None:
-    """Return the folder of the run to resume; None if `train.output` is another folder or the checkpoint was copied."""
-    run = run_of(resume)
-    if run is None or not run.is_dir():
-        return None
-    return run if not output or Path(output).expanduser().resolve() == run.resolve() else None
 
 
 def _new_folder(output: str, stack: ExitStack) -> Path:
