@@ -59,7 +59,7 @@ def saved(device: torch.device, *, repeats: int, dtypes: Sequence[torch.dtype] =
             torch.compiler.reset()
             right = [layer.candidate() for layer in make(*_TIMED) if layer.name not in wrong]
             times = time_interleaved(right, repeats=repeats, device=device)
-            steps = {layer.name: seconds["forward_backward"] for layer, seconds in zip(right, times, strict=True)}
+            steps = {layer: seconds["forward_backward"] for layer, seconds in times.items()}
             rows.append(
                 {
                     "layer": name,

@@ -46,7 +46,7 @@ def model(dropout: float) -> nn.Module:
     return made
 
 
-def train(one: nn.Module) -> list[float]:
+def train(network: nn.Module) -> list[float]:
     """The losses of all steps of the page's Trainer."""
     from transformers import Trainer, TrainingArguments
 
@@ -62,7 +62,7 @@ def train(one: nn.Module) -> list[float]:
             disable_tqdm=True,
             use_cpu=True,
         )
-        trainer = Trainer(one, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in examples()])
+        trainer = Trainer(network, arguments, train_dataset=[{"input_ids": row, "labels": row} for row in examples()])
         trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
@@ -74,15 +74,15 @@ def measure() -> dict[str, Any]:
     saved: dict[str, dict[str, int]] = {}
     for dropout in (0.0, 0.1):
         plain = model(dropout).train()
-        found = {}
+        saved_by_level = {}
         for level in ("plain", "layers", "blocks"):
-            one = copy.deepcopy(plain)
+            network = copy.deepcopy(plain)
             if level != "plain":
-                fuselayers.swap(one, level=level, batch=batch)
-            found[level] = saved_bytes(one.train(), **batch)
+                fuselayers.swap(network, level=level, batch=batch)
+            saved_by_level[level] = saved_bytes(network.train(), **batch)
             if dropout == 0.0:
-                losses[level] = train(one)
-        saved[f"dropout {dropout}"] = found
+                losses[level] = train(network)
+        saved[f"dropout {dropout}"] = saved_by_level
     import transformers
 
     versions = f"transformers {transformers.__version__}"
@@ -105,7 +105,7 @@ def draw(folder: Path) -> Path:
     curve.set_ylabel("loss, dropout 0")
     curve.legend(frameon=False, labelcolor="#808080")
     for place, (level, colour) in enumerate(_COLOURS.items()):
-        kilobytes = [found[level] / 1e3 for found in content["saved_bytes"].values()]
+        kilobytes = [saved[level] / 1e3 for saved in content["saved_bytes"].values()]
         drawn = bars.bar(
             [number + (place - 1) * 0.27 for number in range(len(kilobytes))], kilobytes, 0.25, color=colour
         )

@@ -19,7 +19,7 @@ from typing import Any, Final
 from fuselayers.cli.main import main
 from fuselayers.cli.plan.command import efficiency_of
 from fuselayers.cli.plan.model import PlannedModel, planned_model
-from fuselayers.cli.plan.step import GpuLayout, plan_of
+from fuselayers.cli.plan.step import plan_of
 from fuselayers.configs import compose
 from fuselayers.hardware import GPUS
 
@@ -83,7 +83,8 @@ def planned() -> list[dict[str, Any]]:
         hardware = GPUS[run.gpu]
         if run.model == "llama":
             hardware = replace(hardware, memory=96e9, bandwidth=2.4e12)
-        layout = GpuLayout(dp=run.gpus, tp=run.tp, sequence=run.tp > 1, shard="fsdp", checkpointing=run.checkpointing)
+        asked = {"dp": run.gpus, "tp": run.tp, "sequence": run.tp > 1, "shard": "fsdp"}
+        layout = compose({"parallel": {**asked, "checkpointing": run.checkpointing}}).parallel
         model = _model(run.model, run.checkpointing, run.eager)
         plan = plan_of(model, hardware, layout, batch=run.batch, efficiency=efficiency_of(run.gpu))
         predicted = {"tokens_per_second": plan.tokens_per_second, "gibibytes": plan.memory.total / 2**30}
@@ -100,7 +101,8 @@ def _model(name: str, checkpointing: str, eager: bool) -> PlannedModel:
         shape = ["model.vocab_size=50368", "attention.num_heads=32", "model.dropout=0", "feedforward=mlp"]
         plain = ["attention.bias=false", "feedforward.bias=false", "norm.bias=false", "fusion=off"]
         source, overrides = "gpt2_small", [*sizes, *shape, *plain]
-    return planned_model(compose(source, overrides), checkpointing=checkpointing, precision="bfloat16")
+    asked = ["train.precision=bfloat16", f"parallel.checkpointing={checkpointing}"]
+    return planned_model(compose(source, [*overrides, *asked]))
 
 
 def printed() -> str:

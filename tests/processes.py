@@ -72,24 +72,15 @@ class Program:
         self._process = PROCESSES.Process(target=exec, args=(_AS_A_SCRIPT, environment))
         self._process.start()
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        assert self._process.pid is not None
-        return self._process.pid
-
     def runs(self) -> bool:
         """Whether the program is still running."""
         return self._process.is_alive()
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal, if the program still runs."""
+        assert self._process.pid is not None
         with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def interrupt(self) -> None:
-        """Send the signal of Ctrl-C, if the program still runs."""
-        self.send(signal.SIGINT)
+            os.kill(self._process.pid, number)
 
     def wait(self) -> Ended:
         """Wait for the end. If the wait is interrupted, the program is killed."""

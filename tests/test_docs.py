@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from fuselayers import ops
 from fuselayers.cli.main import main
@@ -31,8 +32,6 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 # Commands of shell blocks that the reader's machine provides.
 FOREIGN = {"apt", "cd", "eval", "git", "pip", "pre-commit", "source"}
 
-_FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[\w+-]*)")
-
 
 @dataclass(frozen=True)
 class Block:
@@ -43,21 +42,14 @@ class Block:
     lines: list[str]
 
 
-def _blocks(text: str) -> list[Block]:
-    blocks: list[Block] = []
-    opening: re.Match[str] | None = None
-    lines: list[str] = []
-    for number, line in enumerate(text.splitlines(), start=1):
-        fence = _FENCE.match(line)
-        if opening is None:
-            if fence is not None:
-                opening, lines = fence, []
-        elif fence is not None and fence["fence"].startswith(opening["fence"]) and not fence["language"]:
-            blocks.append(Block(opening["language"], number - len(lines), lines))
-            opening = None
-        else:
-            lines.append(line.removeprefix(opening["indent"]))
-    assert opening is None, f"a block is not closed: {opening}"
+def _blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    blocks = []
+    for token in MarkdownIt().parse(text):
+        if token.type == "fence":
+            start, end = token.map or (0, 0)
+            assert text.splitlines()[end - 1].strip() == token.markup, f"{page}:{start + 1}: the block is not closed"
+            blocks.append(Block(token.info, start + 2, token.content.splitlines()))
     return blocks
 
 
@@ -72,7 +64,7 @@ def _program(blocks: list[Block]) -> str:
 
 def _failure(page: Path, folder: Path) -> str | None:
     """Run a page, and return None or the file, line, error and traceback of its failure."""
-    done = run(_program(_blocks(page.read_text(encoding="utf-8"))), name=str(page), folder=folder)
+    done = run(_program(_blocks(page)), name=str(page), folder=folder)
     if done.code == 0:
         return None
     errors = done.errors.strip()
@@ -81,7 +73,7 @@ def _failure(page: Path, folder: Path) -> str | None:
 
 
 def _has(page: Path, *languages: str) -> bool:
-    return any(block.language in languages for block in _blocks(page.read_text(encoding="utf-8")))
+    return any(block.language in languages for block in _blocks(page))
 
 
 def _name(page: Path) -> str:
@@ -113,7 +105,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
 
 def _commands(page: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the line and the words of each command in the page's shell blocks."""
-    for block in _blocks(page.read_text(encoding="utf-8")):
+    for block in _blocks(page):
         if block.language in {"bash", "sh", "shell", "console"}:
             start, pending = block.first_line, ""
             for number, line in enumerate(block.lines, start=block.first_line):
@@ -161,8 +153,8 @@ def _measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     def only_compose_plan(arguments: argparse.Namespace, console: object) -> int:
-        asked = read_arguments(arguments.overrides)
-        return only_compose(argparse.Namespace(overrides=asked.overrides), console)
+        overrides, _ = read_arguments(arguments.overrides)
+        return only_compose(argparse.Namespace(overrides=overrides), console)
 
     monkeypatch.setattr(importlib.import_module("fuselayers.cli.plan"), "run", only_compose_plan)
     for command in ("train", "bench", "explain", "tune", "export"):

@@ -65,21 +65,20 @@ def _statements(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tup
                 yield node.lineno, full if full in modules else base
 
 
-def _calls(name: str, path: Path) -> Iterator[tuple[int, str | None]]:
-    """Yield the line and the full name of each module imported by `importlib` or `__import__`; None if no literal."""
+def _calls(name: str, path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the line and the full name of each module that `importlib` or `__import__` imports by a literal name."""
     for node in _nodes(path):
         called = getattr(node, "func", None)
         if getattr(called, "attr", getattr(called, "id", "")) in ("import_module", "__import__"):
             assert isinstance(node, ast.Call)
-            wanted = node.args[0] if node.args else None
-            literal = isinstance(wanted, ast.Constant) and isinstance(wanted.value, str)
-            package = ".".join(_package_of(name, path))
-            yield node.lineno, resolve_name(ast.literal_eval(wanted), package) if wanted and literal else None
+            for wanted in node.args[:1]:
+                if isinstance(wanted, ast.Constant) and isinstance(wanted.value, str):
+                    yield node.lineno, resolve_name(wanted.value, ".".join(_package_of(name, path)))
 
 
 def _imports(name: str, path: Path, modules: dict[str, Path]) -> Iterator[tuple[int, str]]:
     yield from _statements(name, path, modules)
-    yield from ((line, target) for line, target in _calls(name, path) if target is not None)
+    yield from _calls(name, path)
 
 
 def _height(name: str) -> int:

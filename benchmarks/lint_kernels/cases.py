@@ -70,18 +70,12 @@ def _tensors(case: Case) -> dict[str, Tensor]:
     return {"weight": case.tensor(32_000, case.width)} if case.op == "linear_cross_entropy" else {}
 
 
-class _OpCall:
-    """A call of an op as `bench` makes it, except for the inputs in `without`."""
-
-    def __init__(self, *without: str, settings: dict[str, Any] | None = None) -> None:
-        self.without = without
-        self.settings = settings or {}
-
-    def __call__(self, case: Case) -> object:
-        form = op_case(case.op, Settings((ROWS, case.width), case.dtype, _META, **self.settings))
-        tensors = {name: value for name, value in form.tensors.items() if name not in self.without} | _tensors(case)
-        seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in form.options else {}
-        return form.op(**tensors, **form.options, **seed, backend="triton")
+def _op(case: Case, *, without: str = "", **settings: Any) -> object:
+    """Call an op as `bench` does, except for the input `without`."""
+    form = op_case(case.op, Settings((ROWS, case.width), case.dtype, _META, **settings))
+    tensors = {name: value for name, value in form.tensors.items() if name != without} | _tensors(case)
+    seed = {"seed": torch.empty((), dtype=torch.int64, device=_META)} if "p" in form.options else {}
+    return form.op(**tensors, **form.options, **seed, backend="triton")
 
 
 def _rotary(case: Case, **options: Any) -> object:
@@ -114,44 +108,35 @@ def _cases(
             yield Case(op, name, width, dtype, call, width in daily and dtype == torch.bfloat16)
 
 
-def _activation(name: str, *without: str, **settings: Any) -> _OpCall:
-    return _OpCall(*without, settings={"activation": name, **settings})
-
-
-def _style(name: str) -> _OpCall:
-    return _OpCall(settings={"style": name})
-
-
-_GELU: Final = _activation("gelu")
 CASES: Final[tuple[Case, ...]] = (
-    *_cases("dropout", "", _OpCall(), 4096, dtypes=_16_AND_32, daily=(4096,)),
+    *_cases("dropout", "", _op, 4096, dtypes=_16_AND_32, daily=(4096,)),
     *_cases("dropout", "mask", _mask, 4096, daily=(4096,)),
-    *_cases("bias_activation_dropout", "gelu", _GELU, 4096, dtypes=_ALL, daily=(4096,)),
+    *_cases("bias_activation_dropout", "gelu", _op, 4096, dtypes=_ALL, daily=(4096,)),
     *(
         case
         for name in ops.ACTIVATIONS
         if name != "gelu"
-        for case in _cases("bias_activation_dropout", name, _activation(name), 4096)
+        for case in _cases("bias_activation_dropout", name, partial(_op, activation=name), 4096)
     ),
-    *_cases("bias_activation_dropout", "gelu, p=0", _activation("gelu", dropout=0.0), 4096),
-    *_cases("bias_activation_dropout", "gelu, no bias", _activation("gelu", bias=False), 4096),
+    *_cases("bias_activation_dropout", "gelu, p=0", partial(_op, dropout=0.0), 4096),
+    *_cases("bias_activation_dropout", "gelu, no bias", partial(_op, bias=False), 4096),
     # The second width is a multiple of 8, and of no higher power of two.
-    *_cases("bias_dropout_residual", "", _OpCall(), 4096, 1000, dtypes=_16_AND_32, daily=(1000,)),
-    *_cases("gated_activation", "silu", _activation("silu"), 4096, dtypes=_16_AND_32, daily=(4096,)),
-    *_cases("gated_activation", "silu, packed", _activation("silu", "up"), 4096),
-    *_cases("gated_activation", "gelu", _GELU, 4096),
+    *_cases("bias_dropout_residual", "", _op, 4096, 1000, dtypes=_16_AND_32, daily=(1000,)),
+    *_cases("gated_activation", "silu", partial(_op, activation="silu"), 4096, dtypes=_16_AND_32, daily=(4096,)),
+    *_cases("gated_activation", "silu, packed", partial(_op, activation="silu", without="up"), 4096),
+    *_cases("gated_activation", "gelu", _op, 4096),
     *_cases(
-        *("bias_dropout_residual_layer_norm", "prenorm", _style("prenorm"), 1024, 4096, 8192),
+        *("bias_dropout_residual_layer_norm", "prenorm", partial(_op, style="prenorm"), 1024, 4096, 8192),
         dtypes=_16_AND_32,
         daily=(4096,),
     ),
-    *_cases("bias_dropout_residual_rms_norm", "pre", _style("pre"), 4096, 8192),
-    *_cases("residual_layer_norm", "", _OpCall("bias"), 4096, 8192),
-    *_cases("residual_rms_norm", "", _OpCall(), 4096, 8192),
-    *_cases("layer_norm", "", _OpCall("bias"), 4096, 8192),
-    *_cases("rms_norm", "", _OpCall(), 1024, 4096, 8192, 12288, daily=(4096,)),
-    *_cases("cross_entropy", "", _OpCall(), 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
-    *_cases("linear_cross_entropy", "", _OpCall(), 4096),
+    *_cases("bias_dropout_residual_rms_norm", "pre", partial(_op, style="pre"), 4096, 8192),
+    *_cases("residual_layer_norm", "", partial(_op, without="bias"), 4096, 8192),
+    *_cases("residual_rms_norm", "", _op, 4096, 8192),
+    *_cases("layer_norm", "", partial(_op, without="bias"), 4096, 8192),
+    *_cases("rms_norm", "", _op, 1024, 4096, 8192, 12288, daily=(4096,)),
+    *_cases("cross_entropy", "", _op, 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
+    *_cases("linear_cross_entropy", "", _op, 4096),
     *_cases("rotary", "", _rotary, 64, 128, dtypes=_16_AND_32, daily=(128,)),
     *_cases("rotary", "interleaved", partial(_rotary, interleaved=True), 128),
 )

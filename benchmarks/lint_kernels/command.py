@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         say(console, title, bold=True)
         print_table(console, [_cells(row) for row in of_case], left=2)
     if arguments.write:
-        write_figures(rows, read_figures(), compiler=compiler())
+        write_figures(rows, compiler=compiler())
         say(console, f"figures written to {FIGURES}")
     figures = read_figures()
     lines = faults(rows, figures, compiler=compiler())
     say(
         console,
-        f"compiled with {compiler()}; the checked-in figures are of {figures.compiler}",
+        f"compiled with {compiler()}; the checked-in figures are of {figures['compiler']}",
         *lines,
         f"{len(rows)} compiled, {len(lines) or 'no'} faults",
     )

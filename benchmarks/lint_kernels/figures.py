@@ -13,9 +13,9 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -49,7 +49,6 @@ class Row:
         narrow: accesses of less than 128 bits; of a kernel with a loop, those inside.
         scalars: how many of those single numbers need (a seed, statistics of a row).
         instructions: that all threads execute, per element.
-        moved: bytes per element, each tensor once.
         budget: of instructions per element, or None where there is none.
     """
 
@@ -64,35 +63,12 @@ class Row:
     narrow: int
     scalars: int
     instructions: float
-    moved: float
     budget: float | None
 
     @property
     def place(self) -> str:
         """For messages."""
         return f"{self.case}, {self.kernel}, {self.arch}"
-
-
-@dataclass(frozen=True)
-class Accepted:
-    """A known fault ("spills", "narrow" or "budget") of a case's kernel, and why it stays."""
-
-    case: str
-    kernel: str
-    fault: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The content of the file: the compiler, the accepted faults, and the figures of each kernel.
-
-    `kernels[case][kernel][arch]` is [instructions per element, accesses of less than 128 bits, spills].
-    """
-
-    compiler: str
-    accepted: tuple[Accepted, ...]
-    kernels: dict[str, dict[str, dict[str, list[float]]]]
 
 
 def measure(case: Case, launch: Launch, arch: str, code: Code, *, shared: int, threads: int) -> Row:
@@ -123,17 +99,16 @@ def measure(case: Case, launch: Launch, arch: str, code: Code, *, shared: int, t
         narrow=code.narrow(),
         scalars=_ACCESSES_OF_A_SCALAR * scalars,
         instructions=round(code.instructions(elements / (programs * tile)) * programs * threads / elements, 1),
-        moved=round(moved / elements, 1),
         budget=round(BUDGET * moved / elements, 1) if arch.startswith("sm_") and largest.element_size() == 2 else None,
     )
 
 
-def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]:
+def faults(rows: Iterable[Row], figures: dict[str, Any], *, compiler: str) -> list[str]:
     """Return a line for each fault: spills, narrow accesses and budgets that nobody accepted, worse figures.
 
     Figures of another compiler are not compared.
     """
-    accepted = {(fault.case, fault.kernel, fault.fault) for fault in figures.accepted}
+    accepted = {_key(fault) for fault in figures["accepted"]}
     lines = []
     for row in rows:
         lines += [
@@ -141,9 +116,9 @@ def faults(rows: Iterable[Row], figures: Figures, *, compiler: str) -> list[str]
             for fault, text in _faults_of(row).items()
             if (row.case, row.kernel, fault) not in accepted
         ]
-        if compiler != figures.compiler:
+        if compiler != figures["compiler"]:
             continue
-        before = figures.kernels.get(row.case, {}).get(row.kernel, {}).get(row.arch)
+        before = figures["kernels"].get(row.case, {}).get(row.kernel, {}).get(row.arch)
         if before is None:
             lines.append(f"{row.place}: no figure to compare with; run benchmarks.lint_kernels --write")
             continue
@@ -170,14 +145,21 @@ def _figures_of(row: Row) -> list[float]:
     return [row.instructions, row.narrow, row.spills]
 
 
-def read_figures(path: Path = FIGURES) -> Figures:
-    """Read the file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    accepted = tuple(Accepted(**fault) for fault in content.pop("accepted"))
-    return Figures(accepted=accepted, **content)
+def _key(fault: dict[str, str]) -> tuple[str, str, str]:
+    return fault["case"], fault["kernel"], fault["fault"]
 
 
-def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: Path = FIGURES) -> None:
+def read_figures() -> dict[str, Any]:
+    """Read the file: the compiler, the accepted faults, and the figures of each kernel.
+
+    An accepted fault is a known one ("spills", "narrow" or "budget") of a case's kernel, with the reason why it stays.
+    `kernels[case][kernel][arch]` is [instructions per element, accesses of less than 128 bits, spills].
+    """
+    content: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
+    return content
+
+
+def write_figures(rows: Iterable[Row], *, compiler: str) -> None:
     """Write all figures, and the accepted faults that still exist. Add a new one by hand, with a reason."""
     kernels: dict[str, dict[str, dict[str, list[float]]]] = {}
     faulty: set[tuple[str, str, str]] = set()
@@ -186,7 +168,7 @@ def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: 
         # A kernel that a case launches forward and backward has the larger figures.
         by_arch[row.arch] = [max(pair) for pair in zip(_figures_of(row), by_arch.get(row.arch, [0, 0, 0]), strict=True)]
         faulty |= {(row.case, row.kernel, fault) for fault in _faults_of(row)}
-    accepted = [asdict(fault) for fault in before.accepted if (fault.case, fault.kernel, fault.fault) in faulty]
+    accepted = [fault for fault in read_figures()["accepted"] if _key(fault) in faulty]
     # A kernel's figures are one line, so that a change is one line of a diff.
     cases = [
         f"    {json.dumps(case)}: {{\n"
@@ -201,7 +183,7 @@ def write_figures(rows: Iterable[Row], before: Figures, *, compiler: str, path: 
         + ",\n".join(cases)
         + "\n  }\n}\n"
     )
-    write_text(path, text)
+    write_text(FIGURES, text)
 
 
 def _widths(accesses: Counter[tuple[str, int]], kind: str) -> str:

@@ -39,9 +39,9 @@ class _Recorder:
         num_warps: int,
         persistent_warps: int | None,
     ) -> int:
-        # Detached aliases, so that a record keeps no autograd graph alive; one for a tensor that is given twice.
-        aliases = {id(one): one.detach() for one in arguments if isinstance(one, Tensor)}
-        recorded = tuple(aliases.get(id(one), one) for one in arguments)
+        # Detached aliases, so that a record keeps no autograd graph alive; a tensor that is passed twice has one alias.
+        aliases = {id(argument): argument.detach() for argument in arguments if isinstance(argument, Tensor)}
+        recorded = tuple(aliases.get(id(argument), argument) for argument in arguments)
         started = Launch(function, grid, recorded, constants, num_warps)
         if persistent_warps is not None:
             most = launch.most_resident(num_warps, persistent_warps)

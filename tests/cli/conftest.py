@@ -51,12 +51,6 @@ def tiny_on(text_file: Path) -> list[str]:
     return [*TINY_MODEL, *TINY_TRAINING, "fusion=off", "model.dropout=0", f"data.path={text_file}"]
 
 
-def with_changes(overrides: list[str], *changed: str) -> list[str]:
-    """Overrides with others in place of those of the same keys."""
-    keys = {override.partition("=")[0] for override in changed}
-    return [override for override in overrides if override.partition("=")[0] not in keys] + list(changed)
-
-
 @pytest.fixture
 def text_file(tmp_path: Path) -> Path:
     return write_text_file(tmp_path)

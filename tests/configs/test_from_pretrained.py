@@ -4,7 +4,6 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 import fuselayers
 from fuselayers.configs import build, from_pretrained
 from fuselayers.configs.hugging_face import FAMILIES, matched
-from tests.configs.hugging_face.twins import LLAMA, TWINS, Twin, inputs, rope, small_state, theirs
+from tests.configs.hugging_face.twins import LLAMA, TWINS, Twin, assert_same_outputs, rope, small_state, theirs
 
 pytest.importorskip("safetensors")
 pytest.importorskip("transformers")
@@ -94,12 +93,7 @@ def test_what_transformers_wrote_gives_its_outputs(name: str, tmp_path: Path) ->
     other.save_pretrained(tmp_path)  # type: ignore[operator]
     model = from_pretrained(tmp_path, OFF)
     assert not model.training
-    for_us, for_them = inputs(twin)
-    with torch.no_grad():
-        expected = other(**for_them).logits
-        got = model(for_us[0], inputs_BT=for_us[1]) if twin.family == "t5" else model(*for_us)
-    assert expected.std() > 0.03
-    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert_same_outputs(model, other, twin.family)
 
 
 def test_every_model_type_is_compared() -> None:
@@ -232,44 +226,31 @@ def test_a_config_that_cannot_be(fields: dict[str, Any], text: str, gpt2: Path) 
         from_pretrained(gpt2, OFF)
 
 
-def without_config(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def with_a_broken_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-
-
-def with_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def cut_off(folder: Path) -> None:
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[:-1])
-
-
-def with_a_lost_shard(folder: Path) -> None:
-    index = {"weight_map": {"wte.weight": "model-00001-of-00001.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
+# The new content of files; None removes a file.
 @pytest.mark.parametrize(
     ("damage", "kind", "text"),
     [
-        (without_config, FileNotFoundError, "has no config.json, which every checkpoint has"),
-        (with_a_broken_config, ValueError, "config.json' is not JSON: "),
+        ({"config.json": None}, FileNotFoundError, "has no config.json, which every checkpoint has"),
+        ({"config.json": "{"}, ValueError, "config.json' is not JSON: "),
         (
-            with_pickle,
+            {"model.safetensors": None, "pytorch_model.bin": ""},
             FileNotFoundError,
             "has neither model.safetensors nor model.safetensors.index.json; pickle fil",
         ),
-        (cut_off, ValueError, "model.safetensors' is damaged: "),
-        (with_a_lost_shard, FileNotFoundError, "lacks model-00001-of-00001.safetensors, which model.safetensors.index"),
+        ({"model.safetensors": "cut off"}, ValueError, "model.safetensors' is damaged: "),
+        (
+            {"model.safetensors.index.json": '{"weight_map": {"wte.weight": "model-00001-of-00001.safetensors"}}'},
+            FileNotFoundError,
+            "lacks model-00001-of-00001.safetensors, which model.safetensors.index",
+        ),
     ],
 )
-def test_a_damaged_folder(damage: Callable[[Path], None], kind: type[Exception], text: str, gpt2: Path) -> None:
-    damage(gpt2)
+def test_a_damaged_folder(damage: dict[str, str | None], kind: type[Exception], text: str, gpt2: Path) -> None:
+    for name, content in damage.items():
+        if content is None:
+            (gpt2 / name).unlink()
+        else:
+            (gpt2 / name).write_text(content)
     with pytest.raises(kind, match=re.escape(text)):
         from_pretrained(gpt2, OFF)
 

@@ -29,26 +29,11 @@ MIXTURE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("source", "overrides"),
-    [
-        ({"feedforward": MIXTURE}, []),
-        (
-            "gpt_nano",
-            [
-                "feedforward=mixture_of_experts",
-                "feedforward.num_experts=3",
-                "feedforward.expert=gated_mlp",
-                "feedforward.expert.width=12",
-                "feedforward.expert.packed=true",
-                "feedforward.shared_experts=1",
-            ],
-        ),
-    ],
-)
-def test_the_experts_of_a_mixture_come_from_a_config(source: object, overrides: list[str]) -> None:
-    config = compose(source, [*overrides, "model.num_layers=1", "fusion=off"])  # type: ignore[arg-type]
-    assert config.feedforward.options["expert"].options["width"] == 12
+def test_the_experts_of_a_mixture_come_from_a_config() -> None:
+    experts = ["feedforward=mixture_of_experts", "feedforward.num_experts=3", "feedforward.shared_experts=1"]
+    expert = ["feedforward.expert=gated_mlp", "feedforward.expert.width=12", "feedforward.expert.packed=true"]
+    config = compose({"feedforward": MIXTURE}, ["model.num_layers=1", "fusion=off"])
+    assert compose(overrides=[*experts, *expert, "model.num_layers=1", "fusion=off"]) == config
     model = build(config)
     assert isinstance(model, Decoder)
     weights = {name: list(value.shape) for name, value in model.blocks[0].feedforward.state_dict().items()}

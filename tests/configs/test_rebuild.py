@@ -21,13 +21,8 @@ BATCH = torch.randint(31, (2, 2, 7), generator=torch.Generator().manual_seed(1))
 
 def tiny(*overrides: str, model: str = "gpt_nano") -> Any:
     """A small model with weights unlike those of any initialisation."""
-    asked = [
-        override
-        for override in (*TINY, *HEADS)
-        if override.partition("=")[0] not in {other.partition("=")[0] for other in overrides}
-    ]
     grouped = ["attention.num_kv_heads=2"] if model == "llama_tiny" else []
-    built = build(overrides=[f"model={model}", *asked, *grouped, *overrides])
+    built = build(overrides=[f"model={model}", *TINY, *HEADS, *grouped, *overrides])
     with torch.no_grad():
         for parameter in built.parameters():
             parameter.normal_(mean=0.1, std=0.3)

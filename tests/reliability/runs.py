@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fuselayers.cli.train.checkpoint import checkpoints_of, listed
-from tests.cli.conftest import tiny_on, with_changes, write_text_file
+from tests.cli.conftest import tiny_on, write_text_file
 from tests.cli.train import conftest
 from tests.processes import Ended, Program
 
@@ -27,7 +27,7 @@ def overrides(folder: Path) -> list[str]:
         folder: the text is written here.
     """
     often = "train.evaluate_every=7", "train.evaluate_batches=1", "train.checkpoint_every=5"
-    return with_changes(tiny_on(write_text_file(folder)), "model.dropout=0.1", f"train.steps={STEPS}", *often)
+    return [*tiny_on(write_text_file(folder)), "model.dropout=0.1", f"train.steps={STEPS}", *often]
 
 
 def start(*arguments: str) -> Program:

@@ -97,12 +97,12 @@ def measure(subject: Subject, *, repeats: int, device: torch.device) -> list[Mea
             shape=subject.shape,
             dtype=subject.dtype,
             candidate=candidate.name,
-            seconds=seconds,
+            seconds=times[candidate.name],
             peak=_peak_bytes(candidate, device=device),
             kept=saved_bytes(candidate.call, parameters=[*subject.inputs, *candidate.leaves]),
             floor=floor,
         )
-        for candidate, seconds in zip(subject.candidates, times, strict=True)
+        for candidate in subject.candidates
     ]
 
 
@@ -140,20 +140,20 @@ def disagreement(got: dict[str, Tensor], *, eager: dict[str, Tensor], truth: dic
 
 def time_interleaved(
     candidates: Sequence[Candidate], *, repeats: int, device: torch.device
-) -> list[dict[str, list[float]]]:
-    """Time "forward" and "forward_backward" of all candidates in turns; return the seconds of every repeat.
+) -> dict[str, dict[str, list[float]]]:
+    """Time "forward" and "forward_backward" of all candidates in turns; return every repeat's seconds, by name.
 
     On a GPU the time is the GPU's own, between two events, with cold caches.
     """
     steps: dict[str, Step] = {}
-    for number, candidate in enumerate(candidates):
-        steps[f"{number} forward"], steps[f"{number} backward"] = _steps_of(candidate)
+    for candidate in candidates:
+        steps[f"{candidate.name} forward"], steps[f"{candidate.name} backward"] = _steps_of(candidate)
     times = time_in_turns(steps, device=device, rounds=repeats, warm_up=_WARM_UP)
-    pairs = [(times[f"{number} forward"], times[f"{number} backward"]) for number in range(len(candidates))]
-    return [
-        {"forward": forward, "forward_backward": list(map(operator.add, forward, backward))}
-        for forward, backward in pairs
-    ]
+    spans = {}
+    for candidate in candidates:
+        forward, backward = times[f"{candidate.name} forward"], times[f"{candidate.name} backward"]
+        spans[candidate.name] = {"forward": forward, "forward_backward": list(map(operator.add, forward, backward))}
+    return spans
 
 
 def _steps_of(candidate: Candidate) -> tuple[Step, Step]:

@@ -2,8 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -14,8 +13,8 @@ from ...names import no_such, shown
 from ...text_table import amount
 from ..parser import add_imports
 from ..text import say
-from .model import PlannedModel, planned_model
-from .step import USABLE, StepPlan, gpu_layout, plan_of
+from .model import planned_model
+from .step import USABLE, gpu_layout, layout_text, plan_of
 
 DESCRIPTION = """\
 Computes the cost of a training step on GPUs that you need not have: memory, FLOPs, what the GPUs send, and time.
@@ -35,26 +34,6 @@ _EFFICIENCY: Final = {"A100": 0.7}
 _EFFICIENCY_OF_OTHERS: Final = 0.46
 
 
-@dataclass
-class Asked:
-    """A parsed command line.
-
-    Attributes:
-        gpus: the number of GPUs.
-        gpu: the name in `hardware.GPUS`.
-        batch: examples; None if not given.
-        efficiency: None if not given.
-        precision: the dtype of matrix products.
-    """
-
-    overrides: list[str] = field(default_factory=list)
-    gpus: int = 1
-    gpu: str = "H100"
-    batch: int | None = None
-    efficiency: float | None = None
-    precision: str = "bfloat16"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the model, the GPUs and the layout."""
     parser.add_argument(
@@ -72,25 +51,19 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     Raises:
         ValueError: an argument is invalid, or the layout does not fit; the text says what to change.
     """
-    asked = read_arguments(arguments.overrides)
-    source, overrides = split_source(asked.overrides)
-    config = compose(source or "gpt_nano", overrides)
+    words, options = read_arguments(arguments.overrides)
+    source, overrides = split_source(words)
+    config = compose(source or "gpt_nano", ["train.precision=bfloat16", *overrides])
     name = next((word.partition("=")[2] for word in overrides if word.startswith("model=")), config.model.name)
-    layout = gpu_layout(config.parallel, gpus=asked.gpus)
-    gpu = GPUS[asked.gpu]
+    gpus, gpu = options.get("gpus", 1), options.get("gpu", GPUS["H100"])
+    layout, efficiency = gpu_layout(config.parallel, gpus=gpus), options.get("efficiency", efficiency_of(gpu.name))
     with console.status("counting the model"):
-        model = planned_model(config, checkpointing=layout.checkpointing, precision=asked.precision, name=name)
-    plan = plan_of(model, gpu, layout, batch=asked.batch, efficiency=asked.efficiency or efficiency_of(asked.gpu))
-    say(console, *page(model, gpu, plan, gpus=asked.gpus))
-    return 0
-
-
-def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> list[str]:
-    """Return the lines of a plan."""
-    usable = amount(USABLE * gpu.memory, "B")
+        model = planned_model(config, name=name)
+    plan = plan_of(model, gpu, layout, batch=options.get("batch"), efficiency=efficiency)
     memory = ", ".join(f"{part} {amount(size, 'B')}" for part, size in vars(plan.memory).items())
     sent = ", ".join(f"{message.kind} {amount(message.moved, 'B')}" for message in plan.collectives) or "nothing"
-    return [
+    say(
+        console,
         f"{model.name}: {model.parameters:,} parameters, {model.blocks} blocks, "
         f"{'bfloat16' if model.itemsize == 2 else 'float32'}",
         f"an example has {model.tokens:,} tokens; its step takes {amount(model.flops, 'FLOP')}, "
@@ -98,13 +71,14 @@ def page(model: PlannedModel, gpu: Machine, plan: StepPlan, *, gpus: int) -> lis
         f"blocks keep {amount(model.kept.saved, 'B')} of an example; backward repeats "
         f"{model.kept.repeated_flops / model.flops:.1%} of the FLOPs",
         "",
-        f"{gpus} x {gpu.name}: {plan.layout}, batch {plan.batch}",
-        f"memory of a GPU: {amount(plan.memory.total, 'B')} of {usable} to use: {memory}",
+        f"{gpus} x {gpu.name}: {layout_text(layout)}, batch {plan.batch}",
+        f"memory of a GPU: {amount(plan.memory.total, 'B')} of {amount(USABLE * gpu.memory, 'B')} to use: {memory}",
         f"sent by a GPU: {sent}",
-        f"time of a step, at {plan.efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
+        f"time of a step, at {efficiency:.0%} of the GPU's rates: {1e3 * plan.seconds:,.1f} ms, "
         f"{1e3 * plan.exposed_seconds:,.1f} ms of it waiting for links",
         f"{plan.tokens_per_second:,.0f} tokens/s on each GPU, {plan.utilisation:.0%} model FLOPs utilisation",
-    ]
+    )
+    return 0
 
 
 def efficiency_of(gpu: str) -> float:
@@ -112,33 +86,34 @@ def efficiency_of(gpu: str) -> float:
     return _EFFICIENCY.get(gpu, _EFFICIENCY_OF_OTHERS)
 
 
-def read_arguments(words: Sequence[str]) -> Asked:
-    """Parse the words; all words that are not options of the plan are overrides of the config.
+def read_arguments(words: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Return the overrides of the config among the words, and the values of the options of the plan.
 
     Raises:
         ValueError: a value is invalid.
     """
-    asked = Asked()
-    gpus = {name.lower().replace(" ", "_"): name for name in GPUS}
+    overrides: list[str] = []
+    options: dict[str, Any] = {}
     for word in words:
         key, _, value = word.partition("=")
-        if key == "gpus":
-            asked.gpus = _whole(key, value)
-        elif key == "batch":
-            asked.batch = _whole(key, value)
-        elif key == "gpu":
-            if value not in gpus:
-                raise ValueError(no_such("gpu", value, gpus))
-            asked.gpu = gpus[value]
-        elif key == "efficiency":
-            asked.efficiency = _share(value)
-        elif key == "train.batch_size":
+        if key == "train.batch_size":
             raise ValueError("train.batch_size counts all data-parallel groups; set batch=, the examples of each group")
+        if key in ("gpus", "batch"):
+            options[key] = _whole(key, value)
+        elif key == "gpu":
+            options[key] = _gpu(value)
+        elif key == "efficiency":
+            options[key] = _share(value)
         else:
-            if key == "train.precision":
-                asked.precision = value
-            asked.overrides.append(word)
-    return asked
+            overrides.append(word)
+    return overrides, options
+
+
+def _gpu(value: str) -> Machine:
+    gpus = {name.lower().replace(" ", "_"): machine for name, machine in GPUS.items()}
+    if value not in gpus:
+        raise ValueError(no_such("gpu", value, gpus))
+    return gpus[value]
 
 
 def _whole(key: str, value: str) -> int:

@@ -70,12 +70,10 @@ class PlannedModel:
     kept: Activations
 
 
-def planned_model(config: Config, *, checkpointing: str, precision: str, name: str | None = None) -> PlannedModel:
-    """Return the numbers of a config's model.
+def planned_model(config: Config, *, name: str | None = None) -> PlannedModel:
+    """Return the numbers of a config's model, with its `train.precision` and its `parallel.checkpointing`.
 
     Args:
-        checkpointing: what a block keeps, as in `parallel.checkpointing`.
-        precision: of matrix products: "bfloat16" or "float32".
         name: of the model; None takes the config's `model.name`.
 
     Raises:
@@ -89,7 +87,7 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
         if length > context:
             raise ValueError(f"data.sequence_length is {length} tokens, but the model's context is {context}; lower it")
         config = replace(config, model=replace(config.model, options={**options, "context_length": length}))
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    dtype = torch.bfloat16 if config.train.precision == "bfloat16" else torch.float32
     with torch.device("meta"):
         model: Any = build(replace(config, fusion=replace(config.fusion, scope="none"))).to(dtype)
     check_described(config, model)
@@ -99,7 +97,7 @@ def planned_model(config: Config, *, checkpointing: str, precision: str, name: s
     partition = partitioner(config.fusion.partition if fused else "default", compress=compress)
     run, forward_flops = _activations(calls, partition, fused=fused)
     stream = float(sum(args[0].nbytes for args, _ in calls.values()))
-    kept = run
+    kept, checkpointing = run, config.parallel.checkpointing
     if checkpointing == "block":
         kept = Activations(stream, 0.0, run.largest, forward_flops)
     elif checkpointing == "selective":

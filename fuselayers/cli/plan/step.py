@@ -4,7 +4,7 @@ docs/scale.md states the model: the bytes of each part, the collectives of each 
 of ddp and fsdp overlap with the computation; those of tensor parallelism do not.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...configs import ParallelConfig
@@ -28,32 +28,8 @@ _BATCHES: Final = (1, 2, 4, 8, 16, 32)  # a larger one does not use a GPU better
 _FLOAT32: Final = 4
 
 
-@dataclass(frozen=True)
-class GpuLayout:
-    """How a training is spread over GPUs: the options of the section `parallel`, with `dp` computed.
-
-    Attributes:
-        dp: data-parallel groups.
-        tp: GPUs of a tensor-parallel group.
-        sequence: whether a tensor-parallel group divides the values between attention and feedforward too.
-        shard: "fsdp" or "ddp"; "none" for one data-parallel group.
-        checkpointing: what blocks keep.
-    """
-
-    dp: int = 1
-    tp: int = 1
-    sequence: bool = False
-    shard: str = "none"
-    checkpointing: str = "none"
-
-    def __str__(self) -> str:
-        tensor = f", tp {self.tp}{' + sequence' if self.sequence else ''}" if self.tp > 1 else ""
-        checkpointing = "" if self.checkpointing == "none" else f", checkpointing {self.checkpointing}"
-        return f"dp {self.dp} {self.shard}{tensor}{checkpointing}"
-
-
-def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
-    """Return the layout of a config's section `parallel`; several groups without a `shard` use FSDP.
+def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> ParallelConfig:
+    """Return a config's section `parallel` with its number of groups; several groups without a `shard` use FSDP.
 
     Raises:
         ValueError: it does not fit the number of GPUs, or its budget is no share.
@@ -74,7 +50,14 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> GpuLayout:
         raise ValueError(
             f"parallel.shard=ddp cannot hold weights that parallel.tp={tp} divides; set parallel.shard=fsdp"
         )
-    return GpuLayout(dp, tp, parallel.sequence, "fsdp" if dp > 1 and shard == "none" else shard, parallel.checkpointing)
+    return replace(parallel, dp=dp, shard="fsdp" if dp > 1 and shard == "none" else shard)
+
+
+def layout_text(layout: ParallelConfig) -> str:
+    """Return a layout in a few words."""
+    tensor = f", tp {layout.tp}{' + sequence' if layout.sequence else ''}" if layout.tp > 1 else ""
+    checkpointing = "" if layout.checkpointing == "none" else f", checkpointing {layout.checkpointing}"
+    return f"dp {layout.dp} {layout.shard}{tensor}{checkpointing}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +77,7 @@ class StepMemory:
         return self.weights + self.gradients + self.optimizer + self.copies + self.activations + self.logits
 
 
-def memory_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> StepMemory:
+def memory_of(model: PlannedModel, layout: ParallelConfig, *, batch: int) -> StepMemory:
     """Return the bytes on one GPU, for a micro-batch of `batch` examples in each data-parallel group."""
     tp, sharded = layout.tp, layout.shard == "fsdp"
     held = model.parameters / tp / (layout.dp if sharded else 1)
@@ -140,7 +123,7 @@ class Sent:
         return (2 if self.kind == "all-reduce" else 1) * self.size * (self.group - 1) / self.group
 
 
-def collectives_of(model: PlannedModel, layout: GpuLayout, *, batch: int) -> tuple[Sent, ...]:
+def collectives_of(model: PlannedModel, layout: ParallelConfig, *, batch: int) -> tuple[Sent, ...]:
     """Return the collectives of a step."""
     sent: list[Sent] = []
     weights = model.parameters / layout.tp
@@ -178,11 +161,10 @@ def link_bandwidth(gpu: Machine, size: int, *, stride: int = 1) -> float:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A layout and its costs.
+    """The costs of a layout.
 
     Attributes:
         batch: examples of a micro-batch of one data-parallel group.
-        efficiency: the share of the GPU's rates that the step keeps.
         memory: of one GPU.
         collectives: of a step.
         compute_seconds: for FLOPs and bytes.
@@ -191,9 +173,7 @@ class StepPlan:
         utilisation: the model's FLOPs over those that the GPU could do at its peak.
     """
 
-    layout: GpuLayout
     batch: int
-    efficiency: float
     memory: StepMemory
     collectives: tuple[Sent, ...]
     compute_seconds: float
@@ -208,7 +188,7 @@ class StepPlan:
 
 
 def plan_of(
-    model: PlannedModel, gpu: Machine, layout: GpuLayout, *, batch: int | None = None, efficiency: float
+    model: PlannedModel, gpu: Machine, layout: ParallelConfig, *, batch: int | None = None, efficiency: float
 ) -> StepPlan:
     """Return the plan of a layout.
 
@@ -232,9 +212,9 @@ def plan_of(
         batch, memory = next(iter(memories.items()))
         parts = ", ".join(f"{part} {size / 1e9:,.1f} GB" for part, size in vars(memory).items())
         raise ValueError(
-            f"{model.name} does not fit with {layout} and a batch of {batch}: it needs {memory.total / 1e9:,.1f} GB on "
-            f"each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); lower batch, set "
-            "parallel.checkpointing=block or parallel.tp, or use more GPUs"
+            f"{model.name} does not fit with {layout_text(layout)} and a batch of {batch}: it needs "
+            f"{memory.total / 1e9:,.1f} GB on each GPU, and {gpu.name} has {usable / 1e9:,.1f} GB to use ({parts}); "
+            "lower batch, set parallel.checkpointing=block or parallel.tp, or use more GPUs"
         )
     batch = fitting[-1]
     memory = memories[batch]
@@ -250,9 +230,7 @@ def plan_of(
     exposed = waits + max(beside - compute, 0.0)
     per_second = batch / tp / (compute + exposed)
     return StepPlan(
-        layout=layout,
         batch=batch,
-        efficiency=efficiency,
         memory=memory,
         collectives=collectives,
         compute_seconds=compute,

@@ -32,13 +32,12 @@ from ...configs.values import parse_yaml
 from ...names import shown
 from ..files import flush_folder, temporary_name, write_text
 from ..text import complain
-from .engine import Processes
+from .engine import ALONE, Processes
 
 FOLDER_NAME: Final = "checkpoints"
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = "fuselayers.checkpoint 5"
 _STEP: Final = re.compile(r"step-(\d{6,18})")
-_ALONE: Final = Processes()
 
 # Without torchrun a single process is intended.
 warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
@@ -71,9 +70,8 @@ def checkpoints_of(run: Path) -> Path:
 def run_of(resume: str) -> Path | None:
     """The run that `train.resume=` names, itself or by one of its checkpoints; None for a copied checkpoint."""
     path = Path(os.path.abspath(Path(resume).expanduser()))
-    if path.parent.name == FOLDER_NAME:
-        return path.parent.parent
-    return path if checkpoints_of(path).is_dir() else None
+    run = path.parent.parent if path.parent.name == FOLDER_NAME else path
+    return run if checkpoints_of(run).is_dir() else None
 
 
 def listed(folder: Path) -> list[tuple[int, Path]]:
@@ -84,7 +82,7 @@ def listed(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in matches if match is not None)
 
 
-def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, Content]:
+def find_checkpoint(resume: str, processes: Processes = ALONE) -> tuple[Path, Content]:
     """Return the checkpoint that `train.resume=` names, or the newest undamaged one of a run, with its content.
 
     Raises:
@@ -102,7 +100,7 @@ def find_checkpoint(resume: str, processes: Processes = _ALONE) -> tuple[Path, C
     return candidates[0], read_checkpoint(candidates[0], processes)
 
 
-def read_checkpoint(path: Path, processes: Processes = _ALONE) -> Content:
+def read_checkpoint(path: Path, processes: Processes = ALONE) -> Content:
     """Read a checkpoint's manifest, and compare all checksums; the processes share this work. No code in it runs.
 
     Raises:
@@ -146,7 +144,7 @@ def config_of(path: Path, content: Content) -> Config:
 
 
 def save(
-    folder: Path, tensors: Mapping[str, Tensor], content: Content, *, keep: int = 2, processes: Processes = _ALONE
+    folder: Path, tensors: Mapping[str, Tensor], content: Content, *, keep: int = 2, processes: Processes = ALONE
 ) -> Path:
     """Write a checkpoint under another name, flush it, rename it, and keep the last ones; return its path.
 
@@ -165,7 +163,7 @@ def save(
     written = processes.from_main(temporary_name(path))
     writer = HuggingFaceStorageWriter(str(written), save_distributed=True)
     try:
-        save_tensors(_without_shared_memory(tensors), storage_writer=writer, no_dist=not processes.launched)
+        save_tensors(_without_shared_memory(tensors), storage_writer=writer)
         manifest = {"format": _FORMAT, **asdict(content), "files": _digests(written, processes)}
         if processes.is_main:
             write_text(written / MANIFEST, json.dumps(manifest | {"sha256": _digest(manifest)}, indent=1))
@@ -188,10 +186,10 @@ def saved_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
     return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
-def read_tensors(path: Path, tensors: Mapping[str, Tensor], processes: Processes = _ALONE) -> None:
+def read_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors that have a checkpoint's names and sizes; each process reads what its DTensors need."""
     try:
-        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=not processes.launched)
+        load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)))
     except CheckpointException as error:
         raise _cause(error) from error
 

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import signal
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,9 +15,8 @@ from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..parser import add_imports
 from ..text import complain, say
-from .engine import Processes, joined_processes
+from .engine import ALONE, Processes, joined_processes
 from .finish import finish
-from .interrupt import exit_code
 from .loop import reproducible, train_steps
 from .plot import FILE_NAME, plot_loss
 from .start import start_run
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def train(
-    overrides: Sequence[str], *, console: Console, imports: Sequence[str] = (), processes: Processes | None = None
+    overrides: Sequence[str], *, console: Console, imports: Sequence[str] = (), processes: Processes = ALONE
 ) -> int:
     """Train a model, or continue a run.
 
@@ -76,7 +76,7 @@ def train(
     Args:
         overrides: of the config, as Hydra reads them: "model=gpt_nano", "train.steps=200".
         imports: modules of `--import`, which the hint for resuming repeats.
-        processes: those of the run, which all call this; None for this process alone. Rank 0 prints and writes.
+        processes: those of the run, which all call this. Rank 0 prints and writes.
 
     Returns:
         The exit code: 0, also after SIGTERM, or 128 + the number of another signal that stopped the run.
@@ -85,7 +85,6 @@ def train(
         ValueError: a wrong override, path, text or checkpoint; the text says what to change.
         OSError: a file cannot be read or written, or another process has the run's folder.
     """
-    processes = processes or Processes()
     with ExitStack() as stack:
         run = start_run(overrides, console=console, stack=stack, processes=processes)
         stack.enter_context(reproducible(run.trainer.device))
@@ -100,6 +99,7 @@ def train(
             command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
             again = "".join(f"--import {module} " for module in imports)
             say(console, f"stopped after step {step}; to continue: {command} train {again}train.resume={run.folder}")
-            return exit_code(signal_number)
+            # A scheduler sends SIGTERM to take a machine back; a supervisor need not restart the run as failed.
+            return 0 if signal_number == signal.SIGTERM else 128 + signal_number
         finish(run, console)
     return 0

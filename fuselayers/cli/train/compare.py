@@ -90,12 +90,12 @@ def compare(
         with autocast(device, precision=precision):
             return (model(*batch),)
 
+    def losses(name: str) -> list[float]:
+        torch.manual_seed(0)
+        return [loss(models[name], batch)[0].item() for batch in batches]
+
     def difference(first: str, second: str) -> float:
-        losses: dict[str, list[float]] = {}
-        for name in (first, second):
-            torch.manual_seed(0)
-            losses[name] = [loss(models[name], batch)[0].item() for batch in batches]
-        return max(abs(left - right) for left, right in zip(losses[first], losses[second], strict=True))
+        return max(abs(left - right) for left, right in zip(losses(first), losses(second), strict=True))
 
     plain_difference = None
     if PLAIN in models:

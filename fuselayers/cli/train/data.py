@@ -46,11 +46,6 @@ class Text:
         return digest.hexdigest()
 
 
-def standard_library() -> Path:
-    """The folder of the running Python's standard library."""
-    return Path(sysconfig.get_paths()["stdlib"])
-
-
 def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] = ()) -> Text:
     """Read a text file, or the files of a folder, and hold out the end.
 
@@ -66,7 +61,7 @@ def read_text(path: str = "", *, held_out: float = 0.1, suffixes: Sequence[str] 
         ValueError: no text.
         OSError: a path that does not exist or cannot be read.
     """
-    root = Path(path).expanduser() if path else standard_library()
+    root = Path(path or sysconfig.get_paths()["stdlib"]).expanduser()
     if not root.exists():
         hint = "set data.path= to a text file or a folder" if path else "this Python ships no source; set data.path="
         raise FileNotFoundError(f"cannot read the text: there is no {root}; {hint}")
@@ -120,16 +115,6 @@ def seed_generators(seed: int, *, step: int, micro_batch: int = 0, dp_rank: int 
     """
     digest = hashlib.blake2b(f"generators/{seed}/{step}/{micro_batch}/{dp_rank}".encode(), digest_size=8).digest()
     torch.manual_seed(int.from_bytes(digest, "little"))
-
-
-def check_length(text: Text, *, sequence_length: int) -> None:
-    """Raise ValueError if the training or the held-out text is not longer than a sequence."""
-    for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
-        if text_N.numel() <= sequence_length:
-            raise ValueError(
-                f"the {part} text must be longer than a sequence of {sequence_length} bytes, got {text_N.numel()} "
-                f"bytes from {text.source}; give more text (data.path=) or a smaller data.sequence_length="
-            )
 
 
 def _sequences(text_N: Tensor, starts_B: Tensor, *, sequence_length: int) -> tuple[Tensor, Tensor]:

@@ -34,12 +34,3 @@ def noted_signals(*, second_stops: bool = True) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def exit_code(number: int) -> int:
-    """The exit code of a run that a signal stopped, after its checkpoint.
-
-    A scheduler sends SIGTERM to take a machine back. The run then did what it was asked to, and a supervisor need not
-    restart it as failed. Ctrl-C and a closed terminal give 128 + the signal, as in any program.
-    """
-    return 0 if number == signal.SIGTERM else 128 + number

@@ -94,7 +94,7 @@ class Trainer:
         config, engine = self.config, self.engine
         losses = []
         for micro_batch in range(config.accumulate):
-            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.grid.data_rank)
+            seed_generators(config.seed, step=step, micro_batch=micro_batch, dp_rank=engine.processes.data_rank)
             with engine.micro_batch(last=micro_batch == config.accumulate - 1):
                 loss = self.loss(*self.batch(step, micro_batch=micro_batch))
                 (loss / config.accumulate).backward()  # type: ignore[no-untyped-call]
@@ -111,7 +111,7 @@ class Trainer:
         return self._own_rows(tokens_BT), self._own_rows(targets_BT)
 
     def _own_rows(self, batch_BT: Tensor) -> Tensor:
-        rows_BT = batch_BT[self.engine.grid.rows(len(batch_BT))]
+        rows_BT = batch_BT[self.engine.processes.rows(len(batch_BT))]
         if self.device.type == "cuda":
             rows_BT = rows_BT.pin_memory()  # else the host waits for the copy
         return rows_BT.to(self.device, non_blocking=True)

@@ -15,8 +15,8 @@ from ..files import write_text
 from ..machine import describe_machine
 from ..text import say
 from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
-from .data import VOCAB_SIZE, Text, check_length, read_text
-from .engine import Processes, device_of, fusion_of, grid_of, start_engine
+from .data import VOCAB_SIZE, Text, read_text
+from .engine import Processes, device_of, fusion_of, grouped, start_engine
 from .lock import locked
 from .loop import Run, Trainer
 from .metrics import FILE_NAME, HEADER, Metrics, MetricsFile
@@ -42,7 +42,9 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
         raise ValueError(f"a resumed run uses the config of its checkpoint; leave {source} or train.resume out")
     checkpoint, folder = None, None
     if session.resume:
-        folder = _folder_to_continue(session.resume, session.output)
+        folder = run_of(session.resume)
+        if folder and session.output and Path(session.output).expanduser().resolve() != folder.resolve():
+            folder = None
         if folder is not None and processes.is_main:
             stack.enter_context(locked(folder))
         checkpoint = find_checkpoint(session.resume, processes)
@@ -52,7 +54,7 @@ def start_run(overrides: Sequence[str], *, console: Console, stack: ExitStack, p
     if checkpoint is not None:
         path, content = checkpoint
         rows = [Metrics(*row) for row in content.curve]
-        load_state(trainer.model, trainer.optimizer, path, processes)
+        load_state(trainer.model, trainer.optimizer, path)
         done = content.step
     if folder is None:
         folder = processes.from_main(_new_folder(config.train.output, stack) if processes.is_main else Path())
@@ -70,7 +72,7 @@ def sequence_length(config: Config, text: Text) -> int:
 
     Raises:
         ValueError: the model cannot predict the next token of the text, or its context is shorter than
-            `data.sequence_length`.
+            `data.sequence_length`; or the training or the held-out text is not longer than a sequence.
     """
     model = config.model
     if model.name != "decoder":
@@ -90,7 +92,12 @@ def sequence_length(config: Config, text: Text) -> int:
             f"data.sequence_length must be at most model.context_length, {context_length}, got {length}; "
             "lower the first or raise the second"
         )
-    check_length(text, sequence_length=length)
+    for part, text_N in (("training", text.train_N), ("held-out", text.held_out_N)):
+        if text_N.numel() <= length:
+            raise ValueError(
+                f"the {part} text must be longer than a sequence of {length} bytes, got {text_N.numel()} bytes from "
+                f"{text.source}; give more text (data.path=) or a smaller data.sequence_length="
+            )
     return length
 
 
@@ -115,7 +122,7 @@ def _resumed(path: Path, content: Content, overrides: Sequence[str]) -> Config:
 
 def _trainer(config: Config, processes: Processes) -> Trainer:
     device = device_of(config, processes)
-    grid, fusion = grid_of(config, processes), fusion_of(config)
+    processes, fusion = grouped(config, processes), fusion_of(config)
     text = read_text(config.data.path, held_out=config.data.held_out, suffixes=config.data.suffixes)
     length = sequence_length(config, text)
     if len(set(processes.gathered(text.fingerprint))) > 1:
@@ -126,16 +133,8 @@ def _trainer(config: Config, processes: Processes) -> Trainer:
     # The engine fuses blocks and models after it splits them.
     unfused = replace(fusion, scope="none")
     module = build(replace(config, fusion=unfused))
-    engine = start_engine(module, config, processes=processes, grid=grid, device=device)
+    engine = start_engine(module, config, processes=processes, device=device)
     return Trainer(engine, text, config=config.train, sequence_length=length, device=device)
-
-
-def _folder_to_continue(resume: str, output: str) -> Path | None:
-    """Return the folder of the run to resume; None if `train.output` is another folder or the checkpoint was copied."""
-    run = run_of(resume)
-    if run is None or not run.is_dir():
-        return None
-    return run if not output or Path(output).expanduser().resolve() == run.resolve() else None
 
 
 def _new_folder(output: str, stack: ExitStack) -> Path:
@@ -174,10 +173,10 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         describe_machine(trainer.device),
         f"writing {run.folder}" + (f", continuing after step {run.done}" if resumed else ""),
     )
-    processes, grid = engine.processes, engine.grid
+    processes = engine.processes
     if processes.launched:
         shard = config.parallel.shard
-        say(console, f"{processes.world_size} processes, dp {grid.dp} x tp {grid.tp}, shard {shard}")
+        say(console, f"{processes.world_size} processes, dp {processes.dp} x tp {processes.tp}, shard {shard}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from .checkpoint import read_tensors, saved_tensors
-from .engine import Processes
 
 MODEL = "model."
 _OPTIMIZER = "optimizer."
@@ -32,7 +31,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
     return _model_state(model) | (_flat(get_optimizer_state_dict(model, optimizer)) if optimizer.state else {})
 
 
-def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, processes: Processes) -> None:
+def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> None:
     """Load a checkpoint into a model and its AdamW; all processes call it.
 
     The options of the optimizer are not loaded.
@@ -51,7 +50,7 @@ def load_state(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, p
     # A parameter that the model never uses has no state.
     saved = {name: tensor for name, tensor in _flat(optimizer_state).items() if name in there}
     try:
-        read_tensors(path, model_state | saved, processes)
+        read_tensors(path, model_state | saved)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"the checkpoint {path} has another architecture: {error}; resume with the model it was trained with"

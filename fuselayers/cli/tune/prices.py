@@ -56,7 +56,8 @@ def measure(device: torch.device) -> Machine:
     out = torch.empty_like(x)
     bandwidth = 2 * x.numel() * x.element_size() / _seconds(lambda: torch.neg(x, out=out), device)
     rates = {dtype: _matmul_rate(width, dtype, device) for dtype in (torch.float32, torch.bfloat16)}
-    kernel_seconds = _launch(device)
+    tiny = torch.zeros(8, device=device)  # one more op on it does almost no work
+    kernel_seconds = _seconds(tiny.neg_, device, chain=_CHAIN)
     return Machine(
         name=f"measured: {describe_machine(device)}",
         bandwidth=bandwidth,
@@ -72,7 +73,7 @@ def _exp_rate(kernel_seconds: float) -> float:
     """Return FLOPs per second of exponentials. The vector fits into the cache, so that arithmetic dominates."""
     x = torch.rand(1 << 14)
     out = torch.empty_like(x)
-    seconds = _seconds(lambda: _repeat(lambda: torch.exp(x, out=out)), torch.device("cpu")) / _CHAIN - kernel_seconds
+    seconds = _seconds(lambda: torch.exp(x, out=out), torch.device("cpu"), chain=_CHAIN) - kernel_seconds
     return len(x) * _EXP_FLOPS / max(seconds, 1e-9)
 
 
@@ -81,18 +82,13 @@ def _matmul_rate(width: int, dtype: torch.dtype, device: torch.device) -> float:
     return 2.0 * width**3 / _seconds(lambda: a @ b, device)
 
 
-def _launch(device: torch.device) -> float:
-    """Return the seconds that one more op takes if it does almost no work."""
-    tiny = torch.zeros(8, device=device)
-    return _seconds(lambda: _repeat(tiny.neg_), device) / _CHAIN
+def _seconds(run: Callable[[], object], device: torch.device, *, chain: int = 1) -> float:
+    """Return the median time of a run, timed in chains of this length."""
 
+    def run_chain(_: None) -> object:
+        for _number in range(chain - 1):
+            run()
+        return run()
 
-def _repeat(run: Callable[[], object]) -> None:
-    for _ in range(_CHAIN):
-        run()
-
-
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return the median time of a run."""
-    times = time_in_turns({"run": Step(lambda _: run())}, device=device, rounds=_REPEATS, warm_up=2)
-    return median_seconds(times)["run"]
+    times = time_in_turns({"run": Step(run_chain)}, device=device, rounds=_REPEATS, warm_up=2)
+    return median_seconds(times)["run"] / chain

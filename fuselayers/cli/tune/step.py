@@ -41,5 +41,4 @@ def step_seconds(overrides: Sequence[str], *, device: torch.device) -> dict[str,
         candidates.append(model_candidate(inputs, override, model))
     # The warm-up compiles.
     times = time_interleaved(candidates, repeats=_ROUNDS, device=device)
-    medians = [statistics.median(seconds["forward_backward"]) for seconds in times]
-    return dict(zip(fusions, medians, strict=True))
+    return {override: statistics.median(seconds["forward_backward"]) for override, seconds in times.items()}

@@ -12,7 +12,6 @@ from ...components.ranges import Range
 from ...names import no_such, shown
 from ..schemas import checked_option
 
-_REQUIRED: Final = object()
 _ACTIVATIONS: Final = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -31,10 +30,10 @@ class Fields:
     def __init__(self, content: Mapping[str, Any]) -> None:
         self._content = content
 
-    def get(self, name: str, default: Any = _REQUIRED) -> Any:
+    def get(self, name: str, default: Any = REQUIRED) -> Any:
         """Return a field, or its default if it is missing or null. A field without a default is required."""
         value = self._content.get(name)
-        if value is None and default is _REQUIRED:
+        if value is None and default is REQUIRED:
             raise ValueError(f"config.json has no {name}, which its model_type needs")
         return default if value is None else value
 
@@ -42,7 +41,7 @@ class Fields:
         """Return the first of several names of a field that config.json has, or the last name."""
         return next((name for name in names if self._content.get(name) is not None), names[-1])
 
-    def checked(self, name: str, kind: type, *, default: Any = _REQUIRED, **bounds: float) -> Any:
+    def checked(self, name: str, kind: type, *, default: Any = REQUIRED, **bounds: float) -> Any:
         """Return a field that must have this type and, if it is a number, lie within the bounds of a `Range`."""
         option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(**bounds))
         return checked_option(f"{name} of config.json", self.get(name, default), option)
@@ -67,7 +66,7 @@ def shared(
     fields: Fields,
     *,
     tied: bool,
-    context_length: Any = _REQUIRED,
+    context_length: Any = REQUIRED,
     width: str = "intermediate_size",
     activation: tuple[str, str] = ("hidden_act", "gelu"),
 ) -> dict[str, Any]:

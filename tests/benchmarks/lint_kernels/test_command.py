@@ -5,7 +5,7 @@ import pytest
 from benchmarks.lint_kernels.cases import CASES, Case, launches_of
 from benchmarks.lint_kernels.command import lint, main
 from benchmarks.lint_kernels.compile import CHIPS, compiler, resident
-from benchmarks.lint_kernels.figures import Figures, faults, read_figures
+from benchmarks.lint_kernels.figures import faults, read_figures
 from tests.benchmarks.lint_kernels.kernels import GOOD, NARROW, SLOW, SPILLING, compiles
 
 
@@ -54,7 +54,8 @@ def test_no_kernel_of_any_case_has_a_fault() -> None:
     ids=lambda value: value.op if isinstance(value, Case) else None,
 )
 def test_a_bad_kernel_is_found_out(case: Case, arch: str, fault: str | None) -> None:
-    lines = faults(lint([case], archs=[arch]), Figures("another", (), {}), compiler=compiler())
+    figures = {"compiler": "another", "accepted": [], "kernels": {}}
+    lines = faults(lint([case], archs=[arch]), figures, compiler=compiler())
     if fault is None:
         assert lines == []
     else:

@@ -115,11 +115,17 @@ def test_a_backend_that_is_missing_is_an_error_when_asked_for_and_left_out_when_
             ["model", "gpt_nano", "--shape", "4x9999"],
             "--shape must be sequences x tokens, with at most 128 tokens, got 4x9999",
         ),
+        (["suite", "--out", "x", "--ops", "dropuot"], "no op of bench suite 'dropuot'; did you mean 'dropout'? there"),
+        (["suite", "--out", "x", "--dtypes", "float64"], "no dtype of bench suite 'float64'; did you mean 'float16'"),
     ],
 )
-def test_bad_arguments_get_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+def test_bad_arguments_get_one_line_and_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
     code, out, err = _bench(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("fuselayers: ")
     assert text in err
     assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -25,18 +27,13 @@ class _WrongBackward(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (torch.sin, None),
+        (torch.sin, "None$"),
         (lambda x: x.sin() + 1e-4, r"output 0 is off by 1\.\de-04"),
         (lambda x: x.sin() / (x.detach() - x.detach()).abs() * 0, "output 0 is off by nan"),
         (_WrongBackward.apply, "gradient 0 is off by"),
     ],
 )
-def test_only_right_numbers_agree(function: object, reason: str | None) -> None:
+def test_only_right_numbers_agree(function: object, reason: str) -> None:
     eager, truth = results(_candidate("eager", torch.sin)), results(_candidate("truth", torch.sin, _EXACT))
     said = disagreement(results(_candidate("mine", function)), eager=eager, truth=truth)
-    if reason is None:
-        assert said is None
-    else:
-        assert said is not None
-        with pytest.raises(ValueError, match=reason):
-            raise ValueError(said)
+    assert re.match(reason, str(said))

@@ -17,10 +17,6 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("without_inductor")
 
 
-def op_of(name: str, dropout: float) -> Subject:
-    return op_subject(name, Settings((2, 7, 64), torch.float32, CPU, dropout=dropout), backends=["eager"])
-
-
 def model_of(name: str, overrides: Sequence[str], **options: Any) -> Subject:
     backends = options.pop("backends", ["eager"])
     defaults = {"shape": None, "dropout": None, "dtype": torch.float32, "device": CPU}
@@ -33,7 +29,8 @@ def test_a_candidate_that_raises_is_named_and_not_timed(monkeypatch: pytest.Monk
         raise RuntimeError("no kernel for this\nand more")
 
     monkeypatch.setattr(ops, "rms_norm", fails)
-    assert op_of("rms_norm", 0.0).wrong["fuselayers"] == "RuntimeError: no kernel for this"
+    subject = op_subject("rms_norm", Settings((2, 7, 64), torch.float32, CPU), backends=())
+    assert subject.wrong["fuselayers"] == "RuntimeError: no kernel for this"
 
 
 def test_a_model_is_compared_with_the_same_weights() -> None:

@@ -18,18 +18,13 @@ CPU = torch.device("cpu")
 SMALL = Settings((2, 3, 64), torch.float32, CPU)
 
 
-@pytest.fixture
-def report() -> Report:
-    return Report("a machine", "a day", repeats=2, bandwidth=1e9)
-
-
 def fails() -> None:
     raise RuntimeError("out of memory\nmore")
 
 
 @pytest.mark.usefixtures("without_inductor")
-def test_a_report_names_what_is_wrong(report: Report, tmp_path: Path) -> None:
-    console = Console(file=io.StringIO())
+def test_a_report_names_what_is_wrong(tmp_path: Path) -> None:
+    report, console = Report("a machine", "a day", repeats=2, bandwidth=1e9), Console(file=io.StringIO())
     jobs = [Job("fails", fails), Job("rms_norm", lambda: op_subject("rms_norm", SMALL, backends=()))]
     assert run_suite(jobs, report, folder=tmp_path, device=CPU, console=console) == 1
     assert report.failed == {"fails": "RuntimeError: out of memory"}
@@ -55,29 +50,6 @@ def test_one_command_writes_one_folder(capsys: pytest.CaptureFixture[str], tmp_p
     lines = captured.out.splitlines()
     files = [str(folder / name) for name in ("results.json", "results.md")]
     assert lines[1:] == ["dropout, bfloat16, 8x256x512", "layer_norm, bfloat16, 8x256x512", *files]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--out", "x", "--ops", "dropuot"],
-            "no op of bench suite 'dropuot'; did you mean 'dropout'? there are: bias_",
-        ),
-        (["--out", "x", "--dtypes", "float64"], "no dtype of bench suite 'float64'; did you mean 'float16'"),
-    ],
-)
-def test_errors(
-    arguments: list[str],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["bench", "suite", *arguments]) == 2
-    assert message in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -4,6 +4,7 @@ import pytest
 
 from fuselayers.cli.main import main
 from fuselayers.cli.plan.command import read_arguments
+from fuselayers.hardware import GPUS
 from tests.cli.conftest import TINY_MODEL
 
 
@@ -17,9 +18,9 @@ def test_words_of_the_plan_are_no_overrides() -> None:
         "batch=4",
         "efficiency=0.4",
     ]
-    asked = read_arguments(words)
-    assert asked.overrides == ["model=gpt2_small", "parallel.checkpointing=budget:0.25", "parallel.tp=2"]
-    assert (asked.gpus, asked.gpu, asked.batch, asked.efficiency) == (16, "H100 PCIe", 4, 0.4)
+    overrides, options = read_arguments(words)
+    assert overrides == ["model=gpt2_small", "parallel.checkpointing=budget:0.25", "parallel.tp=2"]
+    assert options == {"gpus": 16, "gpu": GPUS["H100 PCIe"], "batch": 4, "efficiency": 0.4}
 
 
 def test_prints_a_page(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ TINY = [*TINY_MODEL, "model.num_layers=3"]
 @pytest.mark.slow  # it traces the whole model
 def test_the_numbers_are_those_of_the_whole_model() -> None:
     config = compose("gpt_nano", [*TINY_MODEL, "model.num_layers=2"])
-    planned = planned_model(config, checkpointing="none", precision="float32")
+    planned = planned_model(config)
     costs = model_costs(config)
     assert (planned.parameters, planned.blocks) == (costs.parameters, 2)
     assert planned.flops == costs.forward_flops + costs.backward_flops
@@ -23,9 +23,11 @@ def test_the_numbers_are_those_of_the_whole_model() -> None:
 
 @pytest.mark.slow  # it traces the block once for each way
 def test_each_way_keeps_less_and_repeats_more() -> None:
-    config = compose("gpt_nano", [*TINY, "fusion=off"])
-    ways = ("none", "selective", "budget:0.3", "block")
-    none, selective, budget, block = (planned_model(config, checkpointing=way, precision="bfloat16") for way in ways)
+    asked = [*TINY, "fusion=off", "train.precision=bfloat16"]
+    none, selective, budget, block = (
+        planned_model(compose("gpt_nano", [*asked, f"parallel.checkpointing={way}"]))
+        for way in ("none", "selective", "budget:0.3", "block")
+    )
     assert none.kept == none.run == block.run
     assert block.kept.saved == block.stream == 3 * block.tokens * block.width * 2
     assert block.kept.saved < min(selective.kept.saved, budget.kept.saved)
@@ -36,7 +38,7 @@ def test_each_way_keeps_less_and_repeats_more() -> None:
 
 @pytest.mark.slow
 def test_encoder_and_decoder_are_counted() -> None:
-    pair = planned_model(compose("t5_tiny"), checkpointing="none", precision="bfloat16")
+    pair = planned_model(compose("t5_tiny"))
     assert pair.blocks == 4
     assert pair.run.saved < 4 * pair.run.largest
 
@@ -53,12 +55,11 @@ def test_encoder_and_decoder_are_counted() -> None:
 )
 def test_a_model_that_cannot_be_counted_is_refused(overrides: list[str], error: str) -> None:
     with pytest.raises(ValueError, match=error):
-        planned_model(compose("gpt_nano", overrides), checkpointing="none", precision="bfloat16")
+        planned_model(compose("gpt_nano", overrides))
 
 
 @pytest.mark.slow
 def test_a_shorter_sequence_is_counted() -> None:
-    config = compose("gpt_nano", ["data.sequence_length=16"])
-    planned = planned_model(config, checkpointing="none", precision="bfloat16")
+    planned = planned_model(compose("gpt_nano", ["data.sequence_length=16"]))
     assert planned.tokens == 16
-    assert planned.stream == planned.blocks * 16 * planned.width * 2
+    assert planned.stream == planned.blocks * 16 * planned.width * 4

@@ -113,28 +113,23 @@ print("saved")
 
 
 # In order: the tensors are flushed; the manifest, its folder, the folder again; all is renamed; the oldest is renamed.
+# The last run went back to step 4: the first rename takes step 6 away, the second would put the new one in its place.
 @pytest.mark.parametrize(
-    ("moment", "step"),
-    [("fsync 1", 5), ("fsync 2", 5), ("fsync 4", 5), ("rename 1", 5), ("rename 2", 6), ("fsync 5", 6)],
+    ("newest", "moment", "step"),
+    [
+        *((5, moment, 5) for moment in ("fsync 1", "fsync 2", "fsync 4", "rename 1")),
+        *((5, moment, 6) for moment in ("rename 2", "fsync 5")),
+        (6, "rename 2", 4),
+    ],
 )
-def test_a_kill_in_the_middle_of_a_write_leaves_whole_ones(tmp_path: Path, moment: str, step: int) -> None:
+def test_a_kill_in_the_middle_of_a_write_leaves_whole_ones(tmp_path: Path, newest: int, moment: str, step: int) -> None:
     folder = tmp_path / "checkpoints"
-    for number in (4, 5):
+    for number in (4, newest):
         save(folder, tensors(number), Content(number))
     function, _, call = moment.partition(" ")
     assert run_program(_KILLED, str(folder), function, call).code == -signal.SIGKILL
     path, _ = find_checkpoint(str(tmp_path))
-    assert_is(path, tensors(5) if step == 5 else {"model.weight": torch.full((3, 4), 6.0)}, step=step)
-
-
-def test_a_kill_between_the_renames_of_a_run_that_went_back_leaves_the_one_it_continued_from(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    for step in (4, 6):
-        save(folder, tensors(step), Content(step))
-    # The first rename takes the later checkpoint away, the second would put the new one in its place.
-    assert run_program(_KILLED, str(folder), "rename", "2").code == -signal.SIGKILL
-    path, _ = find_checkpoint(str(tmp_path))
-    assert_is(path, tensors(4), step=4)
+    assert_is(path, {"model.weight": torch.full((3, 4), 6.0)} if step == 6 else tensors(step), step=step)
 
 
 def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_two_processes_do_not_write_one_run_and_ctrl_c_saves(tiny: list[str], tm
     for refused in ([*tiny, f"train.output={folder}"], [f"train.resume={folder}"]):
         with pytest.raises(OSError, match=rf"^{folder} is in use by process \d+ on .*; wait until it ends, or"):
             run_train(refused)
-    first.interrupt()
+    first.send(signal.SIGINT)
     done, step = first.wait(), read_checkpoint(newest(folder)).step
     assert (done.code, done.errors) == (130, "")
     again = f"to continue: fuselayers train train.resume={folder}"

@@ -1,10 +1,13 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
-from fuselayers.cli.train.data import check_length, evaluation_batches, read_text, standard_library, training_batch
+from fuselayers.cli.train.data import evaluation_batches, read_text, training_batch
+from fuselayers.cli.train.start import sequence_length
+from fuselayers.configs import compose
 
 
 def _folder(path: Path, number: int) -> Path:
@@ -20,7 +23,8 @@ def _bytes(text_N: torch.Tensor) -> bytes:
 
 def test_the_standard_library_is_text_without_its_tests_and_without_site_packages() -> None:
     text = read_text()
-    files = [path for path in standard_library().rglob("*.py") if not {"site-packages", "test"} & set(path.parts)]
+    assert (Path(text.source) / "os.py").samefile(os.__file__)
+    files = [path for path in Path(text.source).rglob("*.py") if not {"site-packages", "test"} & set(path.parts)]
     assert 0.8 * len(files) < text.num_files <= len(files)
     assert b"def popen" in _bytes(text.train_N) + _bytes(text.held_out_N)
     share = text.held_out_N.numel() / (text.train_N.numel() + text.held_out_N.numel())
@@ -86,11 +90,11 @@ def test_a_text_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"x" * 100)
     text = read_text(str(path), held_out=0.1)
-    check_length(text, sequence_length=9)
-    with pytest.raises(ValueError, match=r"the held-out text must be longer than a sequence of 10 bytes, got 10 bytes"):
-        check_length(text, sequence_length=10)
-    with pytest.raises(ValueError, match=r"the training text must be longer than a sequence of 90 bytes, got 90 bytes"):
-        check_length(text, sequence_length=90)
+    assert sequence_length(compose(overrides=["data.sequence_length=9"]), text) == 9
+    for part, length in (("held-out", 10), ("training", 90)):
+        said = f"the {part} text must be longer than a sequence of {length} bytes, got {length} bytes from {path}; give"
+        with pytest.raises(ValueError, match=re.escape(said)):
+            sequence_length(compose(overrides=[f"data.sequence_length={length}"]), text)
 
 
 def test_batches_depend_on_seed_step_and_micro_batch_alone() -> None:

@@ -10,7 +10,7 @@ from fuselayers.cli.train.lock import locked
 from tests.processes import run
 
 
-def test_a_killed_process_holds_nothing_and_its_half_file_is_removed(tmp_path: Path) -> None:
+def test_a_killed_process_holds_nothing_and_what_it_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
@@ -21,10 +21,16 @@ with locked(Path(sys.argv[1])):
 """
     assert run(script, str(tmp_path)).code == -signal.SIGKILL
     assert len(list(tmp_path.glob("a.*.part"))) == 1
-    (tmp_path / "mine.part").touch()
+    half = tmp_path / "checkpoints" / f"step-000006.{'0123456789abcdef' * 2}.part"
+    half.mkdir(parents=True)
+    (half / "rank-00000.bin").touch()
+    kept = {"b.txt", "mine.part", f"b.{'0' * 32}.parts"}
+    for name in kept:
+        (tmp_path / name).touch()
     with locked(tmp_path):
         write_whole(tmp_path / "a", lambda file: file.write(b"whole"))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "mine.part", "run.lock"]
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "checkpoints", "run.lock", *kept}
+    assert not list((tmp_path / "checkpoints").iterdir())
 
 
 def test_where_there_are_no_locks_it_says_so_and_removes_nothing(

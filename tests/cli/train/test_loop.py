@@ -9,11 +9,10 @@ import torch
 
 from fuselayers.cli.train.checkpoint import Content, save
 from fuselayers.cli.train.data import read_text
-from fuselayers.cli.train.engine import Engine, Processes
+from fuselayers.cli.train.engine import Engine
 from fuselayers.cli.train.loop import Trainer, reproducible
 from fuselayers.cli.train.state import load_state, state_of
 from fuselayers.configs import build, compose
-from tests.cli.conftest import with_changes
 
 
 def _trainer(overrides: list[str], text_file: Path) -> Trainer:
@@ -24,10 +23,10 @@ def _trainer(overrides: list[str], text_file: Path) -> Trainer:
 
 
 def test_accumulated_micro_batches_make_the_step_of_one_batch(tiny: list[str], text_file: Path) -> None:
-    accumulated = _trainer(with_changes(tiny, "train.accumulate=2", "train.clip_norm=0"), text_file)
+    accumulated = _trainer([*tiny, "train.accumulate=2", "train.clip_norm=0"], text_file)
     update = accumulated.step(1)
 
-    whole = _trainer(with_changes(tiny, "train.clip_norm=0"), text_file)
+    whole = _trainer([*tiny, "train.clip_norm=0"], text_file)
     parts = [accumulated.batch(1, micro_batch=number) for number in range(2)]
     tokens_BT, targets_BT = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
     loss = whole.loss(tokens_BT, targets_BT)
@@ -46,7 +45,7 @@ def test_accumulated_micro_batches_make_the_step_of_one_batch(tiny: list[str], t
 
 
 def test_clipping_bounds_what_the_optimizer_sees(tiny: list[str], text_file: Path) -> None:
-    trainer = _trainer(with_changes(tiny, "train.clip_norm=0.01"), text_file)
+    trainer = _trainer([*tiny, "train.clip_norm=0.01"], text_file)
     seen = []
 
     def look(*arguments: object) -> None:
@@ -77,8 +76,8 @@ def test_a_fused_run_is_the_plain_one_and_resumes_bit_for_bit(
     backend: str, tiny: list[str], text_file: Path, tmp_path: Path
 ) -> None:
     """Train on two threads: sums of gradients whose order depends on the threads would show."""
-    overrides = with_changes(tiny, "feedforward=fused_mlp", "model.dropout=0.1", f"fusion={backend}")
-    fused, plain = _trainer(overrides, text_file), _trainer(with_changes(overrides, "fusion=off"), text_file)
+    overrides = [*tiny, "feedforward=fused_mlp", "model.dropout=0.1", f"fusion={backend}"]
+    fused, plain = _trainer(overrides, text_file), _trainer([*overrides, "fusion=off"], text_file)
     torch.set_num_threads(2)
     try:
         with reproducible(torch.device("cpu")):
@@ -87,7 +86,7 @@ def test_a_fused_run_is_the_plain_one_and_resumes_bit_for_bit(
             path = save(tmp_path, state_of(fused.model, fused.optimizer), Content(2))
             losses += [fused.step(step).read()[0] for step in (3, 4)]
             weights = copy.deepcopy(fused.model.state_dict())
-            load_state(fused.model, fused.optimizer, path, Processes())
+            load_state(fused.model, fused.optimizer, path)
             again = [fused.step(step).read()[0] for step in (3, 4)]
     finally:
         torch.set_num_threads(1)
@@ -100,7 +99,7 @@ def test_a_fused_run_is_the_plain_one_and_resumes_bit_for_bit(
 
 
 def test_a_step_draws_its_own_numbers_whatever_was_drawn_before(tiny: list[str], text_file: Path) -> None:
-    overrides = with_changes(tiny, "model.dropout=0.3", "train.accumulate=2")
+    overrides = [*tiny, "model.dropout=0.3", "train.accumulate=2"]
     first, second = _trainer(overrides, text_file), _trainer(overrides, text_file)
     # Two steps, and two micro-batches, then differ only in their masks.
     same = first.batch(1)
@@ -116,7 +115,7 @@ def test_a_step_draws_its_own_numbers_whatever_was_drawn_before(tiny: list[str],
 
 
 def test_the_validation_loss_is_that_of_the_model_without_dropout(tiny: list[str], text_file: Path) -> None:
-    plain, dropping = _trainer(tiny, text_file), _trainer(with_changes(tiny, "model.dropout=0.5"), text_file)
+    plain, dropping = _trainer(tiny, text_file), _trainer([*tiny, "model.dropout=0.5"], text_file)
     state = torch.get_rng_state()
     assert dropping.validation_loss() == dropping.validation_loss() == plain.validation_loss()
     assert torch.equal(state, torch.get_rng_state())

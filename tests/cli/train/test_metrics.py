@@ -22,16 +22,12 @@ _ROWS = [
 ]
 
 
-def _write(path: Path) -> None:
+def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
     file = MetricsFile(path)
     for row in _ROWS:
         file.append(row)
     file.sync()
-
-
-def test_a_damaged_curve_is_repaired_from_the_checkpoints_rows(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    _write(path)
     content = path.read_bytes()
     path.write_bytes(content[:100] + b"\xff" + content[120:])
     resumed = MetricsFile(path, rows=_ROWS[:3])

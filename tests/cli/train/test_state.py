@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from fuselayers import build
 from fuselayers.cli.train.checkpoint import Content, save
-from fuselayers.cli.train.engine import Processes
 from fuselayers.cli.train.state import load_state, state_of
 
 
@@ -55,5 +54,5 @@ def test_weights_of_another_architecture_are_refused_and_change_nothing(tmp_path
     before = model.embedding.weight.clone()
     text = rf"^the checkpoint {path} has another architecture: .*; resume with the model it was trained with$"
     with pytest.raises(ValueError, match=text):
-        load_state(model, torch.optim.AdamW(model.parameters()), path, Processes())
+        load_state(model, torch.optim.AdamW(model.parameters()), path)
     assert torch.equal(model.embedding.weight, before)

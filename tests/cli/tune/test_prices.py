@@ -5,7 +5,7 @@ import torch
 
 from fuselayers.cli.main import main
 from fuselayers.cli.tune import prices
-from fuselayers.partition import Machine, machine_of
+from fuselayers.partition import machine_of
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,9 @@ def _small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(prices, "SIZES_ON_A_CPU", (1 << 18, 128))
 
 
-def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_measured_is_stored_and_used_and_of_this_world(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = machine_of("cpu")
     assert before.name.startswith("stated: ")
     assert main(["tune", "--device", "cpu"]) == 0
@@ -22,6 +24,10 @@ def test_what_is_measured_is_stored_and_used(tmp_path: Path, capsys: pytest.Capt
     assert after.name.startswith("measured: ")
     assert f"torch {torch.__version__}" in after.name
     assert str(tmp_path / "machines.json") in capsys.readouterr().out.replace("\n", "")
+    assert 1e8 < after.bandwidth < 1e13
+    assert 1e8 < after.flop_rate < 1e15
+    assert 1e8 < after.vector_flop_rate < 1e14
+    assert 1e-8 < after.kernel_seconds < 1e-3
 
 
 def test_a_broken_file_is_replaced(tmp_path: Path) -> None:
@@ -29,11 +35,3 @@ def test_a_broken_file_is_replaced(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"machines\.json was not written by fuselayers"):
         assert main(["tune", "--device", "cpu"]) == 0
     assert machine_of("cpu").name.startswith("measured: ")
-
-
-def test_figures_are_of_this_world() -> None:
-    machine: Machine = prices.measure(torch.device("cpu"))
-    assert 1e8 < machine.bandwidth < 1e13
-    assert 1e8 < machine.flop_rate < 1e15
-    assert 1e8 < machine.vector_flop_rate < 1e14
-    assert 1e-8 < machine.kernel_seconds < 1e-3

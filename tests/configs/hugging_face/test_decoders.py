@@ -18,7 +18,7 @@ FAMILIES = ["opt_tiny", "gpt_neox_tiny", "phi_tiny", "bloom_tiny", "qwen2_tiny"]
 def pair(name: str) -> tuple[Any, nn.Module]:
     """The model of `transformers`, and ours with its weights, both in eval mode."""
     other = theirs(TWINS[name])
-    model = build(name, ["fusion=off"]).eval()
+    model = build(name, ["fusion=off", *TWINS[name].overrides]).eval()
     load_hugging_face(model, other.state_dict(), family=TWINS[name].family)
     return other, model
 
@@ -38,9 +38,7 @@ def trained(model: nn.Module, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[Te
 
 @pytest.mark.parametrize("name", [*FAMILIES, "gpt2_tiny", "llama3_8b"])
 def test_the_same_loss_and_gradients(name: str) -> None:
-    other = theirs(TWINS[name])
-    model = build(name, ["fusion=off", *TWINS[name].overrides]).eval()
-    load_hugging_face(model, other.state_dict(), family=TWINS[name].family)
+    other, model = pair(name)
     tokens_BT = tokens()
     # `transformers` shifts the labels itself.
     expected = other(input_ids=tokens_BT, labels=tokens_BT).loss

@@ -28,13 +28,10 @@ class Twin:
 
 
 SIZES = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
 T5 = {"vocab_size": 256, "d_model": 32, "d_ff": 128, "d_kv": 16, "num_layers": 2, "num_heads": 4}
 LLAMA = {**SIZES, "intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": 64}
-
-
 OPT = {**SIZES, "ffn_dim": 128, "max_position_embeddings": 64, "word_embed_proj_dim": 32}
-NEOX = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
-PHI = {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
 BLOOM = {"vocab_size": 256, "hidden_size": 48, "n_layer": 2, "n_head": 6}
 
 
@@ -69,9 +66,7 @@ TWINS = {
         "GPT2LMHeadModel",
         {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     ),
-    "bert_tiny": Twin(
-        "bert", "bert", "BertForMaskedLM", {**SIZES, "intermediate_size": 128, "max_position_embeddings": 64}
-    ),
+    "bert_tiny": Twin("bert", "bert", "BertForMaskedLM", WIDE),
     "llama3_8b": Twin(
         "llama",
         "llama",
@@ -109,8 +104,8 @@ TWINS = {
         {**LLAMA, "num_local_experts": 4, "rms_norm_eps": 1e-5, **rope(1000000.0)},
     ),
     "opt_tiny": Twin("opt", "opt", "OPTForCausalLM", OPT),
-    "gpt_neox_tiny": Twin("gpt_neox", "gpt_neox", "GPTNeoXForCausalLM", NEOX),
-    "phi_tiny": Twin("phi", "phi", "PhiForCausalLM", PHI),
+    "gpt_neox_tiny": Twin("gpt_neox", "gpt_neox", "GPTNeoXForCausalLM", WIDE),
+    "phi_tiny": Twin("phi", "phi", "PhiForCausalLM", WIDE),
     "bloom_tiny": Twin("bloom", "bloom", "BloomForCausalLM", BLOOM),
     "vit_tiny": Twin(
         "vit",
@@ -143,16 +138,20 @@ def theirs(twin: Twin) -> nn.Module:
     return model
 
 
-def inputs(twin: Twin) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """The arguments of our model, and of the model of `transformers`."""
-    if twin.family == "vit":
-        images = torch.randn(2, 3, 12, 12)
-        return (images,), {"pixel_values": images}
-    tokens_BT = torch.randint(256, (2, 40))
-    if twin.family == "t5":
-        targets_BT = torch.randint(256, (2, 23))
-        return (tokens_BT, targets_BT), {"input_ids": tokens_BT, "decoder_input_ids": targets_BT}
-    return (tokens_BT,), {"input_ids": tokens_BT}
+@torch.no_grad()
+def assert_same_outputs(model: nn.Module, other: nn.Module, family: str) -> None:
+    """Compare the logits of a model of ours, and of a model of `transformers`."""
+    tokens_BT, inputs_BT, images = torch.randint(256, (2, 40)), torch.randint(256, (2, 23)), torch.randn(2, 3, 12, 12)
+    if family == "vit":
+        expected, got = other(pixel_values=images).logits, model(images)
+    elif family == "t5":
+        expected = other(input_ids=tokens_BT, decoder_input_ids=inputs_BT).logits
+        got = model(tokens_BT, inputs_BT=inputs_BT)
+    else:
+        expected, got = other(input_ids=tokens_BT).logits, model(tokens_BT)
+    # Logits that are near zero, or all alike, would agree without proving anything.
+    assert expected.std() > 0.03
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def small_state(model: nn.Module, family: str = "gpt2") -> dict[str, Tensor]:

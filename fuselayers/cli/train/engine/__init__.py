@@ -4,7 +4,7 @@ from .engine import Engine as Engine
 from .engine import device_of as device_of
 from .engine import fusion_of as fusion_of
 from .engine import start_engine as start_engine
-from .grid import Grid as Grid
-from .grid import grid_of as grid_of
+from .processes import ALONE as ALONE
 from .processes import Processes as Processes
+from .processes import grouped as grouped
 from .processes import joined_processes as joined_processes

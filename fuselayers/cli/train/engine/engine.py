@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -18,8 +18,7 @@ from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of, fuse_as
 from ...machine import choose_device
 from .checkpointing import checkpoint_blocks
-from .grid import Grid
-from .processes import Processes
+from .processes import ALONE, Processes
 
 
 @dataclass(frozen=True)
@@ -27,19 +26,16 @@ class Engine:
     """A model, whole in this process or split over the processes of torchrun; see `start_engine`.
 
     Args:
-        module: the model, with its parameters under their own names.
-        wrapper: the module that is called instead, such as DDP.
+        model: the module to call.
     """
 
-    module: nn.Module
-    wrapper: nn.Module | None = None
-    processes: Processes = field(default_factory=Processes)
-    grid: Grid = field(default_factory=Grid)
+    model: nn.Module
+    processes: Processes = ALONE
 
     @property
-    def model(self) -> nn.Module:
-        """The module to call."""
-        return self.module if self.wrapper is None else self.wrapper
+    def module(self) -> nn.Module:
+        """The model without DDP around it, with its parameters under their own names."""
+        return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
 
     def micro_batch(self, *, last: bool) -> AbstractContextManager[None]:
         """A context for forward and backward of a micro-batch; only the last micro-batch of a step sends gradients."""
@@ -100,9 +96,7 @@ def device_of(config: Config, processes: Processes) -> torch.device:
     return device
 
 
-def start_engine(
-    module: nn.Module, config: Config, *, processes: Processes, grid: Grid, device: torch.device
-) -> Engine:
+def start_engine(module: nn.Module, config: Config, *, processes: Processes, device: torch.device) -> Engine:
     """Split, checkpoint, fuse and shard a model, in this order; return the engine around it.
 
     Args:
@@ -111,12 +105,12 @@ def start_engine(
     Raises:
         ValueError: a component cannot be split over a tensor-parallel group, or a checkpointing does not fit.
     """
-    parallel, wrapper = config.parallel, None
-    mesh = grid.mesh(device) if processes.launched else None
-    if mesh is None or parallel.shard != "fsdp" or grid.tp > 1:
+    parallel = config.parallel
+    mesh = processes.mesh(device) if processes.launched else None
+    if mesh is None or parallel.shard != "fsdp" or processes.tp > 1:
         # FSDP2 without tensor parallelism moves the weights to the device itself, in parts.
         module.to(device)
-    if mesh is not None and grid.tp > 1:
+    if mesh is not None and processes.tp > 1:
         module = parallelize(cast(Model, module), mesh["tp"], sequence=parallel.sequence)
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(module, parallel.checkpointing)
@@ -124,8 +118,8 @@ def start_engine(
     if mesh is not None and parallel.shard == "fsdp":
         _shard(module, mesh["dp"], config)
     if mesh is not None and parallel.shard == "ddp":
-        wrapper = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
-    return Engine(module, wrapper, processes, grid)
+        module = DistributedDataParallel(module, device_ids=[device] if device.type == "cuda" else None)
+    return Engine(module, processes)
 
 
 def fusion_of(config: Config) -> FusionConfig:

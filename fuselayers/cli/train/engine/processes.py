@@ -7,12 +7,14 @@ import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from ....configs import Config
 from ...text import is_launched
 
 Value = TypeVar("Value")
@@ -22,22 +24,45 @@ Value = TypeVar("Value")
 class Processes:
     """The processes of a run, as one of them sees them; without arguments it is alone.
 
+    They form a grid: data-parallel groups of tensor-parallel processes. rank = data_rank * tp + rank within the group.
+
     Args:
         rank: of this process among all, from 0.
         world_size: how many there are.
         local_rank: of this process among those on its machine.
         launched: whether torchrun, or something like it, started this process.
+        tp: processes of a tensor-parallel group. They compute the same rows together.
     """
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     launched: bool = False
+    tp: int = 1
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints, and writes the files: rank 0."""
         return self.rank == 0
+
+    @property
+    def dp(self) -> int:
+        """The number of data-parallel groups. Each takes its rows of every batch."""
+        return self.world_size // self.tp
+
+    @property
+    def data_rank(self) -> int:
+        """The data-parallel group of this process."""
+        return self.rank // self.tp
+
+    def rows(self, batch_size: int) -> slice:
+        """The rows of a batch that this process computes."""
+        size = batch_size // self.dp
+        return slice(self.data_rank * size, (self.data_rank + 1) * size)
+
+    def mesh(self, device: torch.device) -> DeviceMesh:
+        """The device mesh, with the dimensions "dp" and "tp". It needs the process group."""
+        return init_device_mesh(device.type, (self.dp, self.tp), mesh_dim_names=("dp", "tp"))
 
     def mean(self, value: float) -> float:
         """The mean of the processes' values, the same on each."""
@@ -65,6 +90,46 @@ class Processes:
         tensor = torch.tensor(value, dtype=dtype)
         dist.all_reduce(tensor, operation)
         return tensor.item()
+
+
+ALONE: Final = Processes()
+
+
+def grouped(config: Config, processes: Processes) -> Processes:
+    """The processes in the groups that a config asks for.
+
+    Raises:
+        ValueError: it does not fit the number of processes, or batches cannot be split into its groups.
+    """
+    parallel, world_size = config.parallel, processes.world_size
+    dp = parallel.dp or max(1, world_size // parallel.tp)
+    if dp * parallel.tp != world_size:
+        asked = f"parallel.dp={dp} x parallel.tp={parallel.tp} need {dp * parallel.tp} processes"
+        if not parallel.dp:
+            asked = f"parallel.tp={parallel.tp} needs a multiple of {parallel.tp} processes"
+        there = (
+            f"torchrun started {world_size}" if processes.launched else "this run is a single process, without torchrun"
+        )
+        raise ValueError(
+            f"{asked}, but {there}; start torchrun --nproc-per-node {dp * parallel.tp} -m fuselayers train, or change "
+            "parallel.dp= and parallel.tp="
+        )
+    if dp > 1 and parallel.shard == "none":
+        raise ValueError(
+            f"parallel.shard=none trains one copy of the model, but there are {world_size} processes, {dp} of them for "
+            "data; set parallel.shard=ddp (each keeps all weights) or parallel.shard=fsdp (each keeps a part)"
+        )
+    if parallel.tp > 1 and parallel.shard == "ddp":
+        raise ValueError(
+            "parallel.shard=ddp cannot hold weights that are split by tensor parallelism; with parallel.tp="
+            f"{parallel.tp} set parallel.shard={'fsdp' if dp > 1 else 'none'}"
+        )
+    if config.train.batch_size % dp:
+        raise ValueError(
+            f"train.batch_size={config.train.batch_size} is split over parallel.dp={dp} groups and must be a multiple "
+            f"of {dp}; set {-(-config.train.batch_size // dp) * dp}"
+        )
+    return replace(processes, tp=parallel.tp)
 
 
 @contextmanager

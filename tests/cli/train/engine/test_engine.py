@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fuselayers.cli.train.engine import Engine, Grid, Processes, device_of, fusion_of, start_engine
+from fuselayers.cli.train.engine import Engine, Processes, device_of, fusion_of, start_engine
 from fuselayers.configs import Config, build, compose
 
 _CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def _config(*overrides: str) -> Config:
 def _engine(config: Config) -> Engine:
     torch.manual_seed(0)
     model = build(config, ["fusion=off"])  # the engine fuses it
-    return start_engine(model, config, processes=Processes(launched=True), grid=Grid(), device=_CPU)
+    return start_engine(model, config, processes=Processes(launched=True), device=_CPU)
 
 
 def _tokens(rows: int = 4) -> tuple[Tensor, Tensor]:

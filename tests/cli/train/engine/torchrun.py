@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.cli.conftest import tiny_on, with_changes
+from tests.cli.conftest import tiny_on
 from tests.processes import Program
 
 _RUNS = Path(__file__).with_name("runs.py")
@@ -27,7 +27,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 def overrides(text: Path, *more: str) -> list[str]:
     """A run of four steps of two micro-batches, without dropout and fusion unless `more` says so."""
     steps = "train.steps=4", "train.evaluate_every=2", "train.evaluate_batches=1", "train.checkpoint_every=2"
-    return with_changes(tiny_on(text), *steps, "model.num_layers=2", "train.accumulate=2", *more)
+    return [*tiny_on(text), *steps, "model.num_layers=2", "train.accumulate=2", *more]
 
 
 def start(processes: int, *arguments: str, folder: Path) -> "subprocess.Popen[str]":
