@@ -7,7 +7,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import torch
 import torch.fx as fx
@@ -344,7 +344,24 @@ def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) ->
     lowering.register_lowering(op, type_promotion_kind=None)(drawn)
 
 
-def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., tuple[Any, ...] | None]) -> None:
+class KernelCall(NamedTuple):
+    """A launch of a Triton kernel that writes one new tensor.
+
+    Attributes:
+        kernel: the kernel; its first parameter is the new tensor, its second the op's first argument.
+        grid: programs in x, y and z.
+        shape, dtype: of the new tensor.
+        constants: the kernel's other arguments by name.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    constants: dict[str, Any]
+
+
+def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., KernelCall | None]) -> None:
     """Make Inductor's code launch a Triton kernel where a graph calls an op, without the host's time for the op.
 
     The op's fake implementation must call this function, as for `draw_in_inductor`.
@@ -352,9 +369,7 @@ def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., tuple[A
     Args:
         op: its first argument is a tensor; the result is one contiguous tensor on its device.
         call_of: takes the op's arguments, with Inductor's nodes for tensors and symbols for unknown sizes. It returns
-            the kernel, whose first parameters are the result and the op's first argument; its programs in x, y and z;
-            shape and dtype of the result; and the kernel's other arguments by name. It returns None if the op has to
-            run.
+            the launch, or None if the op has to run.
     """
     lowering: Any = sys.modules.get("torch._inductor.lowering")
     if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
@@ -367,14 +382,14 @@ def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., tuple[A
         call = call_of(first, *rest)
         if call is None:
             return run_op(first, *rest, **named)
-        kernel, grid, shape, dtype, constants = call
-        result = lowering.empty(list(shape), dtype=dtype, device=first.get_device())
+        result = lowering.empty(list(call.shape), dtype=call.dtype, device=first.get_device())
+        names = call.kernel.arg_names
         lowering.lowerings[triton_kernel_wrapper_mutation](
-            kernel_idx=kernel_side_table.add_kernel(kernel),
-            constant_args_idx=kernel_side_table.add_constant_args(constants),
-            grid=[grid],
+            kernel_idx=kernel_side_table.add_kernel(call.kernel),
+            constant_args_idx=kernel_side_table.add_constant_args(call.constants),
+            grid=[call.grid],
             tma_descriptor_metadata={},
-            kwargs={kernel.arg_names[0]: result, kernel.arg_names[1]: first},
+            kwargs={names[0]: result, names[1]: first},
         )
         return result
 

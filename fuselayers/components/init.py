@@ -302,17 +302,22 @@ def _reset(module: nn.Module, owner: nn.Module, *, token_std: float) -> None:
     if reset is not None:
         reset()
         return
-    for name, value in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-        kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
-        if kind == "parameter" and name.endswith("_token"):
-            nn.init.normal_(value, std=token_std)
-        elif kind == "parameter" and name == "bias":
-            nn.init.zeros_(value)
+    for name, parameter in module.named_parameters(recurse=False):
+        if name.endswith("_token"):
+            nn.init.normal_(parameter, std=token_std)
+        elif name == "bias":
+            nn.init.zeros_(parameter)
         else:
-            raise TypeError(
-                f"the init scheme cannot fill the {kind} {name!r} of {type(owner).__name__}; give the class a "
-                "reset_parameters() that fills it"
-            )
+            raise TypeError(_without_reset("parameter", name, owner))
+    for name, _ in module.named_buffers(recurse=False):
+        raise TypeError(_without_reset("buffer", name, owner))
+
+
+def _without_reset(kind: str, name: str, owner: nn.Module) -> str:
+    return (
+        f"the init scheme cannot fill the {kind} {name!r} of {type(owner).__name__}; give the class a "
+        "reset_parameters() that fills it"
+    )
 
 
 def _check_nothing_else(matrix: nn.Module) -> None:

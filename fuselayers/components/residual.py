@@ -174,7 +174,8 @@ class PostResidual(Residual):
         """[B, T, D] -> [B, T, D]."""
         for number, sublayer in enumerate(sublayers):
             y_BTD = self.branch(number, sublayer, x_BTD)
-            x_BTD = x_BTD if self.alpha == 1.0 else self.alpha * x_BTD
+            if self.alpha != 1.0:
+                x_BTD = self.alpha * x_BTD
             x_BTD = self.norm(number).add(y_BTD, x_BTD, p=self.dropout, shard=shard, style="post")
         return x_BTD
 

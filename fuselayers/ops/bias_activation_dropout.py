@@ -139,6 +139,7 @@ class _Elementwise(torch.autograd.Function):
         *options: Any,
     ) -> Tensor:
         _, activation, _ = ctx.options = options
+        assert residual is None or activation is None
         # The identity has slope one everywhere, so backward needs only the dtypes of x and bias.
         ctx.save_for_backward(*((x, bias) if activation is not None else (None, None)), seed, row_R)
         ctx.dtypes = [None if tensor is None else tensor.dtype for tensor in (x, residual, bias)]

@@ -13,7 +13,7 @@ With d = dropout(x + bias, p) and s = d + residual, `style` selects one of three
 See `normalise.formula` for gradients, dtypes, saved tensors and bytes moved; "prenorm" is "post" with a second output.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
@@ -113,7 +113,19 @@ def bias_dropout_residual_layer_norm(
 
 
 def bias_dropout_residual_layer_norm_reference(
-    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-5, **options: Any
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    norm_bias: Tensor | None = None,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-5,
+    style: NormStyle = "post",
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
-    return dropped_norm_reference(x, residual, weight=weight, eps=eps, rms=False, **options)
+    return dropped_norm_reference(
+        x, residual, bias, weight, norm_bias, p=p, eps=eps, style=style, seed=seed, shard=shard, rms=False
+    )

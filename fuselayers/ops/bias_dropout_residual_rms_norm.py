@@ -8,7 +8,7 @@ The three arrangements of `style` are those of bias_dropout_residual_layer_norm.
 dtypes, saved tensors and bytes moved.
 """
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor
 
@@ -105,7 +105,18 @@ def bias_dropout_residual_rms_norm(
 
 
 def bias_dropout_residual_rms_norm_reference(
-    x: Tensor, residual: Tensor, *, weight: Tensor, eps: float = 1e-6, **options: Any
+    x: Tensor,
+    residual: Tensor,
+    *,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    p: float = 0.0,
+    eps: float = 1e-6,
+    style: NormStyle = "post",
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
-    return dropped_norm_reference(x, residual, weight=weight, eps=eps, rms=True, **options)
+    return dropped_norm_reference(
+        x, residual, bias, weight, None, p=p, eps=eps, style=style, seed=seed, shard=shard, rms=True
+    )

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import outside_dynamo
-from .._torch.tracing import launch_in_inductor
+from .._torch.tracing import KernelCall, launch_in_inductor
 from ..sources import sources_hash
 from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST
@@ -283,8 +283,8 @@ def _empty_keep(
     return seed.new_empty((num_rows, groups * LANES), dtype=dtype)
 
 
-def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> tuple[Any, ...] | None:
-    """Return the launch that fills the mask, as `launch_in_inductor` takes it; None where the op itself has to run."""
+def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> KernelCall | None:
+    """Return the launch that fills the mask in Inductor's code for a GPU; None where the op itself has to run."""
     num_rows, first_group, groups, threshold = numbers
     # Inductor makes a 1 a constant, which has no `.to`; of these numbers the kernel uses it for the threshold alone.
     fits = all(isinstance(number, int) for number in numbers) and 1 < threshold < _LANE_VALUES
@@ -296,7 +296,7 @@ def _keep_launch(seed: Any, row_R: Any, *numbers: Any) -> tuple[Any, ...] | None
     plan = elementwise_plan(1, *shape, shape[1])
     names = [name for name in _keep_kernel.arg_names if name not in ("keep_ptr", "seed_ptr")]
     values = None, first_group, num_rows, groups, threshold, *plan.constants[1:]
-    return _keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True))
+    return KernelCall(_keep_kernel, plan.grid, shape, torch.bool, dict(zip(names, values, strict=True)))
 
 
 def _fake_keep(seed: Tensor, row_R: Tensor | None, *numbers: int, **_: Any) -> Tensor:

@@ -55,7 +55,7 @@ class FuseOptions:
         if self.dynamic not in (None, True, False):
             raise TypeError(f"dynamic must be None, True or False, got {self.dynamic!r}")
 
-    @property
+    @functools.cached_property
     def chain(self) -> tuple[str, ...]:
         """The backends to try, in order."""
         return check_backends(self.backend, self.fallback)

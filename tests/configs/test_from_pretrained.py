@@ -226,7 +226,7 @@ def test_a_config_that_cannot_be(fields: dict[str, Any], text: str, gpt2: Path) 
         from_pretrained(gpt2, OFF)
 
 
-# The new content of files; None removes a file.
+# The new content of files, or the part of the old one that is left; None removes a file.
 @pytest.mark.parametrize(
     ("damage", "kind", "text"),
     [
@@ -237,7 +237,7 @@ def test_a_config_that_cannot_be(fields: dict[str, Any], text: str, gpt2: Path) 
             FileNotFoundError,
             "has neither model.safetensors nor model.safetensors.index.json; pickle fil",
         ),
-        ({"model.safetensors": "cut off"}, ValueError, "model.safetensors' is damaged: "),
+        ({"model.safetensors": slice(-1)}, ValueError, "model.safetensors' is damaged: "),
         (
             {"model.safetensors.index.json": '{"weight_map": {"wte.weight": "model-00001-of-00001.safetensors"}}'},
             FileNotFoundError,
@@ -245,10 +245,12 @@ def test_a_config_that_cannot_be(fields: dict[str, Any], text: str, gpt2: Path) 
         ),
     ],
 )
-def test_a_damaged_folder(damage: dict[str, str | None], kind: type[Exception], text: str, gpt2: Path) -> None:
+def test_a_damaged_folder(damage: dict[str, str | slice | None], kind: type[Exception], text: str, gpt2: Path) -> None:
     for name, content in damage.items():
         if content is None:
             (gpt2 / name).unlink()
+        elif isinstance(content, slice):
+            (gpt2 / name).write_bytes((gpt2 / name).read_bytes()[content])
         else:
             (gpt2 / name).write_text(content)
     with pytest.raises(kind, match=re.escape(text)):

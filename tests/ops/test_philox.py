@@ -8,8 +8,10 @@ from torch._dynamo.testing import EagerAndRecordGraphs
 
 from benchmarks.lint_kernels.record import recorded_launches
 from fuselayers.ops import Shard, dropout, keep_mask, keep_scale
-from fuselayers.ops.implementations.triton_language import HAS_TRITON
-from fuselayers.ops.philox import keep_by_formula, keep_on_gpu, keep_threshold, philox_4x32
+from fuselayers.ops.implementations.launch import kernel, launch
+from fuselayers.ops.implementations.triton_language import HAS_TRITON, tl
+from fuselayers.ops.philox import keep_by_formula, keep_on_gpu, keep_threshold, keep_tile, philox_4x32
+from fuselayers.ops.rows import cdiv
 from fuselayers.sources import sources_hash
 from tests.ops import truth
 from tests.ops.contract import DEVICE, seed_of
@@ -101,6 +103,30 @@ def test_a_mask_has_no_period(shape: tuple[int, int]) -> None:
     correlation = torch.fft.irfft(spectrum * spectrum.conj(), n=signs.numel()) / signs.numel()
     assert correlation[0] == pytest.approx(1)
     assert correlation[1 : signs.numel() // 2].abs().max() < 6.5 / signs.numel() ** 0.5
+
+
+@kernel
+def _mask_kernel(  # type: ignore[no-untyped-def]
+    seed_ptr, mask_ptr, num_rows, num_columns, threshold, BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr
+):
+    rows = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    first_column = tl.program_id(1) * BLOCK_COLUMNS
+    columns = first_column + tl.arange(0, BLOCK_COLUMNS)
+    keep = keep_tile(seed_ptr, None, 0, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS)
+    live = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    tl.store(mask_ptr + rows[:, None] * num_columns + columns[None, :], keep, mask=live)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("block", [(1, 8), (2, 16), (8, 8), (1, 64), (4, 32), (16, 128)])
+def test_kernels_have_the_same_mask_whatever_their_blocks(block: tuple[int, int]) -> None:
+    shape = (9, 61)
+    for number in (5, -1):
+        seed = seed_of() if number == 5 else torch.full_like(seed_of(), number)
+        mask = torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        grid = (cdiv(shape[0], block[0]), cdiv(shape[1], block[1]))
+        launch(_mask_kernel, grid, (seed, mask, *shape, keep_threshold(0.3)), block)
+        assert torch.equal(mask.bool(), keep_mask(seed, shape, p=0.3))
 
 
 # The groups fill a part of a kernel's tile, one tile and many; rows are counted, read, and read with a stride.

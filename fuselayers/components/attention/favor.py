@@ -12,6 +12,7 @@
 Choromanski et al., "Rethinking attention with Performers", 2021, sections 2.3 (positive) and 2.4 (orthogonal).
 """
 
+import functools
 import math
 from typing import ClassVar
 
@@ -89,27 +90,32 @@ class FavorAttention(CrossHeads):
         self.directions.copy_(_orthogonal_directions(self.num_features, self.head_dim, seed=seed))
 
     def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        def features(q_BHTC: Tensor, k_BGTC: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-            q_BHTF, k_BGTF = _exponents(q_BHTC, self.directions), _exponents(k_BGTC, self.directions)
-            # Note: [exponents are shifted] A factor of all features of a query, or of all keys that it attends to,
-            # cancels in the quotient; so does 1 / sqrt(F). So exponents are shifted to make the largest 0: for a query
-            # by its own largest exponent; for keys by the largest among all real keys, or in causal attention among
-            # those up to the key, which is the key's level. Features far below the largest become 0, and nothing
-            # overflows.
-            if key_padding_mask is not None:
-                lowest = torch.finfo(k_BGTF.dtype).min
-                k_BGTF = k_BGTF.masked_fill(~key_padding_mask[:, None, :, None], lowest)
-            with torch.no_grad():
-                shift_BHT1 = q_BHTF.amax(-1, keepdim=True)
-                level_BGT1 = k_BGTF.amax(-1, keepdim=True)
-                level_BGT1 = level_BGT1.cummax(-2).values if self.causal else level_BGT1.amax(-2, keepdim=True)
-            return (q_BHTF - shift_BHT1).exp(), (k_BGTF - level_BGT1).exp(), level_BGT1 if self.causal else None
-
+        features = functools.partial(
+            _features, directions_FC=self.directions, key_padding_mask=key_padding_mask, causal=self.causal
+        )
         mixed_BHTC = kernel_attention(
             q_BHTC, k_BGTC, v_BGTC, features, causal=self.causal, key_padding_mask=key_padding_mask
         )
         shard = self.layout.shard(mixed_BHTC, 1)
         return dropout_op(mixed_BHTC, self.dropout, training=self.training, shard=shard)
+
+
+def _features(
+    q_BHTC: Tensor, k_BGTC: Tensor, *, directions_FC: Tensor, key_padding_mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    q_BHTF, k_BGTF = _exponents(q_BHTC, directions_FC), _exponents(k_BGTC, directions_FC)
+    # Note: [exponents are shifted] A factor of all features of a query, or of all keys that it attends to, cancels in
+    # the quotient; so does 1 / sqrt(F). So exponents are shifted to make the largest 0: for a query by its own largest
+    # exponent; for keys by the largest among all real keys, or in causal attention among those up to the key, which is
+    # the key's level. Features far below the largest become 0, and nothing overflows.
+    if key_padding_mask is not None:
+        lowest = torch.finfo(k_BGTF.dtype).min
+        k_BGTF = k_BGTF.masked_fill(~key_padding_mask[:, None, :, None], lowest)
+    with torch.no_grad():
+        shift_BHT1 = q_BHTF.amax(-1, keepdim=True)
+        level_BGT1 = k_BGTF.amax(-1, keepdim=True)
+        level_BGT1 = level_BGT1.cummax(-2).values if causal else level_BGT1.amax(-2, keepdim=True)
+    return (q_BHTF - shift_BHT1).exp(), (k_BGTF - level_BGT1).exp(), level_BGT1 if causal else None
 
 
 def _exponents(x: Tensor, directions_FC: Tensor) -> Tensor:

@@ -185,21 +185,10 @@ class MultiHeadAttention(PackedHeads):
         if values is not None and (memory is None or values.shape != memory.shape):
             wanted = "given with a memory" if memory is None else f"{list(memory.shape)} as the memory is"
             raise ValueError(f"values must be {wanted}, got {list(values.shape)}")
-        q_BTHC, *of_keys = self.parts(x_BTD, "qkv" if memory is None else "q")
-        q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
-        if memory is not None and cache is not None and cache.length:
-            cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
-            k_BGSC, v_BGSC = cache.stored()
+        if memory is None:
+            q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
         else:
-            if memory is not None and values is None:
-                of_keys = self.parts(memory, "kv")
-            elif memory is not None and values is not None:
-                of_keys = [*self.parts(memory, "k"), *self.parts(values, "v")]
-            k_BGSC, v_BGSC = self._normed(self.k_norm, of_keys[0]).transpose(1, 2), of_keys[1].transpose(1, 2)
-            if rotate is not None:
-                q_BHTC, k_BGSC = rotate(q_BHTC, k_BGSC)
-            if cache is not None:
-                k_BGSC, v_BGSC = cache.append(k_BGSC, v_BGSC)
+            q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, values, x_BTD, cache)
         rules = Rules(
             scale=self.scale,
             causal=self.causal,
@@ -224,8 +213,36 @@ class MultiHeadAttention(PackedHeads):
         """As `PackedHeads.parts`, for any `projections`."""
         if self.projections == "packed":
             return super().parts(x_BTD, names)
-        layers = [self.q if self.projections == "shared" else getattr(self, name) for name in names]
-        return [torch.unflatten(layer(x_BTD), -1, (-1, self.head_dim)) for layer in layers]
+        heads = {"q": self.num_heads, "k": self.num_kv_heads, "v": self.num_kv_heads}
+        layers = {name: self.q if self.projections == "shared" else getattr(self, name) for name in names}
+        return [torch.unflatten(layers[name](x_BTD), -1, (heads[name], self.head_dim)) for name in names]
+
+    def _look_around(
+        self, x_BTD: Tensor, rotate: Rotate | None, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x, and the keys and values up to its last token: [B, H, T, C], [B, G, S, C] twice."""
+        q_BTHC, k_BTGC, v_BTGC = self.parts(x_BTD, "qkv")
+        q_BHTC = self._normed(self.q_norm, q_BTHC).transpose(1, 2)
+        k_BGTC, v_BGTC = self._normed(self.k_norm, k_BTGC).transpose(1, 2), v_BTGC.transpose(1, 2)
+        if rotate is not None:
+            q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
+        return q_BHTC, *((k_BGTC, v_BGTC) if cache is None else cache.append(k_BGTC, v_BGTC))
+
+    def _look_at(
+        self, memory_BSD: Tensor, values_BSD: Tensor | None, x_BTD: Tensor, cache: KeyValueCache | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the queries of x and the keys and values of the memory: [B, H, T, C], [B, G, S, C] twice."""
+        q_BHTC = self._normed(self.q_norm, *self.parts(x_BTD, "q")).transpose(1, 2)
+        if cache is not None and cache.length:
+            batch, keys, _ = memory_BSD.shape
+            cache.check_keys((batch, self.num_kv_heads, keys, self.head_dim), q_BHTC.dtype)
+            return q_BHTC, *cache.stored()
+        if values_BSD is None:
+            k_BSGC, v_BSGC = self.parts(memory_BSD, "kv")
+        else:
+            (k_BSGC,), (v_BSGC,) = self.parts(memory_BSD, "k"), self.parts(values_BSD, "v")
+        k_BGSC, v_BGSC = self._normed(self.k_norm, k_BSGC).transpose(1, 2), v_BSGC.transpose(1, 2)
+        return q_BHTC, *((k_BGSC, v_BGSC) if cache is None else cache.append(k_BGSC, v_BGSC))
 
     @staticmethod
     def _normed(norm: nn.Module | None, heads: Tensor) -> Tensor:

@@ -142,7 +142,9 @@ def _model(plan: Plan, path: str, model: Any) -> None:
     path = f"{path}." if path else ""
     plan.layouts.append(model)
     for name, child in model.named_children():
-        if isinstance(child, nn.Linear):
+        if isinstance(child, nn.ModuleList):
+            _parts(plan, f"{path}{name}", child)
+        elif isinstance(child, nn.Linear):
             # The rows of a head are cut only to save memory: a process computes all logits of its own tokens.
             plan.linear(f"{path}{name}", child, _table(plan, child) if name == "head" else COPY, COPY)
         else:
@@ -211,12 +213,17 @@ def _feedforward(plan: Plan, path: str, feedforward: Any) -> None:
 def _mixture(plan: Plan, path: str, mixture: Any) -> None:
     plan.linear(f"{path}.router", mixture.router, COPY, COPY)
     for name in ("experts", "shared"):
-        plan.visit(f"{path}.{name}", getattr(mixture, name))
+        _parts(plan, f"{path}.{name}", getattr(mixture, name))
 
 
-def _parts(plan: Plan, path: str, module: nn.Module) -> None:
-    for name, child in module.named_children():
-        plan.visit(f"{path}.{name}", child)
+def _residual(plan: Plan, path: str, residual: Any) -> None:
+    plan.add(residual.scales, COPY)
+    _parts(plan, f"{path}.norms", residual.norms)
+
+
+def _parts(plan: Plan, path: str, modules: nn.ModuleList) -> None:
+    for number, module in enumerate(modules):
+        plan.visit(f"{path}.{number}", module)
 
 
 def _copied(plan: Plan, path: str, module: nn.Module) -> None:
@@ -254,9 +261,8 @@ _RULES: Final[dict[type[nn.Module], _Rule]] = {
     ),
     **dict.fromkeys((MLP, FusedMLP, GatedMLP, ConvMLP), _feedforward),
     MixtureOfExperts: _mixture,
-    **dict.fromkeys((PreResidual, PostResidual, DeepNormResidual, SandwichResidual, ParallelResidual), _parts),
-    nn.ModuleList: _parts,
-    **dict.fromkeys((LayerNorm, RMSNorm, DynamicTanh, SkipNorm, nn.ParameterList), _copied),
+    **dict.fromkeys((PreResidual, PostResidual, DeepNormResidual, SandwichResidual, ParallelResidual), _residual),
+    **dict.fromkeys((LayerNorm, RMSNorm, DynamicTanh, SkipNorm), _copied),
     **dict.fromkeys(
         (NoPosition, LearnedPosition, SinusoidalPosition, RotaryPosition, PatchEmbedding, nn.Embedding), _copied
     ),

@@ -59,14 +59,16 @@ class _LinearAgain(torch.autograd.Function):
         weight, *sources = ctx.saved_tensors
         wants_weight, wants_bias, *needs = ctx.needs_input_grad[1:]
         made: Tensor | None = None
+        dsources: list[Tensor | None] = [None] * len(sources)
 
         def formula(*sources: Tensor) -> Tensor:
             nonlocal made  # the gradient of the weight needs it too
             made = _made(ctx, *sources)
             return made
 
-        dmade = (dy @ weight.to(dy.dtype)).view(ctx.shape).to(ctx.dtype) if any(needs) else dy
-        dsources = gradients_by_formula(formula, sources, dmade, needs)
+        if any(needs):
+            dmade = dy @ weight.to(dy.dtype)
+            dsources = gradients_by_formula(formula, sources, dmade.view(ctx.shape).to(ctx.dtype), needs)
         dweight = None
         if wants_weight:
             rows = _as_rows(formula(*sources) if made is None else made)

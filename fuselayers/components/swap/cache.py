@@ -17,11 +17,11 @@ def _without_cache(
 ) -> tuple[Any, dict[str, Any]]:
     """The hook of a module whose positional arguments have these names."""
     passed = {**dict(zip(names, args, strict=False)), **kwargs}
-    is_said = passed.get("use_cache") is not None or any(map(is_cache, passed.values()))
+    is_said = kwargs.get("use_cache") is not None or "use_cache" in names[: len(args)]
     # Without a cache and a mask, transformers takes a position that starts again for a new sequence, and hides the
     # sequences from each other.
     may_pack = passed.get("position_ids") is not None and passed.get("attention_mask") is None
-    if not module.training or is_said or may_pack:
+    if not module.training or is_said or may_pack or any(map(is_cache, passed.values())):
         return args, kwargs
     return args, {**kwargs, "use_cache": False}
 

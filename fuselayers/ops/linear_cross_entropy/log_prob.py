@@ -29,8 +29,8 @@ from .call import Recomputed, define_opaque, empty_gradients, needs_all_logits, 
 from .chunks import Gradients, Wanted, cast, in_chunks
 
 _ONLY_ONCE: Final = (
-    "linear_log_prob can be differentiated only once; for a backward under create_graph use "
-    "F.linear(x, weight, bias).log_softmax(-1)"
+    "linear_log_prob can be differentiated only once; for a backward under create_graph or in a transform "
+    "use F.linear(x, weight, bias).log_softmax(-1)"
 )
 _LOWEST: Final = -1e30  # in place of -inf, whose product with a probability of 0 would be NaN
 

@@ -103,15 +103,15 @@ def norm_reference(s: Tensor, weight: Tensor, norm_bias: Tensor | None, *, eps: 
 def dropped_norm_reference(
     x: Tensor,
     residual: Tensor,
-    *,
+    bias: Tensor | None,
     weight: Tensor,
-    norm_bias: Tensor | None = None,
-    bias: Tensor | None = None,
-    p: float = 0.0,
+    norm_bias: Tensor | None,
+    *,
+    p: float,
     eps: float,
-    style: NormStyle = "post",
-    seed: Tensor | None = None,
-    shard: Shard | None = None,
+    style: NormStyle,
+    seed: Tensor | None,
+    shard: Shard | None,
     rms: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Return the definition of the ops that drop, add and normalise; without a seed nothing is dropped."""

@@ -218,8 +218,9 @@ def partitioner(partition: str | Partitioner, *, compress: str | None = None) ->
 
 
 def _checked(own: Partitioner, compress: str | None) -> Partitioner:
-    if compress is None and hasattr(own, "compress"):
-        return own  # it is wrapped already
+    is_wrapped = getattr(own, "checked", None) is own  # functools.wraps copies attributes to a user's function
+    if compress is None and is_wrapped:
+        return own
     name = getattr(own, "__name__", type(own).__name__)
     way = compression(compress)
 
@@ -246,6 +247,7 @@ def _checked(own: Partitioner, compress: str | None) -> Partitioner:
 
     cut.__name__ = name
     cut.compress = compress  # type: ignore[attr-defined]  # `explain` reads it
+    cut.checked = cut  # type: ignore[attr-defined]
     return cut
 
 

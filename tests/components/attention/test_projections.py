@@ -29,6 +29,13 @@ def test_separate_projections_compute_what_the_packed_one_does(options: dict[str
         torch.testing.assert_close(separate(x, memory=memory), packed(x, memory=memory))
 
 
+def test_a_projection_of_another_width_is_an_error() -> None:
+    attention = made(projections="separate", causal=False)
+    attention.k = torch.nn.Linear(HIDDEN_DIM, HIDDEN_DIM // 2, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="don't multiply up"):
+        attention(torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("biased", [True, False])
 def test_shared_projections_are_separate_ones_with_one_weight(biased: bool) -> None:
     shared = made(projections="shared", causal=False, bias=biased)

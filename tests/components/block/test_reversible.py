@@ -226,3 +226,15 @@ def test_errors() -> None:
     )
     with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
         blocks_of(1, residual="sandwich")
+
+
+def test_autocast_of_forward_holds_in_backward() -> None:
+    blocks = blocks_of(2)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    gradients = []
+    for run in (written_out, reversible):
+        with torch.autocast("cpu", torch.bfloat16):
+            y = run(blocks, x)
+        gradients.append(torch.autograd.grad(y.float().pow(2).sum(), [x, *blocks.parameters()]))
+    for got, wanted in zip(*gradients, strict=True):
+        assert (got - wanted).norm() <= 1e-3 * wanted.norm()

@@ -143,6 +143,11 @@ _REFUSED = {
         2,
         "parallelize has no plan for the parameter blocks.0.feedforward.temperature",
     ),
+    "own part": (
+        lambda: _with("fused", "blocks.0.residual.extra", nn.Embedding(8, 8)),
+        2,
+        "parallelize has no plan for the parameter blocks.0.residual.extra.weight",
+    ),
     "activation": (
         lambda: _with("fused", "blocks.0.feedforward.custom_activation", nn.Softmax(-1)),
         2,

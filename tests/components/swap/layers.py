@@ -3,9 +3,13 @@
 from collections.abc import Callable
 from typing import Final
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
 from transformers.activations import FastGELUActivation
 from transformers.models.bert.modeling_bert import BertConfig, BertOutput, BertPredictionHeadTransform
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm

@@ -1,3 +1,4 @@
+import inspect
 import pickle
 from typing import Any
 
@@ -121,6 +122,11 @@ def test_a_models_own_cache_decides_whether_packed_sequences_see_each_other() ->
     losses = [form(**batch, **said).loss for form in (model, plain) for said in ({}, {"use_cache": False})]
     torch.testing.assert_close(losses[:2], losses[2:])
     assert abs(losses[0] - losses[1]) > 1e-4
+    names = list(inspect.signature(plain.forward).parameters)
+    cache = next(name for name in names if name in ("cache", "past_key_values"))  # the latter in older versions
+    for said in ({"use_cache": None}, {cache: transformers.DynamicCache()}):
+        args = [{"input_ids": batch["input_ids"], **said}.get(name) for name in names[: names.index(*said) + 1]]
+        assert model(*args).past_key_values is not None
 
 
 def test_a_block_that_fills_a_cache_runs_its_own_forward_and_says_so() -> None:

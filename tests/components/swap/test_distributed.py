@@ -54,14 +54,14 @@ def batches() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": batch, "labels": batch} for batch in ids]
 
 
-def train(model: nn.Module) -> dict[str, Any]:
+def train(model: nn.Module, *, is_swapped: bool) -> dict[str, Any]:
     """Train for some steps, the last one unswapped; return losses, norms of gradients, and the last parameters."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, norms = [], []
     for number, batch in enumerate(batches()):
         if number == STEPS:
             assert fallbacks(model) == ()
-            unswap(model)
+            assert (unswap(model) > 0) == is_swapped
             assert not any(hasattr(type(module), "swapped_from") for module in model.modules())
         loss = model(**batch).loss
         loss.backward()
@@ -77,7 +77,8 @@ def train(model: nn.Module) -> dict[str, Any]:
 
 def compared(name: str, case: str, level: str) -> dict[str, Any]:
     """Train a plain and a swapped model, and compare them; return the results of the swapped one."""
-    wanted, got = (train(CASES[case](model)) for model in pair(name, level))
+    plain, swapped = pair(name, level)
+    wanted, got = (train(CASES[case](model), is_swapped=model is swapped) for model in (plain, swapped))
     assert got["classes"] == wanted["classes"]
     torch.testing.assert_close(got["losses"], wanted["losses"], atol=0.0, rtol=1e-5)
     torch.testing.assert_close(got["norms"], wanted["norms"], atol=0.0, rtol=1e-4)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from fuselayers import ops
-from fuselayers.partition import PartitionError, budget, explain, fuse, partitioner
+from fuselayers.partition import PartitionError, budget, explain, fuse, min_cut, partitioner
 from tests.partition.tracing import saved_of, split_of
 
 ROWS, COLUMNS = 64, 96
@@ -100,3 +100,15 @@ def test_a_budget_by_name() -> None:
             match=rf"^'{name}' is not a budget: write budget:0\.5 for a share of what 'default' saves, budget:200MB",
         ):
             partitioner(name)
+
+
+def test_a_users_own_partitioner_may_wrap_another() -> None:
+    @functools.wraps(min_cut)  # this copies the attributes of min_cut too
+    def own(joint: Any, inputs: Any, *, num_fwd_outputs: int, static_lifetime_input_indices: Any = None) -> Any:
+        return min_cut(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+
+    x = torch.randn(4, requires_grad=True)
+    fallback = ["eager"]
+    fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=own, fallback=fallback)
+    fallback.append("no backend")  # the options were read when the function was fused
+    torch.testing.assert_close(fused(x), x.sin().cos())
