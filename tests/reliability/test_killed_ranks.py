@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from fuselayers.cli.train.checkpoint import checkpoints_of, find_checkpoint, listed, whole_tensors
-from tests.cli.conftest import with_changes
 from tests.cli.train.conftest import curve
 from tests.cli.train.engine.torchrun import ended, start
 from tests.reliability.cases import Cases
@@ -42,7 +41,7 @@ written.rename(written.with_suffix(".pid"))
 def test_ranks_killed_while_they_train(cases: Cases, tmp_path: Path) -> None:
     (tmp_path / "says_its_number.py").write_text(_SAYS_ITS_NUMBER)
     often = f"train.steps={_STEPS}", f"train.checkpoint_every={_EVERY}"
-    asked = with_changes(overrides(tmp_path), *often, "parallel.shard=fsdp")
+    asked = [*overrides(tmp_path), *often, "parallel.shard=fsdp"]
     whole = tmp_path / "whole"
     finished = ended(_start(tmp_path, *asked, f"train.output={whole}", f"train.keep_checkpoints={_STEPS}"))
     assert finished.returncode == 0, finished.stderr
