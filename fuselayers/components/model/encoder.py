@@ -136,7 +136,7 @@ class Encoder(ModelWithHead, Stack):
                 without them, a sequence that is too long for its positions, a mask that the attention cannot use, or
                 documents in a model whose feedforward mixes tokens.
         """
-        mask = self.within_documents(tokens_BT, mask, document_ids)
+        mask = self.within_documents(mask, document_ids)
         x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)

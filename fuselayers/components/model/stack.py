@@ -126,12 +126,11 @@ class Stack(Model):
         return self.layout.join_tokens(x_BTD if self.norm is None else self.norm(x_BTD), shard)
 
     def within_documents(
-        self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None
+        self, mask: Tensor | BlockMask | None, document_ids: Tensor | None
     ) -> Tensor | BlockMask | None:
         """Return the mask of the attention, which also hides other documents.
 
         Args:
-            tokens_BT: [B, T].
             mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
             document_ids: integers [B, T], the number of each token's document; None if each row is one document.
         """
