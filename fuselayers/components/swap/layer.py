@@ -33,7 +33,7 @@ def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
             return result
         inputs = {role: arguments[name] for role, name in place.inputs}
         parts = {role: getattr(self, name) for role, name in place.parts}
-        return rule.forward(self, **inputs, **parts)
+        return rule.forward(self, **inputs, **parts, **rule.options)
 
     return {"forward": forward, "rule": rule.name}
 

@@ -51,6 +51,7 @@ class Rule:
             takes the same arguments as the module's own forward.
         parts: a test for each part, which gets None for a part that is not there. The tests run when the model is
             swapped and again in each call. If one returns False in a call, the module's own forward runs.
+        options: arguments of `forward` that do not depend on the module.
         fits: a test of the module, run when the model is swapped; None accepts any module.
 
     >>> def doubled(self, *, x):
@@ -62,6 +63,7 @@ class Rule:
     of: type | tuple[str, ...]
     forward: Callable[..., Any]
     parts: Mapping[str, Test] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     fits: Callable[[nn.Module], bool] | None = None
 
     def __hash__(self) -> int:

@@ -46,6 +46,34 @@ class Gated(nn.Module):
         return self.w2(hidden_states)
 
 
+class PackedFunctional(nn.Module):
+    """As in DINOv2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w12, self.w3 = nn.Linear(WIDTH, 32), nn.Linear(16, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x12 = self.w12(x)
+        x1, x2 = x12.chunk(2, dim=-1)
+        return self.w3(F.silu(x1) * x2)
+
+
+class FirstRMSNorm(nn.Module):
+    """As in the first Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps, self.weight = 1e-6, nn.Parameter(torch.ones(WIDTH))
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self._norm(x.float()).type_as(x)
+        return output * self.weight
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +95,8 @@ LAYERS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
     "sequence": (_sequence, "mlp"),
     "gated": (Gated, "gated_mlp"),
     "packed": (lambda: Phi3MLP(Phi3Config(hidden_size=WIDTH, intermediate_size=16)), "packed_gated_mlp"),
+    "packed function": (PackedFunctional, "packed_gated_mlp"),
+    "first llama": (FirstRMSNorm, "rms_norm"),
     "llama": (lambda: LlamaRMSNorm(WIDTH), "rms_norm"),
     "olmo": (lambda: Olmo2RMSNorm(WIDTH), "rms_norm"),
     "gemma": (lambda: GemmaRMSNorm(WIDTH), "rms_norm_from_one"),

@@ -7,6 +7,7 @@ x -> dense -> activation -> norm                  saved: x, dense(x)
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -145,7 +146,7 @@ def forward(self, x):
     return self.down(x)
 """
 
-RULES: Final[tuple[Rule, ...]] = (
+_WITH_LAYERS: Final[tuple[Rule, ...]] = (
     Rule(
         "gated_mlp",
         of=(
@@ -159,8 +160,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "gated_mlp",
         of=(_T5.format(hidden="self.activation(self.gate(x)) * self.up(x)"),),
-        forward=functools.partial(gated_mlp, cast=True),
+        forward=gated_mlp,
         parts=_PARTS,
+        options={"cast": True},
     ),
     Rule(
         "packed_gated_mlp",
@@ -169,6 +171,11 @@ RULES: Final[tuple[Rule, ...]] = (
             def forward(self, x):
                 gate, up = self.gate_up(x).chunk(2, dim=-1)
                 return self.down(up * self.activation(gate))
+            """,
+            """
+            def forward(self, x):
+                gate, up = self.gate_up(x).chunk(2, dim=-1)
+                return self.down(self.activation(gate) * up)
             """,
         ),
         forward=packed_gated_mlp,
@@ -199,8 +206,9 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         "mlp",
         of=(_T5.format(hidden="self.activation(self.up(x))"),),
-        forward=functools.partial(mlp, cast=True),
+        forward=mlp,
         parts=_PARTS,
+        options={"cast": True},
     ),
     Rule(
         "dense_activation_norm",
@@ -208,5 +216,19 @@ RULES: Final[tuple[Rule, ...]] = (
         forward=dense_activation_norm,
         parts={"dense": is_linear, "activation": is_activation, "norm": is_layer_norm},
     ),
+)
+
+
+def _with_function(rule: Rule, activation: _Activation) -> Rule:
+    """Return the rule for forwards that call a function in place of an activation layer."""
+    assert not isinstance(rule.of, type)
+    name = f"F.{activation.__name__}"
+    of = tuple(source.replace("self.activation", name) for source in rule.of)
+    return replace(rule, of=of, options={**rule.options, "activation": activation})
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    *_WITH_LAYERS,
+    *(_with_function(rule, activation) for rule in _WITH_LAYERS for activation in (F.gelu, F.relu, F.silu)),
 )
 """Gated forms come first. If two forms look alike (dropout before or after the last layer), the parts' tests decide."""

@@ -66,8 +66,8 @@ def _normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
 
 
-def _rule(name: str, forward: Callable[..., Any], written: str) -> Rule:
-    return Rule(name, of=(written,), forward=forward, parts={"weight": is_parameter, "eps": is_number})
+def _rule(name: str, forward: Callable[..., Any], *written: str) -> Rule:
+    return Rule(name, of=written, forward=forward, parts={"weight": is_parameter, "eps": is_number})
 
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -78,6 +78,11 @@ RULES: Final[tuple[Rule, ...]] = (
         def forward(self, x):
             wide = x.to(torch.float32)
             return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)
+        """,
+        """
+        def forward(self, x):
+            normal = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
+            return normal.type_as(x) * self.weight
         """,
     ),
     _rule(
