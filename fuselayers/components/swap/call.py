@@ -73,7 +73,7 @@ def swap(
         UserWarning: nothing was swapped; the text says why.
 
     Raises:
-        TypeError: `model` is not a module.
+        TypeError: `model` is not a module, or `where` is not a pattern.
         ValueError: an unknown level, backend or compression; compression at another level than "blocks"; or the model
             is swapped already.
 
@@ -84,8 +84,8 @@ def swap(
     >>> unswap(model)
     2
     """
-    _check_arguments(model, level, backend, compress)
     patterns = (where,) if isinstance(where, str) else tuple(where)
+    _check_arguments(model, patterns, level, backend, compress)
     search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
@@ -107,9 +107,14 @@ def swap(
     return report
 
 
-def _check_arguments(model: nn.Module, level: str, backend: str, compress: str | None) -> None:
+def _check_arguments(model: nn.Module, patterns: Sequence[str], level: str, backend: str, compress: str | None) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"swap takes a module, got {type(model).__name__}")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"where takes patterns of names, got {type(pattern).__name__}; arguments of the model go to batch="
+            )
     if level not in _LEVELS:
         raise ValueError(no_such("level", level, _LEVELS))
     if compress is not None and level != "blocks":

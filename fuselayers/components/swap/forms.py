@@ -205,7 +205,7 @@ class _Reader(ast.NodeTransformer):
             for name in rest:
                 value = getattr(value, name)
         except AttributeError:
-            raise Unreadable(f"its forward names {path}, which does not exist") from None
+            raise Unreadable(f"its forward reads {path}, which is neither a variable nor a global") from None
         full = getattr(value, "__qualname__", None)
         if full is None:
             return ast.Name(repr(value), ast.Load())

@@ -139,7 +139,8 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     least_of_gradients = max(least, _COMPRESSED) if compresses else least
     if not (of_results <= _ALLOWED * least and of_gradients <= _ALLOWED * least_of_gradients):
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
-    if kind.rule != attention.NAME:  # nothing was dropped, so its op did not run
+    # Attention dropped nothing, so its op did not run. Results that are not finite cannot be compared.
+    if kind.rule != attention.NAME and math.isfinite(error_before):
         site = replace(site, error=error, error_before=error_before)
     try:
         _run(original.train(), call)

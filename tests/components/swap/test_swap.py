@@ -284,6 +284,10 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
         swap(torch.ones(2))
     model = Feedforward()
+    with pytest.raises(
+        TypeError, match="where takes patterns of names, got Tensor; arguments of the model go to batch="
+    ):
+        swap(model, torch.ones(2, 8))
     with pytest.raises(ValueError, match="no level 'layer'"):
         swap(model, level="layer")
     # Both are checked too if the model has no repeated blocks and needs neither.
@@ -303,6 +307,11 @@ def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
     assert report.level == "layers"
     assert [site.error for site in report.sites] == [None, None]
     assert report.notes == ("not verified: there is no batch, and none could be made; give batch=",)
+
+
+def test_a_batch_without_finite_results_verifies_nothing() -> None:
+    report = swap(Feedforward(), level="layers", batch=torch.full((4, 8), torch.nan))
+    assert [(site.rule, site.error, site.error_before) for site in report.sites] == [("mlp", None, None)]
 
 
 def test_a_made_batch_that_does_not_run_verifies_nothing() -> None:
