@@ -9,15 +9,17 @@ import torch.fx as fx
 
 from ..._torch.tracing import CheckpointPolicy, must_recompute, placement
 from ..node_kinds import is_collective
+from .seeded_dropout import SEED_OP
 
 
 def checkpoint_tags_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """Tag as MUST_SAVE: collectives outside checkpointed regions, the source of an input's update, and the values on
-    the boundary of checkpointed regions. Only tags change."""
+    """Tag as MUST_SAVE: collectives outside checkpointed regions, the source of an input's update, the values on the
+    boundary of checkpointed regions, and the seeds in them. Only tags change."""
     nodes = list(graph_module.graph.nodes)
     for node in nodes:
         if must_recompute(node):
-            if _ends_a_region(node):
+            # A seed has 8 bytes. To draw it again torch would save the generator's state, 5 KB on a CPU.
+            if _ends_a_region(node) or node.target is SEED_OP:
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif is_collective(node):
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE

@@ -172,6 +172,15 @@ class TestThroughFuse:
         out.sum().backward()
         torch.testing.assert_close(x.grad, 2 * out.detach())
 
+    def test_a_checkpointed_region_inside(self, fused: Any) -> None:
+        """It is a graph of its own, with the same mask, and it saves the seed, not the state of a generator."""
+        x = torch.ones(ROWS, COLUMNS, requires_grad=True)
+        fused(x)
+        (backend,) = fused.served_by
+        region = fuse(lambda x: checkpoint(drops, x, use_reentrant=False), backend=backend, fallback=())
+        assert_same_from_seed_3((fused, region), lambda fn: results(fn, [x]))
+        assert saved_bytes(region, x) == saved_bytes(fused, x) == 8
+
 
 def unread(x: Tensor) -> Tensor:
     """It draws numbers that nothing reads."""
