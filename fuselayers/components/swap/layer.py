@@ -7,7 +7,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .fallbacks import forget, note
 from .rule import Place, Rule
@@ -21,6 +21,8 @@ def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         obstacle = rule.obstacle(self, place)
+        if any(isinstance(value, Tensor) and value.is_nested for value in (*args, *kwargs.values())):
+            obstacle = "its input is a nested tensor"
         if obstacle is not None:
             note(self, obstacle)
             return own(self, *args, **kwargs)

@@ -88,6 +88,15 @@ def test_a_hook_of_all_modules() -> None:
         handle.remove()
 
 
+def test_a_nested_tensor() -> None:
+    model = Feedforward()
+    x = torch.nested.nested_tensor([torch.randn(rows, 8) for rows in (3, 5)], layout=torch.jagged)
+    wanted = model(x)
+    swap(model, level="layers", verify=False)
+    with pytest.warns(FallbackWarning, match="its input is a nested tensor; see"):
+        torch.testing.assert_close(model(x).values(), wanted.values())
+
+
 def test_a_layer_that_is_gone_raises_as_before() -> None:
     model, x = Feedforward(), torch.randn(3, 8)
     swap(model, level="layers", verify=False)

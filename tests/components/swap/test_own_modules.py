@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
-from tests.components.swap.layers import Feedforward
+from tests.components.swap.layers import Feedforward, layer
 
 
 class WithLock(Feedforward):
@@ -97,3 +97,11 @@ def test_a_compiled_child_is_left_alone(made: Any) -> None:
     wanted = module(X)
     assert [site.name for site in swap(module, batch=X).sites] == ["0"]
     torch.testing.assert_close(module(X), wanted)
+
+
+def test_a_norm_is_exported_for_any_number_of_rows() -> None:
+    module = layer("llama")
+    swap(module, level="layers", batch=X)
+    program = torch.export.export(module, (X,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    many = torch.randn(10_000, 8)  # the norm's kernel in C++ takes them in eager mode
+    torch.testing.assert_close(program.module()(many), module(many))

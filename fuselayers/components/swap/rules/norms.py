@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .... import ops
+from ...._torch.dispatch import is_compiling
 from ....ops.implementations import CPU_KERNELS_FROM
 from ..again import made_again
 from ..parts import is_number, is_parameter
@@ -25,8 +26,9 @@ def _saving_x(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(norm)
     def forward(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # Below this size the op runs its formula on a CPU, which saves more than x.
-        if x.is_cpu and x.numel() < CPU_KERNELS_FROM:
+        # Below this size the op runs its formula on a CPU, which saves more than x. In a compiler the condition would
+        # become a guard.
+        if x.is_cpu and not is_compiling() and x.numel() < CPU_KERNELS_FROM:
             return made_again(functools.partial(norm, eps=eps), x, weight)
         return norm(x, weight, eps)
 
