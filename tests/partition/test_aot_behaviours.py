@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._functorch import config as functorch_config
 
 from fuselayers.partition import fuse
 
@@ -199,7 +198,6 @@ class TestBackwardTwice:
         ("backend", "dynamic"),
         [("eager", None), ("eager", True), pytest.param("inductor", None, marks=pytest.mark.slow)],
     )
-    @functorch_config.patch(donated_buffer=False)  # otherwise Inductor's backward may overwrite the memory it reads
     def test_retain_graph(self, backend: str, dynamic: bool | None) -> None:
         def use(fn: Any) -> Any:
             leaves = leaf(4, 5), leaf(5, 6)
@@ -214,7 +212,6 @@ class TestBackwardTwice:
 
         same_as_eager(product, use, backend, dynamic=dynamic)
 
-    @functorch_config.patch(donated_buffer=False)
     def test_a_gradient_of_the_gradient_is_refused_by_name(self) -> None:
         leaves = leaf(4, 5), leaf(5, 6)
         loss = fully_fused(product)(*leaves).sum()

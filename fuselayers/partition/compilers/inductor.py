@@ -11,7 +11,6 @@ from ..._torch.tracing import (
     all_nodes,
     compile_with_inductor,
     cpp_compiler,
-    donates_buffers,
     has_triton,
     trace_with_inductor,
 )
@@ -77,4 +76,4 @@ def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: 
     # A GPU's name is read only if the graph is on a GPU: reading it initialises CUDA, and processes forked later could
     # not use CUDA.
     machines = [machine_of(device_type) for device_type in sorted(device_types)]
-    return f"{cut}-{torch_random}-{takes_own_kernels()}-{donates_buffers()}-{machines}-{sources_hash()}"
+    return f"{cut}-{torch_random}-{takes_own_kernels()}-{machines}-{sources_hash()}"

@@ -22,9 +22,10 @@ def test_runs_the_same_ops_in_the_same_order() -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=0)
 
 
-def test_backward_may_run_twice() -> None:
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_backward_may_run_twice(backend: str) -> None:
     """The first backward does not free or overwrite the saved tensors."""
-    fused = fuse(lambda x: x.exp().sin() * 2, backend="eager", partition="default", fallback=())
+    fused = fuse(lambda x: x.exp().sin() * 2, backend=backend, partition="default", fallback=())
     x = torch.randn(64, requires_grad=True)
     with torch._functorch.config.patch(donated_buffer=True):
         fused(x).sum().backward()  # compiles backward without retain_graph
