@@ -41,9 +41,9 @@ def gpu_layout(parallel: ParallelConfig, *, gpus: int) -> ParallelConfig:
         )
     tp, dp = parallel.tp, parallel.dp or gpus // parallel.tp
     if dp * tp != gpus:
+        wanted = f"parallel.dp={dp} x parallel.tp={tp}" if parallel.dp else f"parallel.tp={tp}"
         raise ValueError(
-            f"parallel.dp={dp} x parallel.tp={tp} is {dp * tp} GPUs, but gpus={gpus}; set parallel.tp to a divisor of "
-            "gpus, and leave parallel.dp out"
+            f"gpus={gpus} does not fit {wanted}; set parallel.tp to a divisor of gpus, and leave parallel.dp out"
         )
     shard = "none" if dp == 1 and parallel.shard == "ddp" else parallel.shard
     if shard == "ddp" and tp > 1:

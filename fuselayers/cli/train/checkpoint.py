@@ -109,7 +109,7 @@ def read_checkpoint(path: Path, processes: Processes = ALONE) -> Content:
     """
     if not (path / MANIFEST).is_file():
         raise FileNotFoundError(
-            f"no checkpoint {path}: it has no {MANIFEST}; name a run, or a checkpoint such as "
+            f"no checkpoint {path}: it has no {MANIFEST}; name a run that has saved one, or a checkpoint such as "
             f"runs/<date>/{FOLDER_NAME}/step-000200"
         )
     problem = f"{path} is not a checkpoint of fuselayers, or is damaged: the checksum of {{}} is wrong"

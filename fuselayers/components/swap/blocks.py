@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -36,22 +36,38 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def share_graphs(blocks: Sequence[nn.Module]) -> bool:
-    """Return whether there are blocks, and all blocks of a class have the same sizes, so that they share graphs."""
+    """Return whether there are blocks, and all blocks of a class share graphs.
+
+    They do not if their sizes differ, or a float of theirs, such as the rate of stochastic depth.
+    """
     classes: dict[type, list[nn.Module]] = {}
     for block in blocks:
         classes.setdefault(type(block), []).append(block)
-    return bool(blocks) and all(_are_alike(*alike) for alike in classes.values())
+    return bool(blocks) and all(_are_alike(*alike) and _agree(map(_floats_of, alike)) for alike in classes.values())
 
 
-def _are_alike(first: nn.Module, *others: nn.Module) -> bool:
+def _are_alike(*modules: nn.Module) -> bool:
     """Return whether the modules have one class, and parameters with the same name have the same size."""
-    sizes = {name: parameter.shape for name, parameter in first.named_parameters()}
-    return all(
-        type(other) is type(first)
-        # The first block of a T5 has an extra parameter, its relative positions.
-        and all(sizes.get(name, parameter.shape) == parameter.shape for name, parameter in other.named_parameters())
-        for other in others
-    )
+    return len(set(map(type, modules))) == 1 and _agree(dict(sizes_of(module)) for module in modules)
+
+
+def _floats_of(block: nn.Module) -> dict[Hashable, float]:
+    """Return the floats among the attributes of the modules in a block. Dynamo makes constants of them."""
+    return {
+        (name, attribute): value
+        for name, module in block.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, float)
+    }
+
+
+def _agree(mappings: Iterable[Mapping[Any, Any]]) -> bool:
+    """Return whether a key has the same value wherever it occurs.
+
+    The first block of a T5 has an extra key, its relative positions.
+    """
+    together: dict[Any, Any] = {}
+    return all(together.setdefault(key, value) == value for mapping in mappings for key, value in mapping.items())
 
 
 def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> dict[str, Any]:
@@ -83,7 +99,7 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable)
     return {"forward": fused_forward, "rule": "block", **options}
 
 
-def sizes_of(block: nn.Module) -> Hashable:
+def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
     """Return the names and sizes of the parameters."""
     return tuple((name, parameter.shape) for name, parameter in block.named_parameters())
 

@@ -57,7 +57,8 @@ def swap(
             "auto" takes blocks, which save less than layers in every model that was measured. If a block fails
             verification, or blocks save nothing, it measures layers too, and takes the level that saves less. It takes
             layers if nothing can be verified, if `backend` is "eager" or Inductor cannot compile, or if blocks of a
-            class have several widths, as in Swin, since each width would be compiled separately.
+            class have several widths, as in Swin, or several rates of stochastic depth, since each would be compiled
+            separately.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
@@ -66,8 +67,9 @@ def swap(
             twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
             16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in
-            evaluation and in training mode; its modes and buffers are restored. None makes a batch from the config of a
-            model of transformers. Modules that the model does not call are not verified.
+            evaluation and in training mode; its modes and buffers are restored, other attributes that forward sets are
+            not. None makes a batch from the config of a model of transformers. Modules that the model does not call are
+            not verified.
 
     Warns:
         UserWarning: nothing was swapped; the text says why.
@@ -175,7 +177,7 @@ class _Search:
         """Return the levels to try, in order. With `verify=False` the first one is taken."""
         if level != "auto":
             return (level,)
-        # Stages of several widths share no graph, and compiling each of them takes too long for a default. Blocks of
+        # Blocks that differ share no graph, and compiling each of them takes too long for a default. Blocks of
         # the eager backend save more than layers: GPT-2 keeps 0.79 of its bytes, with layers 0.38.
         compiles = self.backend != "eager" and _inductor_compiles(self.model)
         tries_blocks = compiles and share_graphs([block for _, block in self._blocks()])

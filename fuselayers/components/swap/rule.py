@@ -84,8 +84,14 @@ class Rule:
         free = [place for place, obstacle in obstacles.items() if obstacle is None]
         if free:
             return free[0]
-        # A plain torch layer of another kind means another computation: the rule does not match, without a reason.
-        near = (place for place in places if not any(self._is_another(module, *part) for part in place.parts))
+        # If no part fits, or one is a plain torch layer of another kind, it is another computation: the rule does not
+        # match, without a reason.
+        near = (
+            place
+            for place in places
+            if any(self._fits(module, *part) for part in place.parts)
+            and not any(self._is_another(module, *part) for part in place.parts)
+        )
         return next((obstacles[place] for place in near), None)
 
     def _places(self, module: nn.Module) -> list[Place]:
@@ -109,11 +115,14 @@ class Rule:
             if written.text == form.text
         ]
 
+    def _fits(self, module: nn.Module, role: str, name: str) -> bool:
+        test = self.parts.get(role)
+        return test is None or test(getattr(module, name, None))
+
     def _is_another(self, module: nn.Module, role: str, name: str) -> bool:
         value = getattr(module, name, None)
-        test = self.parts.get(role)
         of_torch = isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn.modules")
-        return test is not None and of_torch and is_plain(value) and not test(value)
+        return of_torch and is_plain(value) and not self._fits(module, role, name)
 
     def obstacle(self, module: nn.Module, place: Place) -> str | None:
         """Return why a call of the module may not use the rule's forward, or None if it may."""
@@ -122,8 +131,7 @@ class Rule:
         if any(name in module.__dict__ for name in place.methods):
             return "one of its methods is replaced"
         for role, name in place.parts:
-            test = self.parts.get(role)
-            if test is not None and not test(getattr(module, name, None)):
+            if not self._fits(module, role, name):
                 return why_not(module, name)
         return None
 

@@ -114,7 +114,8 @@ def test_groups_are_counted_and_are_of_fsdp_unless_said() -> None:
 @pytest.mark.parametrize(
     ("overrides", "gpus", "error"),
     [
-        (["parallel.tp=3"], 8, "parallel.dp=2 x parallel.tp=3 is 6 GPUs, but gpus=8; set parallel.tp to a divisor"),
+        (["parallel.tp=3"], 8, "gpus=8 does not fit parallel.tp=3; set parallel.tp to a divisor of gpus"),
+        (["parallel.tp=2", "parallel.dp=3"], 8, "gpus=8 does not fit parallel.dp=3 x parallel.tp=2; set parallel.tp"),
         (["parallel.tp=2", "parallel.shard=ddp"], 8, "parallel.shard=ddp cannot hold weights that parallel.tp=2 div"),
     ],
 )

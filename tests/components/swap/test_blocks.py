@@ -179,6 +179,20 @@ def test_linear_layers_in_a_list_are_no_blocks() -> None:
     assert report.notes == ("there are no repeated blocks: level layers, nothing compressed",)
 
 
+@pytest.mark.parametrize(("rates", "level"), [((0.1, 0.1), "blocks"), ((0.1, 0.2), "layers")])
+def test_the_default_takes_layers_for_blocks_with_several_rates(rates: tuple[float, ...], level: str) -> None:
+    """Each rate would be a constant of its own graph, as in a linear schedule of stochastic depth."""
+    model = nn.Sequential(*(Feedforward() for _ in rates))
+    for block, rate in zip(model, rates, strict=True):
+        block.rate = rate  # type: ignore[assignment]
+    assert swap(model, verify=False).level == level
+
+
+def test_a_list_of_blocks_is_no_layer_that_nearly_fits() -> None:
+    report = swap(nn.Sequential(*(Feedforward() for _ in range(4))), level="layers", batch=torch.randn(4, 8))
+    assert (len(report.sites), report.skipped) == (4, ())
+
+
 def test_the_default_takes_layers_if_no_block_passes() -> None:
     model = nn.Sequential(OtherWhenCompiled(), OtherWhenCompiled())
     x = torch.randn(4, 8)
