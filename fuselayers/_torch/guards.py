@@ -28,7 +28,7 @@ def disable_dynamo(reason: str) -> Callable[[_Function], _Function]:
 
 
 def outside_dynamo(fn: _Function) -> _Function:
-    """Decorate an implementation of a registered op, which Dynamo would trace when the op runs after a graph break.
+    """Decorate a function that torch calls, such as an op's implementation; Dynamo would trace it after a graph break.
 
     `disable_dynamo` prevents this too, but it imports Dynamo at the first call, which takes a second.
     """

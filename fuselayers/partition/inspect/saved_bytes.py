@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import storage_key, tree_leaves
+from ..._torch.guards import outside_dynamo
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ def _saved_storages(call: Callable[[], Any], *, keep: bool) -> tuple[Any, dict[H
     """
     sizes: dict[Hashable, int] = {}
 
+    @outside_dynamo
     def pack(tensor: Tensor) -> Tensor | None:
         sizes[storage_key(tensor)] = tensor.untyped_storage().nbytes()
         # Not the tensor itself: the node that made it would hold itself, and its graph would never be freed.

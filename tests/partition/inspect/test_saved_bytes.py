@@ -1,6 +1,7 @@
 import gc
 import weakref
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -35,3 +36,10 @@ def test_the_graph_of_a_counted_call_is_freed() -> None:
     saved_bytes(exponents, torch.randn(4, requires_grad=True))
     gc.collect()
     assert [y() for y in made] == [None, None]
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_dynamo_does_not_trace_the_hooks_after_a_graph_break() -> None:
+    layer = nn.GRU(4, 4)  # Dynamo leaves its op to eager mode
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    assert saved_bytes(fuse(layer, backend="eager", fallback=()), x) > 0
