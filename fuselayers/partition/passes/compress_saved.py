@@ -7,6 +7,7 @@ neighbours:
     bfloat16    the value rounded to nearest
     float8      e4m3, x / scale rounded to nearest, with a float32 scale for each row: its largest finite |x| / 416
     int8        floor(x / scale + u), with scale = largest finite |x| / 125.99 and u uniform in (0, 1)
+    int16       floor(x / scale + 0.5), with scale = largest finite |x| / 32766; for [factors of exponents] in each way
 
 int8 rounds stochastically, so that backward reads the exact value on average. A gradient is a sum of products with that
 value, so it has no bias. Infinities and NaN have reserved codes, and a row of zeros has the scale 0.
@@ -114,17 +115,26 @@ def _from_float8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _to_int8(x: Tensor, u: Tensor | None) -> tuple[Tensor, ...]:
-    # Not 126: quotient + u must stay below 127, the code of an infinity, after float32's rounding.
-    wide, is_finite, scale, quotient = _scaled(x, 125.99)
     assert u is not None
-    special = torch.where(wide > 0, 127.0, torch.where(wide < 0, -127.0, -128.0))
-    return cast(torch.where(is_finite, torch.floor(quotient + u), special), torch.int8), scale
+    # Not 126: quotient + u must stay below 127, the code of an infinity, after float32's rounding.
+    return _to_integers(x, u, torch.int8, 125.99)
 
 
-def _from_int8(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    code = cast(parts[0], torch.float32)
-    special = torch.where(code < -127.0, math.nan, code * math.inf)
-    return cast(torch.where(code.abs() > 126.0, special, code * parts[1]), dtype)
+def _to_int16(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
+    return _to_integers(x, 0.5, torch.int16, 32766.0)
+
+
+def _to_integers(x: Tensor, u: Tensor | float, dtype: torch.dtype, largest: float) -> tuple[Tensor, ...]:
+    wide, is_finite, scale, quotient = _scaled(x, largest)
+    infinity = float(torch.iinfo(dtype).max)
+    special = torch.where(wide > 0, infinity, torch.where(wide < 0, -infinity, -infinity - 1.0))
+    return cast(torch.where(is_finite, torch.floor(quotient + u), special), dtype), scale
+
+
+def _from_integers(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    code, infinity = cast(parts[0], torch.float32), float(torch.iinfo(parts[0].dtype).max)
+    special = torch.where(code < -infinity, math.nan, code * math.inf)
+    return cast(torch.where(code.abs() >= infinity, special, code * parts[1]), dtype)
 
 
 def _scaled(x: Tensor, largest: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -159,10 +169,12 @@ COMPRESSIONS: Final = MappingProxyType(
         for way in (
             Compression("bfloat16", 2, False, _to_bfloat16, _from_bfloat16),
             Compression("float8", 1, True, _to_float8, _from_float8),
-            Compression("int8", 1, True, _to_int8, _from_int8, draws=True),
+            Compression("int8", 1, True, _to_int8, _from_integers, draws=True),
         )
     }
 )
+
+_OF_FACTORS: Final = Compression("int16", 2, True, _to_int16, _from_integers)
 
 
 def compression(name: str | None) -> Compression | None:
@@ -209,7 +221,7 @@ def way_for(
         name: the value's name in that graph, if it differs.
     """
     name = name or node.name
-    way = COMPRESSIONS["bfloat16"] if name in sensitive.factors else way
+    way = _OF_FACTORS if name in sensitive.factors else way
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return "it holds no floats"
