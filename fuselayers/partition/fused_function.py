@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from .joint_graph import PartitionError
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
+_MANY_GRAPHS: Final = 8
 _SHOWN_INPUTS: Final = 3
 
 _numbers: Final = itertools.count()
@@ -141,6 +143,12 @@ class FusedFunction:
         name = self._graph_name(graph_module)  # before compiling, which may change the graph
         compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
         self._graphs.append(GraphReport(name, served_by, reason))
+        if len(self._graphs) == _MANY_GRAPHS:
+            warnings.warn(
+                f"{self.name} was compiled {_MANY_GRAPHS} times; TORCH_LOGS=recompiles prints the reasons, such as a "
+                "Python number that changes from call to call",
+                stacklevel=2,
+            )
         return compiled
 
     def _graph_name(self, graph_module: fx.GraphModule) -> str:

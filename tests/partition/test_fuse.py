@@ -233,6 +233,21 @@ def test_dynamic_sizes_share_a_graph() -> None:
     assert len(fused.report().graphs) == 1
 
 
+def test_a_number_that_changes_in_each_call_is_warned_of_once() -> None:
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.calls
+
+    fused = fuse(Counting(), backend="eager")
+    with pytest.warns(UserWarning, match="Counting was compiled 8 times; TORCH_LOGS=recompiles prints the") as caught:
+        for number in range(1, 11):
+            assert fused(torch.ones(2))[0] == number
+    assert len([warning for warning in caught if "compiled" in str(warning.message)]) == 1
+
+
 def test_fullgraph_says_where_it_breaks() -> None:
     def breaks(x: Tensor) -> Tensor:
         torch._dynamo.graph_break()
