@@ -37,6 +37,13 @@ def outside_dynamo(fn: _Function) -> _Function:
     return fn
 
 
+def compilations_of_frame() -> int:
+    """Return how often Dynamo has compiled the code that it is compiling now, this time included."""
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    number = None if compile_id is None else compile_id.frame_compile_id
+    return 0 if number is None else number + 1
+
+
 def torch_compile(fn: Any, *, name: str, recompile_limit: int, **options: Any) -> Callable[..., Any]:
     """Call `torch.compile` with a recompile limit for this function, also before 2.13, where the limit is global.
 

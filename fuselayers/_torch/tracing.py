@@ -268,7 +268,7 @@ def compile_with_inductor(
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def compile_one(*args: Any, **options: Any) -> Any:
+    def compile_graph(*args: Any, **options: Any) -> Any:
         forget_donated_buffers()
         return compile_fx_inner(*args, **options)
 
@@ -294,7 +294,7 @@ def compile_with_inductor(
         **own_cache,
     }
     with cpp_files(), functorch_config.patch(of_autograd):
-        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=compile_one, config_patches=settings)
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=compile_graph, config_patches=settings)
     return cast(Callable[..., Any], compiled)
 
 

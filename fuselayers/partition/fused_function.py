@@ -15,7 +15,7 @@ import torch.fx as fx
 from torch import nn
 
 from .._torch.dispatch import is_compiling, tangents_are_active
-from .._torch.guards import inner_error, torch_compile
+from .._torch.guards import compilations_of_frame, inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import name_of
 from .backends import check_backends, compile_chain
@@ -27,7 +27,7 @@ from .joint_graph import PartitionError
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
-_MANY_GRAPHS: Final = 8
+_MANY_COMPILATIONS: Final = 8
 _SHOWN_INPUTS: Final = 3
 
 _numbers: Final = itertools.count()
@@ -143,10 +143,10 @@ class FusedFunction:
         name = self._graph_name(graph_module)  # before compiling, which may change the graph
         compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
         self._graphs.append(GraphReport(name, served_by, reason))
-        if len(self._graphs) == _MANY_GRAPHS:
+        if compilations_of_frame() == _MANY_COMPILATIONS:
             warnings.warn(
-                f"{self.name} was compiled {_MANY_GRAPHS} times; TORCH_LOGS=recompiles prints the reasons, such as a "
-                "Python number that changes from call to call",
+                f"{self.name} was compiled {_MANY_COMPILATIONS} times, since a size, a dtype, a mode or a Python "
+                "number changes from call to call; TORCH_LOGS=recompiles prints the reasons",
                 stacklevel=2,
             )
         return compiled

@@ -242,10 +242,25 @@ def test_a_number_that_changes_in_each_call_is_warned_of_once() -> None:
             return x * self.calls
 
     fused = fuse(Counting(), backend="eager")
-    with pytest.warns(UserWarning, match="Counting was compiled 8 times; TORCH_LOGS=recompiles prints the") as caught:
+    with pytest.warns(UserWarning, match="Counting was compiled 8 times, since a size, a dtype") as caught:
         for number in range(1, 11):
             assert fused(torch.ones(2))[0] == number
     assert len([warning for warning in caught if "compiled" in str(warning.message)]) == 1
+
+    def cut(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return x
+
+    def broken(x: Tensor) -> Tensor:
+        x = cut(cut(cut(x.sin()).sin()).sin())
+        x = cut(cut(cut(x.sin()).sin()).sin())
+        return cut(cut(cut(x.sin()).sin()).sin())
+
+    pieces = fuse(broken, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pieces(torch.ones(2))
+    assert len(pieces.report().graphs) >= 8  # each is compiled once
 
 
 def test_fullgraph_says_where_it_breaks() -> None:

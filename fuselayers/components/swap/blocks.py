@@ -38,7 +38,8 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def share_graphs(blocks: Sequence[nn.Module]) -> bool:
     """Return whether there are blocks, and all blocks of a class share graphs.
 
-    They do not if their sizes differ, or a float of theirs, such as the rate of stochastic depth.
+    They do not if their sizes differ, or a float of theirs, such as the rate of stochastic depth. A float that forward
+    does not read counts too.
     """
     classes: dict[type, list[nn.Module]] = {}
     for block in blocks:

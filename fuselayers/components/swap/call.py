@@ -201,7 +201,7 @@ class _Search:
                 elif isinstance(place, Place):
                     kinds[name] = swapped_class(type(module), layer_members, rule, place)
                     break
-        skipped = [module for module in skipped if module.name not in kinds]
+        skipped = [module for module in dict.fromkeys(skipped) if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)
 
     def why_nothing(self) -> list[Skipped]:

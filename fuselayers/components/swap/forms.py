@@ -207,7 +207,8 @@ class _Reader(ast.NodeTransformer):
         except AttributeError:
             raise Unreadable(f"its forward reads {path}, which is neither a variable nor a global") from None
         full = getattr(value, "__qualname__", None)
-        if full is None:
+        # The wrapper of a function may have the function's name.
+        if full is None or hasattr(value, "__wrapped__"):
             return ast.Name(repr(value), ast.Load())
         if not hasattr(value, "__module__"):  # such as a method of Tensor
             raise Unreadable(f"its forward names {path}, whose module is unknown")

@@ -84,13 +84,13 @@ class Rule:
         free = [place for place, obstacle in obstacles.items() if obstacle is None]
         if free:
             return free[0]
-        # If no part fits, or one is a plain torch layer of another kind, it is another computation: the rule does not
-        # match, without a reason.
+        # A plain torch layer of another kind means another computation, and so does a sequence of which no part fits.
+        # Then the rule does not match, and there is no reason to give.
         near = (
             place
             for place in places
-            if any(self._fits(module, *part) for part in place.parts)
-            and not any(self._is_another(module, *part) for part in place.parts)
+            if not any(self._is_another(module, *part) for part in place.parts)
+            and (not place.names or any(self._fits(module, *part) for part in place.parts))
         )
         return next((obstacles[place] for place in near), None)
 

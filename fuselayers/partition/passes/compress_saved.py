@@ -124,11 +124,11 @@ def _to_int16(x: Tensor, _: Tensor | None) -> tuple[Tensor, ...]:
     return _to_integers(x, 0.5, torch.int16, 32766.0)
 
 
-def _to_integers(x: Tensor, u: Tensor | float, dtype: torch.dtype, largest: float) -> tuple[Tensor, ...]:
+def _to_integers(x: Tensor, rounding: Tensor | float, dtype: torch.dtype, largest: float) -> tuple[Tensor, ...]:
     wide, is_finite, scale, quotient = _scaled(x, largest)
     infinity = float(torch.iinfo(dtype).max)
     special = torch.where(wide > 0, infinity, torch.where(wide < 0, -infinity, -infinity - 1.0))
-    return cast(torch.where(is_finite, torch.floor(quotient + u), special), dtype), scale
+    return cast(torch.where(is_finite, torch.floor(quotient + rounding), special), dtype), scale
 
 
 def _from_integers(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -174,7 +174,7 @@ COMPRESSIONS: Final = MappingProxyType(
     }
 )
 
-_OF_FACTORS: Final = Compression("int16", 2, True, _to_int16, _from_integers)
+_INT16: Final = Compression("int16", 2, True, _to_int16, _from_integers)
 
 
 def compression(name: str | None) -> Compression | None:
@@ -221,7 +221,7 @@ def way_for(
         name: the value's name in that graph, if it differs.
     """
     name = name or node.name
-    way = _OF_FACTORS if name in sensitive.factors else way
+    way = _INT16 if name in sensitive.factors else way
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return "it holds no floats"

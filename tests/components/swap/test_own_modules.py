@@ -1,12 +1,14 @@
 """Users' modules that do things no model of transformers does."""
 
 import copy
+import functools
 import pickle
 import threading
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
@@ -45,6 +47,16 @@ class Counting(nn.Module):
         return self.mlp(x)
 
 
+@functools.wraps(F.gelu)
+def other_gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+class WithWrapper(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(other_gelu(self.up(x)))
+
+
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
@@ -73,6 +85,11 @@ def test_buffers_that_forward_assigns_are_put_back() -> None:
     module = Counting()
     swap(module, level="layers", batch=X)
     assert module.calls == 0
+
+
+def test_a_wrapper_is_not_the_function_that_it_is_named_after() -> None:
+    with pytest.warns(UserWarning, match="no rule matches its forward"):
+        assert swap(WithWrapper(), level="layers", batch=X).sites == ()
 
 
 def test_a_class_says_what_is_pickled() -> None:
