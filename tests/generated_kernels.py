@@ -64,16 +64,18 @@ class Gpu:
     def _compile(
         self, compile_fx: Callable[..., Any], graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     ) -> Callable[..., Any]:
-        def on_cuda(graph_module: fx.GraphModule, inputs: Sequence[Any], **rest: Any) -> Callable[..., Any]:
-            called = (
-                node.target for node in graph_module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)
-            )
-            names = (target.name() for target in called)
-            self.ops.append({name.partition("::")[2] for name in names if name.startswith("fuselayers::")})
-            return _compile_on_cuda(graph_module, inputs, **rest)
+        from torch._inductor.compile_fx import compile_fx_inner  # the patched one
 
-        compiled = compile_fx(graph_module, inputs, **{"inner_compile": on_cuda, **options})
+        compiled = compile_fx(graph_module, inputs, **{"inner_compile": compile_fx_inner, **options})
         return lambda *now: compiled(*(self._real.get(id(value), value) for value in now))
+
+    def _compile_on_cuda(
+        self, inner: Callable[..., Any], graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any
+    ) -> Any:
+        called = (node.target for node in graph_module.graph.nodes if isinstance(node.target, torch._ops.OpOverload))
+        names = (target.name() for target in called)
+        self.ops.append({name.partition("::")[2] for name in names if name.startswith("fuselayers::")})
+        return inner(graph_module, _move(graph_module.graph, "cuda:0"), **options)
 
 
 @contextlib.contextmanager
@@ -102,6 +104,8 @@ def fake_gpu() -> Iterator[Gpu]:
         patch.setattr(philox, "_dtype_on_cpu", torch.bool)
         patch.setattr(dispatch, "_is_on_gpu", lambda tensor: tensor.is_meta)
         patch.setattr(compile_fx, "compile_fx", functools.partial(gpu._compile, compile_fx.compile_fx))
+        inner = functools.partial(gpu._compile_on_cuda, compile_fx.compile_fx_inner)
+        patch.setattr(compile_fx, "compile_fx_inner", inner)
         patch.setattr(AsyncCompile, "triton", noted)
         patch.setattr(guards, "_empty_strided_cuda", guards._empty_strided_cpu)
         patch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
@@ -138,13 +142,6 @@ def _bool_masks() -> Iterator[None]:
         yield
     finally:
         library._destroy()
-
-
-def _compile_on_cuda(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    compiled: Callable[..., Any] = compile_fx_inner(graph_module, _move(graph_module.graph, "cuda:0"), **options)
-    return compiled
 
 
 def _move_to_cpu(graph: fx.Graph) -> None:
