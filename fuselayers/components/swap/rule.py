@@ -90,7 +90,7 @@ class Rule:
             place
             for place in places
             if not any(self._is_another(module, *part) for part in place.parts)
-            and (not place.names or any(self._fits(module, *part) for part in place.parts))
+            and (not place.names or any(self._part_fits(module, *part) for part in place.parts))
         )
         return next((obstacles[place] for place in near), None)
 
@@ -115,14 +115,14 @@ class Rule:
             if written.text == form.text
         ]
 
-    def _fits(self, module: nn.Module, role: str, name: str) -> bool:
+    def _part_fits(self, module: nn.Module, role: str, name: str) -> bool:
         test = self.parts.get(role)
         return test is None or test(getattr(module, name, None))
 
     def _is_another(self, module: nn.Module, role: str, name: str) -> bool:
         value = getattr(module, name, None)
         of_torch = isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn.modules")
-        return of_torch and is_plain(value) and not self._fits(module, role, name)
+        return of_torch and is_plain(value) and not self._part_fits(module, role, name)
 
     def obstacle(self, module: nn.Module, place: Place) -> str | None:
         """Return why a call of the module may not use the rule's forward, or None if it may."""
@@ -131,7 +131,7 @@ class Rule:
         if any(name in module.__dict__ for name in place.methods):
             return "one of its methods is replaced"
         for role, name in place.parts:
-            if not self._fits(module, role, name):
+            if not self._part_fits(module, role, name):
                 return why_not(module, name)
         return None
 

@@ -14,7 +14,7 @@ import torch.fx as fx
 from torch import Tensor
 
 from ..._torch.dispatch import disable_current_modes
-from ..._torch.tracing import CheckpointPolicy, recompiled, size_hint
+from ..._torch.tracing import CheckpointPolicy, all_nodes, recompiled, size_hint
 from ...ops import draw_seed, keep_mask, keep_scale
 from ...ops.dropout import dropout_reference
 from .inlined import inlined
@@ -105,9 +105,8 @@ def _dropout_calls(graph_module: fx.GraphModule) -> Iterator[tuple[Any, dict[str
 
     A checkpointed region is a graph of its own.
     """
-    graphs = [module.graph for module in graph_module.modules() if isinstance(module, fx.GraphModule)]
-    nodes = [node for graph in graphs for node in graph.nodes]
-    for node in [node for node in nodes if node.target in (torch.nn.functional.dropout, torch.dropout)]:
+    dropouts = (torch.nn.functional.dropout, torch.dropout)
+    for node in [node for node in all_nodes(graph_module) if node.target in dropouts]:
         yield node, dict(zip(("input", "p", "training", "inplace"), node.args, strict=False)) | node.kwargs
 
 
