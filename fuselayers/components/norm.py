@@ -78,15 +78,15 @@ class Norm(nn.Module):
             ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1].
             TypeError: x, residual or bias is not a floating-point tensor.
         """
+        op = None if has_hooks(self) else self._fused_op()
+        if op is not None:
+            return op(x, residual, bias=bias, p=p, style=style, training=self.training, shard=shard)
         check_style(style)
-        # Checked for every norm and style, because a plain sum would broadcast.
+        # The ops check too, but a plain sum would broadcast.
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)
-        op = None if has_hooks(self) else self._fused_op()
-        if op is None:
-            return join(self, x, residual, bias, p=p, style=style, training=self.training, shard=shard)
-        return op(x, residual, bias=bias, p=p, style=style, training=self.training, shard=shard)
+        return join(self, x, residual, bias, p=p, style=style, training=self.training, shard=shard)
 
     def _fused_op(self) -> Callable[..., Tensor | tuple[Tensor, Tensor]] | None:
         """Return the op that joins and normalises with this norm's weights; None to call `forward` on the sum."""

@@ -218,7 +218,8 @@ def _launch_backward(
     partial_PN = torch.empty(num_programs, dy_RN.shape[1], dtype=torch.float32, device=dy.device)
     arguments = *tensors, partial_PN, *numbers
     started = launch(_backward_kernel, plan.grid, arguments, constants, persistent_warps=WARPS_WITH_SUMS)
-    return dx, sum_partials(partial_PN[:started], dbias.dtype)
+    sum_partials(partial_PN[:started], dbias)
+    return dx, dbias
 
 
 def _empty_gradients(dy: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

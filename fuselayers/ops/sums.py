@@ -28,21 +28,19 @@ def sum_of_rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
 
 
-def sum_partials(partial_PN: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the partial sums of P programs, [P, ...] in float32, summed over P and rounded once to `dtype`.
+def sum_partials(partial_PN: Tensor, sums_N: Tensor) -> None:
+    """Sum the partial sums of P programs, [P, ...] in float32, over P, and round them once to the dtype of `sums_N`.
 
     This is one kernel. A sum and a cast for each gradient would be up to four.
     """
-    sums = torch.empty(partial_PN.shape[1:], dtype=dtype, device=partial_PN.device)
-    width = sums.numel()
+    width = sums_N.numel()
     vector = vector_of(width)
     launch(
         _partials_kernel,
         (cdiv(width, _BLOCK_COLUMNS),),
-        (partial_PN, sums, len(partial_PN), width // vector),
+        (partial_PN, sums_N, len(partial_PN), width // vector),
         (vector, _BLOCK_ROWS, _BLOCK_COLUMNS),
     )
-    return sums
 
 
 @kernel

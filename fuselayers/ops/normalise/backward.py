@@ -65,7 +65,8 @@ def _launch_backward(
     )
     constants = wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns
     started = launch(_backward_kernel, grid, arguments, constants, **warps)
-    return dx, dresidual, sum_partials(partial_PKN[:started], sums_KN.dtype)
+    sum_partials(partial_PKN[:started], sums_KN)
+    return dx, dresidual, sums_KN
 
 
 def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
