@@ -141,8 +141,14 @@ def swapped_class(cls: Any, members_of: Callable[..., dict[str, Any]], *key: Has
 def _swapped_class(cls: Any, _own: Any, members_of: Callable[..., dict[str, Any]], key: tuple[Hashable, ...]) -> type:
     """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
     face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    ways = {"__prepare_scriptable__": _unswapped, "__reduce_ex__": _reduce, "_made_by": (cls, members_of, *key)}
-    return type(cls.__name__, (cls,), {**members_of(cls, *key), **face, **ways})
+    ways = {"__new__": _new, "__reduce_ex__": _reduce, "__prepare_scriptable__": _unswapped}
+    made_by = {"_made_by": (cls, members_of, *key)}
+    return type(cls.__name__, (cls,), {**members_of(cls, *key), **face, **ways, **made_by})
+
+
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """Let `type(model)(config)` and `type(model).from_pretrained(folder)` make a model of the original class."""
+    return cls.swapped_from(*args, **kwargs) if "swapped_from" in vars(cls) else object.__new__(cls)
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:

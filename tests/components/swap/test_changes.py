@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -182,3 +183,11 @@ def test_unswap_gives_every_byte_back(name: str, level: str) -> None:
     for module, kept in zip(model.modules(), held, strict=True):
         assert module.__dict__.keys() == kept.keys()
         assert all(module.__dict__[key] is value for key, value in kept.items())
+
+
+def test_another_model_of_the_same_type_is_not_swapped(tmp_path: Path) -> None:
+    plain, swapped = pair("llama", "layers")
+    swapped.save_pretrained(tmp_path)
+    for other in (type(swapped)(swapped.config), type(swapped).from_pretrained(tmp_path)):
+        assert classes(other) == classes(plain)
+        assert other(**batch_for("llama")).logits is not None

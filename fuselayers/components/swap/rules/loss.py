@@ -207,9 +207,10 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    # Most modules are not models, and their forwards are not read.
-    is_causal = hasattr(module, "loss_function") and _is_causal(module.loss_function)
-    return is_causal and _reading_of(original_type(module)) is not None
+    # Most modules are not models, and their forwards are not read. The loss function is read last: for a model without a
+    # head transformers warns.
+    cls = original_type(module)
+    return hasattr(cls, "loss_function") and _reading_of(cls) is not None and _is_causal(module.loss_function)
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)
