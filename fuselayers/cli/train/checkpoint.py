@@ -108,8 +108,9 @@ def read_checkpoint(path: Path, processes: Processes = ALONE) -> Content:
         ValueError: it is no checkpoint, is damaged, or has another format.
     """
     if not (path / MANIFEST).is_file():
+        reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
         raise FileNotFoundError(
-            f"no checkpoint {path}: it has no {MANIFEST}; name a run that has saved one, or a checkpoint such as "
+            f"no checkpoint {path}: {reason}; name a run that has saved one, or a checkpoint such as "
             f"runs/<date>/{FOLDER_NAME}/step-000200"
         )
     problem = f"{path} is not a checkpoint of fuselayers, or is damaged: the checksum of {{}} is wrong"
