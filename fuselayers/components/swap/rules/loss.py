@@ -207,8 +207,8 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    # Most modules are not models, and their forwards are not read. The loss function is read last: for a model without a
-    # head transformers warns.
+    # Most modules are not models, and their forwards are not read.
+    # The loss function is read last: transformers warns for a model without a head.
     cls = original_type(module)
     return hasattr(cls, "loss_function") and _reading_of(cls) is not None and _is_causal(module.loss_function)
 
