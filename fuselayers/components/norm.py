@@ -82,7 +82,7 @@ class Norm(nn.Module):
         if op is not None:
             return op(x, residual, bias=bias, p=p, style=style, training=self.training, shard=shard)
         check_style(style)
-        # The ops check too, but a plain sum would broadcast.
+        # A plain sum would broadcast. The fused ops check these themselves.
         check_rows("x", x)
         check_like("residual", residual, x)
         check_row_vector("bias", bias, x)

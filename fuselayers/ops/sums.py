@@ -28,17 +28,22 @@ def sum_of_rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0, dtype=wide) if x.dim() > 1 else x.to(wide)
 
 
-def sum_partials(partial_PN: Tensor, sums_N: Tensor) -> None:
-    """Sum the partial sums of P programs, [P, ...] in float32, over P, and round them once to the dtype of `sums_N`.
+def sum_partials(partial: Tensor, sums: Tensor) -> None:
+    """Write to `sums` the sum of `partial` over the P programs, rounded once to the dtype of `sums`.
 
     This is one kernel. A sum and a cast for each gradient would be up to four.
+
+    Args:
+        partial: [P, ...], float32, contiguous.
+        sums: [...], contiguous.
     """
-    width = sums_N.numel()
+    assert sums.shape == partial.shape[1:]
+    width = sums.numel()
     vector = vector_of(width)
     launch(
         _partials_kernel,
         (cdiv(width, _BLOCK_COLUMNS),),
-        (partial_PN, sums_N, len(partial_PN), width // vector),
+        (partial, sums, len(partial), width // vector),
         (vector, _BLOCK_ROWS, _BLOCK_COLUMNS),
     )
 

@@ -108,7 +108,7 @@ def read_checkpoint(path: Path, processes: Processes = ALONE) -> Content:
         ValueError: it is no checkpoint, is damaged, or has another format.
     """
     if not (path / MANIFEST).is_file():
-        reason = f"it has no {MANIFEST}" if path.is_dir() else "there is no such folder"
+        reason = f"it has no {MANIFEST}" if path.is_dir() else "it is no folder"
         raise FileNotFoundError(
             f"no checkpoint {path}: {reason}; name a run that has saved one, or a checkpoint such as "
             f"runs/<date>/{FOLDER_NAME}/step-000200"

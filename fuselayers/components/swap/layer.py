@@ -140,19 +140,39 @@ def swapped_class(cls: Any, members_of: Callable[..., dict[str, Any]], *key: Has
 @functools.cache
 def _swapped_class(cls: Any, _own: Any, members_of: Callable[..., dict[str, Any]], key: tuple[Hashable, ...]) -> type:
     """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
-    face = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, "swapped_from": cls}
-    ways = {"__new__": _new, "__reduce_ex__": _reduce, "__prepare_scriptable__": _unswapped}
-    made_by = {"_made_by": (cls, members_of, *key)}
-    return type(cls.__name__, (cls,), {**members_of(cls, *key), **face, **ways, **made_by})
+    members = {
+        **members_of(cls, *key),
+        **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
+        "swapped_from": cls,
+        "_made_by": (cls, members_of, *key),
+        "__init__": _constructor(cls),
+        "__reduce_ex__": _reduce,
+        "__prepare_scriptable__": _unswapped,
+    }
+    return type(cls.__name__, (cls,), members)
 
 
-def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """Let `type(model)(config)` and `type(model).from_pretrained(folder)` make a model of the original class."""
-    return cls.swapped_from(*args, **kwargs) if "swapped_from" in vars(cls) else object.__new__(cls)
+def _constructor(cls: Any) -> Callable[..., None]:
+    """Return an `__init__` with which `type(model)(config)` makes a model of the original class.
+
+    Not a `__new__`: torch and Accelerate copy modules with `cls.__new__(cls)`.
+    """
+
+    @functools.wraps(cls.__init__)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if "swapped_from" in vars(type(self)):  # no subclass by FSDP or the user
+            self.__class__ = cls
+        cls.__init__(self, *args, **kwargs)
+
+    return __init__
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     kind: Any = type(module)
+    owner = next(base for base in kind.__mro__ if "swapped_from" in vars(base))
+    if owner is not kind:  # a subclass by `fuse` or the user
+        reduced: tuple[Any, ...] = super(owner, module).__reduce_ex__(protocol)
+        return reduced
     return _loaded, kind._made_by, module.__getstate__()  # type: ignore[no-untyped-call]
 
 

@@ -53,8 +53,8 @@ def explain(
     `compress` and real tensors, forward and backward run twice, exact and compressed, for the errors in the report.
 
     Args:
-        fn: a function of tensors, a module, or a fused one, which is explained with its own options. A model whose
-            blocks are fused one by one is explained as one graph, with the options of the first.
+        fn: a function of tensors, a module, or a fused one, which is explained with its own options. Fused modules
+            inside it become a part of its graph, with the options of the call.
         args: its arguments: real tensors, or tensors on the meta device.
         backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
@@ -78,8 +78,7 @@ def explain(
     if not callable(fn):
         advice = f"; explain(fuselayers.build({fn!r}), tokens)" if isinstance(fn, str) else ""
         raise TypeError(f"explain takes a function or a module, got {type(fn).__name__}{advice}")
-    modules = fn.modules() if isinstance(fn, nn.Module) else ()
-    fused = next((type(module)._fused for module in modules if isinstance(module, FusedModule)), fn)
+    fused = type(fn)._fused if isinstance(fn, FusedModule) else fn
     if isinstance(fused, FusedFunction):
         options = fused.options
         backend = backend or next(iter(options.chain), None)  # `aot_function` has no named backend

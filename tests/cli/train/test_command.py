@@ -264,7 +264,7 @@ def test_the_end_compares_plain_eager_and_fused(tiny: list[str], tmp_path: Path)
             r"model\.vocab_size must be at least 256 to hold every byte of \S+, got 100; add model\.vocab_size=256",
         ),
         (["data.sequence_length=17"], r"data\.sequence_length must be at most model\.context_length, 16, got 17"),
-        (["train.resume=/nowhere"], r"no checkpoint /nowhere: there is no such folder; name a run that has saved one"),
+        (["train.resume=/nowhere"], r"no checkpoint /nowhere: it is no folder; name a run that has saved one"),
         (["data.path=/nowhere"], r"cannot read the text: there is no /nowhere"),
         (["train.log=[tensorbord]"], r"^no train\.log\[0\] 'tensorbord'; did you mean 'tensorboard'\?"),
         (["train.output=/dev/null/run"], r"Not a directory: '/dev/null/run'"),

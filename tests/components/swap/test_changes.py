@@ -1,6 +1,7 @@
 """Changes that users make after `swap` and before it: layers, parameters, adapters, copies, dtypes, devices."""
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from fuselayers.components.swap import fallbacks, unswap
+from fuselayers.partition import FusedModule, fuse
 from tests.components.compare import assert_same_values
 from tests.components.swap.levels import both_levels, bytes_of, classes, gradients, pair, swap_at
 from tests.components.swap.models import FAMILIES, batch_for, loss_of
@@ -190,4 +192,18 @@ def test_another_model_of_the_same_type_is_not_swapped(tmp_path: Path) -> None:
     swapped.save_pretrained(tmp_path)
     for other in (type(swapped)(swapped.config), type(swapped).from_pretrained(tmp_path)):
         assert classes(other) == classes(plain)
-        assert other(**batch_for("llama")).logits is not None
+    assert inspect.signature(type(swapped)) == inspect.signature(type(plain))
+
+
+def test_a_copy_without_a_constructor_is_swapped() -> None:
+    """`DataParallel` and Accelerate's regional compilation copy with `cls.__new__(cls)`."""
+    _, swapped = pair("llama", "layers")
+    assert [type(module._replicate_for_data_parallel()) for module in swapped.modules()] == classes(swapped)
+
+
+def test_copies_of_a_subclass_of_a_swapped_class() -> None:
+    _, swapped = pair("llama", "layers")
+    norm = swapped.model.norm
+    assert isinstance(copy.deepcopy(fuse(norm, backend="eager")), FusedModule)
+    norm.__class__ = type("Own", (type(norm),), {})
+    assert type(copy.deepcopy(norm)) is type(norm)

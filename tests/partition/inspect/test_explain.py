@@ -186,13 +186,3 @@ def test_compiled_and_fused_functions_inside_run_eagerly() -> None:
     fused(torch.randn(2, 4)).sum().backward()
     model, x = nn.Sequential(fused, torch.compile(nn.Linear(4, 4))), torch.randn(2, 4)
     assert explain(model, x).totals["eager"].saved_bytes == saved_bytes(nn.Sequential(*[nn.Linear(4, 4)] * 2), x)
-
-
-def test_a_model_of_fused_blocks_has_their_options() -> None:
-    x = torch.randn(8, 64)
-    whole, parts = ([nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(2)] for _ in range(2))
-    in_blocks = nn.Sequential(*[fuse(part, backend="eager", compress="int8") for part in parts])
-    report = explain(in_blocks, x)
-    assert (report.backend, report.compress) == ("eager", "int8")
-    expected = explain(nn.Sequential(*whole), x, backend="eager", compress="int8")
-    assert report.totals["this"] == expected.totals["this"]

@@ -207,10 +207,12 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    # Most modules are not models, and their forwards are not read.
-    # The loss function is read last: transformers warns for a model without a head.
     cls = original_type(module)
-    return hasattr(cls, "loss_function") and _reading_of(cls) is not None and _is_causal(module.loss_function)
+    # Most modules are not models, and their forwards are not read.
+    if "loss_function" not in vars(module) and not hasattr(cls, "loss_function"):
+        return False
+    # The loss function is read last: transformers warns for a model without a head.
+    return _reading_of(cls) is not None and _is_causal(module.loss_function)
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=causal_lm_loss, fits=_is_causal_lm),)
