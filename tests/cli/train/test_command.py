@@ -76,8 +76,11 @@ def test_the_config_of_a_run_builds_the_model_of_its_checkpoint(finished: Path) 
 
 def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(finished: Path, tmp_path: Path) -> None:
     before = files(finished)
-    run_train([f"train.resume={newest(finished)}", "train.steps=16", f"train.output={tmp_path / 'on'}"])
+    printed = run_train(
+        [f"train.resume={newest(finished)}", "train.steps=16", f"train.output={tmp_path / 'on'}", "parallel=fsdp"]
+    )
     assert files(finished) == before
+    assert "one process, so fsdp splits nothing; torchrun starts more" in printed
     assert curve(tmp_path / "on")[:12] == curve(finished)
     assert [row[0] for row in curve(tmp_path / "on")] == list(range(1, 17))
 
