@@ -173,12 +173,11 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         describe_machine(trainer.device),
         f"writing {run.folder}" + (f", continuing after step {run.done}" if resumed else ""),
     )
-    processes = engine.processes
+    processes, shard = engine.processes, config.parallel.shard
     if processes.launched:
-        shard = config.parallel.shard
         say(console, f"{processes.world_size} processes, dp {processes.dp} x tp {processes.tp}, shard {shard}")
-    elif config.parallel.shard != "none":
-        say(console, f"one process, so {config.parallel.shard} splits nothing; torchrun starts more")
+    elif shard != "none":
+        say(console, f"one process, so {shard} splits nothing; torchrun starts more")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:

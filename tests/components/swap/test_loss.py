@@ -1,8 +1,11 @@
 """The fused loss of a causal language model, which makes no logits."""
 
+import copy
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
 from tests.components.compare import assert_same_values
@@ -10,6 +13,7 @@ from tests.components.swap.levels import gradients, pair
 from tests.components.swap.models import FAMILIES, batch_for
 
 transformers = pytest.importorskip("transformers")
+CausalLMOutputWithPast = transformers.modeling_outputs.CausalLMOutputWithPast
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "opt", "stablelm", "gpt_neox"])
@@ -56,6 +60,36 @@ def test_the_search_reads_no_loss_function_without_a_head(monkeypatch: pytest.Mo
     monkeypatch.setattr(transformers.LlamaModel, "loss_function", property(asked), raising=False)
     report = swap(FAMILIES["llama"][0](), level="layers", verify=False)
     assert "causal_lm_loss" in {site.rule for site in report.sites}
+
+
+class OwnModel(nn.Module):
+    """A user's class around a model of transformers; its loss function is an attribute of the instance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        of_family = FAMILIES["llama"][0]()
+        self.config, self.model, self.lm_head = of_family.config, of_family.model, of_family.lm_head
+        self.loss_function = of_family.loss_function
+
+    def forward(
+        self, input_ids: Any = None, labels: Any = None, logits_to_keep: int | Tensor = 0, **kwargs: Any
+    ) -> Any:
+        outputs = self.model(input_ids=input_ids, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        slice_indices = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden_states[:, slice_indices, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits)
+
+
+def test_a_loss_function_of_the_instance() -> None:
+    plain = OwnModel()
+    swapped = copy.deepcopy(plain)
+    assert "causal_lm_loss" in {site.rule for site in swap(swapped, level="layers", verify=False).sites}
+    batch = batch_for("llama")
+    torch.testing.assert_close(swapped(**batch).loss, plain(**batch).loss)
 
 
 def test_labels_of_a_wrong_length() -> None:
