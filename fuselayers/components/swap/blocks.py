@@ -19,7 +19,8 @@ from .seeded_attention import SeededDropout
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the repeated blocks of a model by qualified name.
 
-    Blocks are two or more modules of one class and size in a list, with linear layers inside. Lists inside blocks are
+    Blocks are two or more modules of one class and size in a list, with linear layers inside. A quarter of the list may
+    be other modules, such as the last block of Stable Diffusion 3, which has fewer weights. Lists inside blocks are
     skipped. Stages of different widths are not blocks, but the repeated layers of a stage are.
     """
     inside: list[str] = []
@@ -28,10 +29,19 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
             continue
-        _, *parts = module[0].modules()
-        if _are_alike(*module) and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts):
+        children = dict(module.named_children())  # without those that are None
+        middle = next(itertools.islice(children.values(), len(children) // 2, None), None)
+        if middle is None:
+            continue
+        blocks = {key: child for key, child in children.items() if _are_alike(middle, child)}
+        _, *parts = middle.modules()
+        if (
+            4 * (len(children) - len(blocks)) <= len(children)
+            and _are_alike(*blocks.values())
+            and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts)
+        ):
             inside.append(name)
-            for key, block in module.named_children():
+            for key, block in blocks.items():
                 yield f"{name}.{key}" if name else key, block
 
 

@@ -86,9 +86,8 @@ def swap(
     >>> unswap(model)
     2
     """
-    patterns = (where,) if isinstance(where, str) else tuple(where)
-    _check_arguments(model, patterns, level, backend, compress)
-    search = _Search(model, patterns, RULES if rules is None else tuple(rules), backend, compress)
+    _check_arguments(model, level, backend, compress)
+    search = _Search(model, _patterns_of(where), RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
         plan, report = _best(model, plans, batch)
@@ -109,14 +108,16 @@ def swap(
     return report
 
 
-def _check_arguments(model: nn.Module, patterns: Sequence[str], level: str, backend: str, compress: str | None) -> None:
+def _patterns_of(where: str | Sequence[str]) -> tuple[str, ...]:
+    patterns = (where,) if isinstance(where, str) else tuple(where)
+    if isinstance(where, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"where takes patterns of names, got {type(where).__name__}; arguments of the model go to batch=")
+    return patterns
+
+
+def _check_arguments(model: nn.Module, level: str, backend: str, compress: str | None) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"swap takes a module, got {type(model).__name__}")
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise TypeError(
-                f"where takes patterns of names, got {type(pattern).__name__}; arguments of the model go to batch="
-            )
     if level not in _LEVELS:
         raise ValueError(no_such("level", level, _LEVELS))
     if compress is not None and level != "blocks":

@@ -172,6 +172,32 @@ def test_blocks_in_stages_of_two_widths_are_found() -> None:
     assert [site.name for site in report.sites] == ["0.blocks.0", "0.blocks.1", "1.blocks.0", "1.blocks.1"]
 
 
+def test_an_absent_module_in_a_list_is_no_block() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList([None, nn.LayerNorm(8), None])  # type: ignore[list-item]
+            self.absent = nn.ModuleList([None, None])  # type: ignore[list-item]
+            self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.norms[1](self.blocks(x))
+            return y
+
+    report = swap(Model(), level="blocks", backend="eager", batch=torch.randn(4, 8))
+    assert [site.name for site in report.sites] == ["blocks.0", "blocks.1"]
+
+
+def test_one_block_in_four_may_have_other_sizes() -> None:
+    widths = 8, 8, 8, 16  # the last one is wider
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, width), nn.GELU()) for width in widths))
+    report = swap(model, level="blocks", backend="eager", batch=torch.randn(4, 8))
+    assert [site.name for site in report.sites if site.rule == "block"] == ["0", "1", "2"]
+    unswap(model)
+    report = swap(model[1:], level="blocks", backend="eager", batch=torch.randn(4, 8))
+    assert report.sites == (), "one in three"
+
+
 def test_linear_layers_in_a_list_are_no_blocks() -> None:
     with pytest.warns(UserWarning, match="found nothing"):
         assert swap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), level="blocks", verify=False).sites == ()

@@ -284,10 +284,12 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match="swap takes a module, got Tensor"):
         swap(torch.ones(2))
     model = Feedforward()
-    with pytest.raises(
-        TypeError, match="where takes patterns of names, got Tensor; arguments of the model go to batch="
-    ):
-        swap(model, torch.ones(2, 8))
+    for batch in (torch.ones(2, 8), {"x": torch.ones(2, 8)}):
+        kind = type(batch).__name__
+        with pytest.raises(
+            TypeError, match=f"where takes patterns of names, got {kind}; arguments of the model go to batch="
+        ):
+            swap(model, batch)
     with pytest.raises(ValueError, match="no level 'layer'"):
         swap(model, level="layer")
     # Both are checked too if the model has no repeated blocks and needs neither.

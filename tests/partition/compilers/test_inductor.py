@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from fuselayers.partition import CostModel, budget, default, fuse, machine_of, min_cut, saved_bytes
@@ -32,6 +32,34 @@ def test_the_cache_key_names_everything_that_changes_the_cut() -> None:
     ]
     keys = [cache_key(rule, {"cpu"}, torch_random=random) for rule in rules for random in (False, True)]
     assert len(set(keys)) == 2 * len(rules)
+
+
+class Strided(nn.Module):
+    """Reads an intermediate value by strides, as torch's decomposition of a group norm does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 32, 1, 1))
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        return (x_NCHW * self.weight).sin().as_strided((2, 32, 8, 8), (2048, 64, 1, 8)).cos()
+
+
+# Torch's own norm is the case that users meet; `Strided` has as_strided in any version of torch.
+@pytest.mark.parametrize("layer", [nn.GroupNorm(4, 32), pytest.param(Strided(), marks=pytest.mark.slow)])
+def test_a_value_that_is_read_by_strides_is_not_recomputed(layer: nn.Module) -> None:
+    # On a CPU Inductor gives the input of a convolution, and what backward saves of it, other strides.
+    model = nn.Sequential(layer, nn.Conv2d(32, 32, 3, padding=1))
+    x_NCHW = torch.randn(2, 32, 8, 8)
+
+    def gradients(model: Any) -> list[Tensor]:
+        y_NCHW = model(x_NCHW)
+        weights = torch.linspace(-1, 1, y_NCHW.numel()).view(y_NCHW.shape)
+        return list(torch.autograd.grad((y_NCHW * weights).sum(), list(model.parameters())))
+
+    fused = fuse(model, backend="inductor")
+    for wanted, gradient in zip(gradients(model), gradients(fused), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
 
 
 COMPILE_ON_A_CPU = """
