@@ -112,7 +112,8 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         if not (isinstance(component, type) and issubclass(component, nn.Module)):
             raise TypeError(f"{kind} {name!r} must be a subclass of nn.Module, got {component!r}")
         owner = owners.get(name)
-        if owner is not None and not _same_notebook_class(owner, component):
+        # A notebook cell that runs twice, or a module that is reloaded, defines its class again.
+        if owner is not None and _path(owner) != _path(component):
             raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")
         owners[name] = component
         return component
@@ -360,11 +361,6 @@ def _built_in(kind: str, component: type) -> frozenset[str]:
 
 def _path(component: type) -> str:
     return f"{component.__module__}.{component.__qualname__}"
-
-
-def _same_notebook_class(owner: type, component: type) -> bool:
-    # A notebook cell that runs twice defines its class twice; the later one replaces the first.
-    return component.__module__ == "__main__" and _path(owner) == _path(component)
 
 
 def _argument_docs(component: type) -> dict[str, str]:

@@ -153,9 +153,10 @@ def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
             return
         _told.set()
         logging.getLogger("fuselayers").warning(
-            "%s compiles a graph of %d operations; later calls with these shapes do not wait. "
+            "%s %s a graph of %d operations; later calls with these shapes do not wait. "
             "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
             backend,
+            "traces" if backend == "eager" else "compiles",
             num_nodes,
         )
 

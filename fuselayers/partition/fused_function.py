@@ -188,6 +188,9 @@ class FusedFunction:
     def served_by(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(graph.served_by for graph in self._graphs))
 
+    def __repr__(self) -> str:
+        return f"<fused function {self.name}>"
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return FusedFunction(copy.deepcopy(self.fn, memo), options=self.options, owner=self.owner)
 

@@ -31,5 +31,5 @@ class FusionReport:
 
     graphs: tuple[GraphReport, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(map(str, self.graphs)) or "nothing is compiled yet: call the function first"

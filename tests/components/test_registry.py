@@ -82,9 +82,10 @@ def test_a_second_owner_is_refused_and_the_first_one_stays() -> None:
     assert get("feedforward", "mlp") is components.MLP
 
 
-def test_a_notebook_cell_may_run_twice() -> None:
+@pytest.mark.parametrize("module", ["__main__", "users_module"])
+def test_a_notebook_cell_or_a_module_may_run_twice(module: str) -> None:
     def cell() -> type:
-        return register("norm", "mine")(type("Mine", (nn.Module,), {"__module__": "__main__"}))
+        return register("norm", "mine")(type("Mine", (nn.Module,), {"__module__": module}))
 
     cell()
     second = cell()

@@ -290,6 +290,8 @@ def test_as_a_decorator() -> None:
     assert isinstance(decorated, FusedFunction)
     assert decorated.options.chain == ("inductor", "eager")
     assert decorated.__name__ == "decorated"
+    assert repr(decorated) == "<fused function decorated>"
+    assert repr(decorated.report()) == str(decorated.report()), "a notebook shows the text"
     assert pickle.loads(pickle.dumps(decorated)) is decorated
     assert isinstance(decorated_with_options, FusedFunction)
     assert decorated_with_options.__doc__ == "What it does."

@@ -111,7 +111,9 @@ def swap(
 def _patterns_of(where: str | Sequence[str]) -> tuple[str, ...]:
     patterns = (where,) if isinstance(where, str) else tuple(where)
     if isinstance(where, Mapping) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(f"where takes patterns of names, got {type(where).__name__}; arguments of the model go to batch=")
+        raise TypeError(
+            f"where takes patterns of names, got {type(where).__name__}; arguments of the model go to batch="
+        )
     return patterns
 
 

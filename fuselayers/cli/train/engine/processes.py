@@ -156,7 +156,8 @@ def joined_processes() -> Iterator[Processes]:
     except RuntimeError as error:
         if _is_a_lost_process(error):
             raise ConnectionError(
-                f"lost another process of this run ({str(error).splitlines()[0]:.200}); continue with train.resume="
+                f"lost another process, whose own error says why ({str(error).splitlines()[0].partition('. ')[0]}); "
+                "a run that has a checkpoint continues with train.resume="
             ) from error
         raise
     dist.destroy_process_group()

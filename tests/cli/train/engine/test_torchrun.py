@@ -165,7 +165,7 @@ def test_a_process_that_fails_or_is_killed_ends_all_in_a_line(failure: str, tmp_
     program = ended(start(2, "-m", "fuselayers", "train", *asked, "--import", "failing", folder=tmp_path))
     assert program.returncode == 1, program.stderr  # torchrun's own code
     said = [line for line in program.stderr.splitlines() if line.startswith("fuselayers, rank ")]
-    lost = "fuselayers, rank 0: lost another process of this run ("
+    lost = "fuselayers, rank 0: lost another process, whose own error says why ("
     assert any(line.startswith(lost) for line in said if "rank 0" in line) or len(said) == 1, said
     if "OSError" in failure:
         assert "fuselayers, rank 1: the disk is full" in said
