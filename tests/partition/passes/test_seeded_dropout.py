@@ -230,6 +230,21 @@ def test_torch_random_draws_the_numbers_of_plain_torch(name: str, backend: str) 
         assert_same_from_seed_3((layer, fused), run, equal_nan=True)
 
 
+@pytest.mark.slow
+def test_torch_random_draws_the_numbers_of_plain_torch_between_convolutions() -> None:
+    convolutions = [nn.Conv2d(16, 16, 3, padding=1) for _ in range(2)]
+    model = nn.Sequential(convolutions[0], nn.AlphaDropout(P), convolutions[1])
+    fused = fuse(model, backend="inductor", torch_random=True, fallback=())
+    x_NCHW = torch.randn(2, 16, 8, 8)
+
+    def run(model: nn.Module) -> Tensor:
+        torch.manual_seed(3)
+        y_NCHW: Tensor = model(x_NCHW)
+        return y_NCHW
+
+    torch.testing.assert_close(run(fused), run(model))
+
+
 def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     def layer(x: Tensor, inplace: bool) -> tuple[Tensor, Tensor]:
         hidden = x * 2
