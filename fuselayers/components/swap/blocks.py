@@ -25,24 +25,36 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     inside: list[str] = []
     for name, module in model.named_modules():
-        if any(not outer or name.startswith(f"{outer}.") for outer in inside):
+        if any(f"{name}.".startswith(f"{block}.") for block in inside):
             continue
-        if not isinstance(module, (nn.ModuleList, nn.Sequential)) or len(module) < 2:
-            continue
-        children = dict(module.named_children())  # without those that are None
-        middle = next(itertools.islice(children.values(), len(children) // 2, None), None)
-        if middle is None:
-            continue
-        blocks = {key: child for key, child in children.items() if _are_alike(middle, child)}
-        _, *parts = middle.modules()
-        if (
-            4 * (len(children) - len(blocks)) <= len(children)
-            and _are_alike(*blocks.values())
-            and any(isinstance(part, nn.Linear) or is_linear(part) for part in parts)
-        ):
-            inside.append(name)
-            for key, block in blocks.items():
-                yield f"{name}.{key}" if name else key, block
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1:
+            for key, block in itertools.chain.from_iterable(map(_blocks_among, _groups_in(module))):
+                inside.append(f"{name}.{key}" if name else key)
+                yield inside[-1], block
+
+
+def _groups_in(modules: nn.ModuleList | nn.Sequential) -> list[dict[str, nn.Module]]:
+    """Return the modules in a list as one group; those in a list of lists as a group for each place and class.
+
+    `for attention, feedforward in layers: ...` is a common way to call a list of lists.
+    """
+    children = dict(modules.named_children())  # without those that are None
+    if not all(isinstance(child, nn.ModuleList) for child in children.values()):
+        return [children]
+    groups: dict[tuple[str, type], dict[str, nn.Module]] = {}
+    for row, child in children.items():
+        for place, module in child.named_children():
+            groups.setdefault((place, type(module)), {})[f"{row}.{place}"] = module
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _blocks_among(group: Mapping[str, nn.Module]) -> Iterable[tuple[str, nn.Module]]:
+    middle = list(group.values())[len(group) // 2]
+    blocks = {key: module for key, module in group.items() if _are_alike(middle, module)}
+    _, *parts = middle.modules()
+    has_linear = any(isinstance(part, nn.Linear) or is_linear(part) for part in parts)
+    are_most = 4 * (len(group) - len(blocks)) <= len(group)
+    return blocks.items() if has_linear and are_most and _are_alike(*blocks.values()) else ()
 
 
 def share_graphs(blocks: Sequence[nn.Module]) -> bool:

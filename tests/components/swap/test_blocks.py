@@ -188,6 +188,27 @@ def test_an_absent_module_in_a_list_is_no_block() -> None:
     assert [site.name for site in report.sites] == ["blocks.0", "blocks.1"]
 
 
+def test_blocks_in_a_list_of_lists_are_found() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rows = ([nn.LayerNorm(8), Attention(), nn.Sequential(nn.Linear(8, 8), nn.GELU())] for _ in range(3))
+            self.layers = nn.ModuleList(map(nn.ModuleList, rows))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, attention, feedforward in self.layers:  # type: ignore[misc]
+                x = x + attention(norm(x))
+                x = x + feedforward(x)
+            return x
+
+    model, x = Model().eval(), torch.randn(2, 4, 8)
+    wanted = model(x)
+    report = swap(model, level="blocks", backend="eager", batch=x)
+    found = sorted(site.name for site in report.sites if site.rule == "block")
+    assert found == [f"layers.{row}.{place}" for row in range(3) for place in (1, 2)]
+    torch.testing.assert_close(model(x), wanted)
+
+
 def test_one_block_in_four_may_have_other_sizes() -> None:
     widths = 8, 8, 8, 16  # the last one is wider
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, width), nn.GELU()) for width in widths))
