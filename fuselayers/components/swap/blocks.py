@@ -19,9 +19,9 @@ from .seeded_attention import SeededDropout
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the repeated blocks of a model by qualified name.
 
-    Blocks are two or more modules of one class and size in a list, with linear layers inside. A quarter of the list may
-    be other modules, such as the last block of Stable Diffusion 3, which has fewer weights. Lists inside blocks are
-    skipped. Stages of different widths are not blocks, but the repeated layers of a stage are.
+    Blocks are two or more modules of one class and size in a list, with linear layers inside. A quarter of a class may
+    have other sizes, such as the last block of Stable Diffusion 3. Lists inside blocks are skipped. Stages of different
+    widths are not blocks, but the repeated layers of a stage are.
     """
     inside: list[str] = []
     for name, module in model.named_modules():
@@ -34,18 +34,16 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _groups_in(modules: nn.ModuleList | nn.Sequential) -> list[dict[str, nn.Module]]:
-    """Return the modules in a list as one group; those in a list of lists as a group for each place and class.
+    """Return the modules in a list in groups of one class. Those in a list of lists have the same place in their lists.
 
     `for attention, feedforward in layers: ...` is a common way to call a list of lists.
     """
-    children = dict(modules.named_children())  # without those that are None
-    if not all(isinstance(child, nn.ModuleList) for child in children.values()):
-        return [children]
     groups: dict[tuple[str, type], dict[str, nn.Module]] = {}
-    for row, child in children.items():
-        for place, module in child.named_children():
-            groups.setdefault((place, type(module)), {})[f"{row}.{place}"] = module
-    return [group for group in groups.values() if len(group) > 1]
+    for key, child in modules.named_children():  # without those that are None
+        for place, module in child.named_children() if isinstance(child, nn.ModuleList) else [("", child)]:
+            groups.setdefault((place, type(module)), {})[f"{key}.{place}" if place else key] = module
+    # A module that fills the whole list is repeated, too.
+    return [group for group in groups.values() if len(group) > 1 or len(groups) == 1]
 
 
 def _blocks_among(group: Mapping[str, nn.Module]) -> Iterable[tuple[str, nn.Module]]:

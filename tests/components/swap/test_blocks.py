@@ -209,6 +209,23 @@ def test_blocks_in_a_list_of_lists_are_found() -> None:
     torch.testing.assert_close(model(x), wanted)
 
 
+def test_blocks_of_two_classes_may_take_turns() -> None:
+    model = nn.Sequential(*(module for _ in range(2) for module in (Feedforward(), Gated())))
+    report = swap(model, level="blocks", backend="eager", batch=torch.randn(4, 8))
+    assert [(site.name, site.kind) for site in report.sites if site.rule == "block"] == [
+        ("0", "Feedforward"),
+        ("2", "Feedforward"),
+        ("1", "Gated"),
+        ("3", "Gated"),
+    ]
+
+
+def test_a_block_that_fills_a_list_is_repeated() -> None:
+    block = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    report = swap(nn.Sequential(block, block), level="blocks", backend="eager", batch=torch.randn(4, 8))
+    assert [site.name for site in report.sites] == ["0"]
+
+
 def test_one_block_in_four_may_have_other_sizes() -> None:
     widths = 8, 8, 8, 16  # the last one is wider
     model = nn.Sequential(*(nn.Sequential(nn.Linear(8, width), nn.GELU()) for width in widths))
