@@ -16,6 +16,7 @@ from ...errors import in_one_line
 from ...partition.inspect.saved_bytes import Saved, saved_and_held, saved_by_call, tensors_of
 from .batch import Call, as_call
 from .cache import is_cache
+from .loops import looped_size
 from .report import Site, Skipped
 from .rules import attention, loss
 
@@ -120,11 +121,14 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         before = _run(original, call)
     except Exception:  # the original fails on these inputs
         return site
+    is_block = kind.rule == "block"
+    if is_block and (size := looped_size(original, _copies(call))):
+        reason = f"its forward loops over {size} elements of an input: a compiler would unroll the loop for each size"
+        return Skipped(site.name, site.kind, reason)
     try:
         after = _run(swapped, call)
     except Exception as problem:
         return Skipped(site.name, site.kind, f"it raises {in_one_line(problem):.200}")
-    is_block = kind.rule == "block"
     dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), torch.float32)
     roundings = _ROUNDINGS if dtype.itemsize > 2 else _ROUNDINGS_OF_16_BITS
     truth, least = before, roundings * torch.finfo(dtype).eps

@@ -220,6 +220,24 @@ def test_blocks_of_two_classes_may_take_turns() -> None:
     ]
 
 
+def test_a_block_that_loops_over_the_tokens_is_not_compiled() -> None:
+    class Scan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x_BTD: Tensor) -> Tensor:
+            states = [torch.zeros_like(x_BTD[:, 0])]
+            for x_BD in x_BTD.unbind(1):
+                states.append((self.linear(x_BD) + states[-1]).tanh())
+            return torch.stack(states[1:], 1)
+
+    model = nn.Sequential(Scan(), Scan())
+    report = swap(model, level="blocks", backend="eager", batch=torch.randn(2, 13, 8))
+    reason = "its forward loops over 13 elements of an input: a compiler would unroll the loop for each size"
+    assert [(module.name, module.reason) for module in report.skipped[:2]] == [("0", reason), ("1", reason)]
+
+
 def test_a_block_that_fills_a_list_is_repeated() -> None:
     block = nn.Sequential(nn.Linear(8, 8), nn.GELU())
     report = swap(nn.Sequential(block, block), level="blocks", backend="eager", batch=torch.randn(4, 8))
