@@ -7,7 +7,9 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, cast
+from unittest import mock
 
 import torch
 import torch.fx as fx
@@ -294,9 +296,25 @@ def compile_with_inductor(
         "autograd_cache_allow_custom_autograd_functions": True,
         **own_cache,
     }
-    with cpp_files(), functorch_config.patch(of_autograd):
+    with cpp_files(), _attention_up_to_four_dimensions(), functorch_config.patch(of_autograd):
         compiled = compile_fx(graph_module, list(example_inputs), inner_compile=compile_graph, config_patches=settings)
     return cast(Callable[..., Any], compiled)
+
+
+def _attention_up_to_four_dimensions() -> AbstractContextManager[Any]:
+    """Return a context in which Inductor does not replace an attention of more dimensions.
+
+    In torch 2.12 to 2.14 its pattern for four dimensions also matches five, of which the replacement transposes the
+    wrong ones: `torch.compile` returns wrong results.
+    """
+    from torch._inductor.fx_passes import fuse_attention
+
+    fits: Callable[[Any], bool] = fuse_attention._sfdp_params_check
+
+    def fits_in_four_dimensions(match: Any) -> bool:
+        return bool(match.kwargs["query"].meta["val"].dim() <= 4) and fits(match)
+
+    return mock.patch.object(fuse_attention, "_sfdp_params_check", fits_in_four_dimensions)
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch._inductor.config
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -60,6 +61,23 @@ def test_a_value_that_is_read_by_strides_is_not_recomputed(layer: nn.Module) -> 
     fused = fuse(model, backend="inductor")
     for wanted, gradient in zip(gradients(model), gradients(fused), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_attention_in_five_dimensions() -> None:
+    """torch 2.13 and 2.14 rewrite it to another attention, or cannot compile it."""
+
+    def windows(x_BWTD: Tensor, causal: bool) -> Tensor:
+        heads_BWHTC = x_BWTD.unflatten(-1, (4, 8)).transpose(-2, -3)
+        y_BWHTC = F.scaled_dot_product_attention(heads_BWHTC, 2 * heads_BWHTC, heads_BWHTC.sin(), is_causal=causal)
+        return y_BWHTC.transpose(-2, -3).flatten(-2)
+
+    x_BWTD = torch.randn(2, 3, 16, 32, requires_grad=True)
+    fused = fuse(windows, backend="inductor", fallback=())
+    for causal in (False, True):
+        y_BWTD, wanted = fused(x_BWTD, causal), windows(x_BWTD, causal)
+        torch.testing.assert_close(y_BWTD, wanted)
+        gradients = (torch.autograd.grad(y.square().sum(), x_BWTD) for y in (y_BWTD, wanted))
+        torch.testing.assert_close(next(gradients), next(gradients))
 
 
 COMPILE_ON_A_CPU = """
