@@ -302,19 +302,23 @@ def compile_with_inductor(
 
 
 def _attention_up_to_four_dimensions() -> AbstractContextManager[Any]:
-    """Return a context in which Inductor does not replace an attention of more dimensions.
+    """Return a context in which Inductor does not replace an attention of more than four dimensions.
 
-    In torch 2.12 to 2.14 its pattern for four dimensions also matches five, of which the replacement transposes the
-    wrong ones: `torch.compile` returns wrong results.
+    Its patterns are for four, but some also match five. Their replacements then transpose the wrong dimensions: the
+    results are wrong, or nothing compiles. torch.compile has this fault in torch 2.13 and 2.14.
     """
-    from torch._inductor.fx_passes import fuse_attention
+    from torch._inductor import pattern_matcher
 
-    fits: Callable[[Any], bool] = fuse_attention._sfdp_params_check
+    is_match = pattern_matcher.is_match
 
-    def fits_in_four_dimensions(match: Any) -> bool:
-        return bool(match.kwargs["query"].meta["val"].dim() <= 4) and fits(match)
+    def is_match_that_fits(match: Any) -> Any:
+        if not is_match(match):
+            return False
+        query = match.kwargs.get("query")
+        return not isinstance(query, fx.Node) or query.meta["val"].dim() <= 4
 
-    return mock.patch.object(fuse_attention, "_sfdp_params_check", fits_in_four_dimensions)
+    # Dynamo compiles under a lock, so no other thread sees it.
+    return mock.patch.object(pattern_matcher, "is_match", is_match_that_fits)
 
 
 @functools.cache

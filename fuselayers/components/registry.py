@@ -112,8 +112,7 @@ def register(kind: str, name: str) -> Callable[[Registered], Registered]:
         if not (isinstance(component, type) and issubclass(component, nn.Module)):
             raise TypeError(f"{kind} {name!r} must be a subclass of nn.Module, got {component!r}")
         owner = owners.get(name)
-        # A notebook cell that runs twice, or a module that is reloaded, defines its class again.
-        if owner is not None and _path(owner) != _path(component):
+        if owner is not None and not _is_defined_again(owner, component):
             raise ValueError(f"{kind} {name!r} belongs to {_path(owner)}; choose another name for {_path(component)}")
         owners[name] = component
         return component
@@ -361,6 +360,13 @@ def _built_in(kind: str, component: type) -> frozenset[str]:
 
 def _path(component: type) -> str:
     return f"{component.__module__}.{component.__qualname__}"
+
+
+def _is_defined_again(owner: type, component: type) -> bool:
+    # A notebook cell that runs twice, or a module that is reloaded, defines its class twice; the later one replaces the
+    # first. A function may define several classes with the same path.
+    in_a_function = component.__module__ != "__main__" and "<locals>" in component.__qualname__
+    return _path(owner) == _path(component) and not in_a_function
 
 
 def _argument_docs(component: type) -> dict[str, str]:

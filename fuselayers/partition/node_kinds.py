@@ -33,7 +33,6 @@ _MOVERS: Final = frozenset(
         *("roll", "select_scatter", "slice_scatter", "stack", "tril"),
     )
 )
-_READS_BY_STRIDES: Final = frozenset({torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default})
 _COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
 _SHAPE_FROM_DATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -163,8 +162,8 @@ def _why_op_runs_once(target: OpOverload) -> str | None:
         return "it communicates with other processes"
     if _SHAPE_FROM_DATA & set(target.tags):
         return "its shape depends on the data"
-    if target in _READS_BY_STRIDES:
-        return "it reads memory by strides, and a compiler may give its input others in backward"
+    if target is torch.ops.aten.as_strided.default:
+        return "it reads memory by strides, and a compiler may give its input other strides in backward"
     return None
 
 

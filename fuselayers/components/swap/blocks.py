@@ -1,5 +1,6 @@
 """Fuse repeated blocks, with one function per class."""
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -19,35 +20,45 @@ from .seeded_attention import SeededDropout
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the repeated blocks of a model by qualified name.
 
-    Blocks are two or more modules of one class and size in a list, with linear layers inside. A quarter of a class may
-    have other sizes, such as the last block of Stable Diffusion 3. Lists inside blocks are skipped. Stages of different
-    widths are not blocks, but the repeated layers of a stage are.
+    Blocks are two or more modules of one class and size in a list, with linear layers inside. Up to a quarter of a
+    class may have other sizes, such as the last block of Stable Diffusion 3; those modules are not blocks. Lists inside
+    blocks are skipped. Stages of different widths are not blocks, but the repeated layers of a stage are.
     """
-    inside: list[str] = []
+    found: list[str] = []
     for name, module in model.named_modules():
-        if any(f"{name}.".startswith(f"{block}.") for block in inside):
+        if any(f"{name}.".startswith(f"{block}.") for block in found):
             continue
-        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1:
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
             for key, block in itertools.chain.from_iterable(map(_blocks_among, _groups_in(module))):
-                inside.append(f"{name}.{key}" if name else key)
-                yield inside[-1], block
+                block_name = f"{name}.{key}" if name else key
+                if block_name not in found:
+                    found.append(block_name)
+                    yield block_name, block
 
 
 def _groups_in(modules: nn.ModuleList | nn.Sequential) -> list[dict[str, nn.Module]]:
-    """Return the modules in a list in groups of one class. Those in a list of lists have the same place in their lists.
+    """Return the modules in a list by class, if the list repeats each class; in a list of lists, by place and class.
 
     `for attention, feedforward in layers: ...` is a common way to call a list of lists.
     """
+    present = [child for child in modules if child is not None]
     groups: dict[tuple[str, type], dict[str, nn.Module]] = {}
-    for key, child in modules.named_children():  # without those that are None
-        for place, module in child.named_children() if isinstance(child, nn.ModuleList) else [("", child)]:
-            groups.setdefault((place, type(module)), {})[f"{key}.{place}" if place else key] = module
-    # A module that fills the whole list is repeated, too.
-    return [group for group in groups.values() if len(group) > 1 or len(groups) == 1]
+    if all(isinstance(row, nn.ModuleList) for row in present):
+        for row_key, row in modules.named_children():
+            for place, module in row.named_children():
+                groups.setdefault((place, type(module)), {})[f"{row_key}.{place}"] = module
+        return [group for group in groups.values() if len(group) > 1]
+    if min(collections.Counter(map(type, present)).values()) == 1:
+        return []
+    for key, module in modules.named_children():  # a module that fills several places is named once
+        groups.setdefault(("", type(module)), {})[key] = module
+    return list(groups.values())
 
 
 def _blocks_among(group: Mapping[str, nn.Module]) -> Iterable[tuple[str, nn.Module]]:
     middle = list(group.values())[len(group) // 2]
+    if isinstance(middle, (nn.ModuleList, nn.ModuleDict)):  # it has no forward
+        return ()
     blocks = {key: module for key, module in group.items() if _are_alike(middle, module)}
     _, *parts = middle.modules()
     has_linear = any(isinstance(part, nn.Linear) or is_linear(part) for part in parts)

@@ -64,7 +64,7 @@ def swap(
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
             evaluation mode, so that nothing is dropped; for a causal loss it is in training mode. Then the module must
             run forward and backward in training mode. It is not swapped if it raises, if it is a block that loops
-            over the elements of an input, which a compiler would unroll for each size, or if its error is more than
+            over the elements of an input, so that each size would need a graph of its own, or if its error is more than
             twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
             16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in

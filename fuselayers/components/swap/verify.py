@@ -123,7 +123,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
         return site
     is_block = kind.rule == "block"
     if is_block and (size := looped_size(original, _copies(call))):
-        reason = f"its forward loops over {size} elements of an input: a compiler would unroll the loop for each size"
+        reason = f"its forward loops over {size} elements of an input: each size would need a graph of its own"
         return Skipped(site.name, site.kind, reason)
     try:
         after = _run(swapped, call)

@@ -177,6 +177,7 @@ def test_an_absent_module_in_a_list_is_no_block() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.norms = nn.ModuleList([None, nn.LayerNorm(8), None])  # type: ignore[list-item]
+            self.one = nn.ModuleList([None, nn.Sequential(nn.Linear(8, 8), nn.GELU())])  # type: ignore[list-item]
             self.absent = nn.ModuleList([None, None])  # type: ignore[list-item]
             self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)))
 
@@ -209,6 +210,30 @@ def test_blocks_in_a_list_of_lists_are_found() -> None:
     torch.testing.assert_close(model(x), wanted)
 
 
+def test_a_list_inside_a_list_of_lists_is_no_block() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            rows = ([nn.LayerNorm(8), nn.ModuleList([Feedforward(), Feedforward()])] for _ in range(2))
+            self.layers = nn.ModuleList(map(nn.ModuleList, rows))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for norm, feedforwards in self.layers:  # type: ignore[misc]
+                for feedforward in feedforwards:
+                    x = x + feedforward(norm(x))
+            return x
+
+    report = swap(Model(), level="blocks", backend="eager", batch=torch.randn(4, 8))
+    found = [(site.name, site.kind) for site in report.sites if site.rule == "block"]
+    assert found == [(f"layers.{row}.1.{place}", "Feedforward") for row in range(2) for place in range(2)]
+
+
+def test_two_blocks_between_other_layers_are_left_alone() -> None:
+    """They would be compiled with other sizes than the blocks of the model."""
+    stem = nn.Sequential(nn.LayerNorm(8), Feedforward(), Feedforward(), nn.Identity())
+    assert swap(stem, level="blocks", backend="eager", batch=torch.randn(4, 8)).level != "blocks"
+
+
 def test_blocks_of_two_classes_may_take_turns() -> None:
     model = nn.Sequential(*(module for _ in range(2) for module in (Feedforward(), Gated())))
     report = swap(model, level="blocks", backend="eager", batch=torch.randn(4, 8))
@@ -220,22 +245,52 @@ def test_blocks_of_two_classes_may_take_turns() -> None:
     ]
 
 
-def test_a_block_that_loops_over_the_tokens_is_not_compiled() -> None:
-    class Scan(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
+class Scan(nn.Module):
+    """Its state goes from token to token."""
 
-        def forward(self, x_BTD: Tensor) -> Tensor:
-            states = [torch.zeros_like(x_BTD[:, 0])]
-            for x_BD in x_BTD.unbind(1):
-                states.append((self.linear(x_BD) + states[-1]).tanh())
-            return torch.stack(states[1:], 1)
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
 
-    model = nn.Sequential(Scan(), Scan())
-    report = swap(model, level="blocks", backend="eager", batch=torch.randn(2, 13, 8))
-    reason = "its forward loops over 13 elements of an input: a compiler would unroll the loop for each size"
-    assert [(module.name, module.reason) for module in report.skipped[:2]] == [("0", reason), ("1", reason)]
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        states = [x_BTD[:, 0]]
+        for token in range(1, x_BTD.shape[1]):
+            states.append((self.linear(x_BTD[:, token]) + states[-1]).tanh())
+        return torch.stack(states, 1)
+
+
+class Experts(nn.Module):
+    """It loops over as many experts as there are tokens in the tests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ParameterList(torch.randn(8, 8) for _ in range(13))
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return self.linear(sum(x_BTD @ expert for expert in self.experts))
+
+
+class Force(nn.Module):
+    """It differentiates inside forward, so it runs only with gradients enabled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD.detach().requires_grad_()
+        (force_BTD,) = torch.autograd.grad(self.linear(x_BTD).sin().sum(), x_BTD)
+        return self.linear(force_BTD)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Scan, 13), (Scan, 5), (Experts, 13), (Force, 13)])
+def test_a_block_that_loops_over_the_tokens_is_not_compiled(kind: Any, size: int) -> None:
+    model = nn.Sequential(kind(), kind())
+    report = swap(model, level="blocks", backend="eager", batch=torch.randn(2, size, 8))
+    reason = f"its forward loops over {size} elements of an input: each size would need a graph of its own"
+    loops = [module.name for module in report.skipped if module.reason == reason]
+    assert loops == (["0", "1"] if (kind, size) == (Scan, 13) else [])
 
 
 def test_a_block_that_fills_a_list_is_repeated() -> None:

@@ -155,8 +155,9 @@ def joined_processes() -> Iterator[Processes]:
         group.largest(0)  # a barrier; torch's own would use nccl on a GPU
     except RuntimeError as error:
         if _is_a_lost_process(error):
+            first_sentence, *_ = str(error).splitlines()[0].split(". ")
             raise ConnectionError(
-                f"lost another process, whose own error says why ({str(error).splitlines()[0].partition('. ')[0]}); "
+                f"lost another process, whose own error says why ({first_sentence:.200}); "
                 "a run that has a checkpoint continues with train.resume="
             ) from error
         raise
