@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .._torch.dispatch import is_intercepted
-from .._torch.tracing import draw_in_inductor
+from .._torch.inductor import draw_in_inductor
 from .philox import check_probability, check_seed
 
 __all__ = ["draw_seed", "seed_or_draw"]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .._torch.dispatch import jit_is_tracing
 from .._torch.guards import outside_dynamo
-from .._torch.tracing import KernelCall, launch_in_inductor
+from .._torch.inductor import KernelCall, launch_in_inductor
 from ..sources import sources_hash
 from .cpu import has_kernels, pointer, run
 from .implementations.dispatch import WIDEST

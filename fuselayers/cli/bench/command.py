@@ -85,6 +85,7 @@ def _add_op(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="MODEL", help="a model of the configs; `fuselayers list model` shows them")
+    # Without a default argparse says that overrides are required.
     help_text = "an override of the model's config: feedforward=mlp"
     parser.add_argument("overrides", nargs="*", default=[], metavar="OVERRIDE", help=help_text)
     parser.add_argument("--shape", help="a batch: sequences x tokens (4x128), or a number of images (4)")

@@ -7,13 +7,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import (
-    all_nodes,
-    compile_with_inductor,
-    cpp_compiler,
-    has_triton,
-    trace_with_inductor,
-)
+from ..._torch.inductor import compile_with_inductor, cpp_compiler, has_triton, trace_with_inductor
+from ..._torch.tracing import all_nodes
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
 from ..choose.machine import machine_of

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import REALIZED
+from ..._torch.inductor import REALIZED
 from ..node_kinds import num_elements, readers_of
 
 

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from fuselayers._torch.tracing import REALIZED
+from fuselayers._torch.inductor import REALIZED
 from tests.partition.tracing import joint_graph_of, split_of
 
 

@@ -1,0 +1,219 @@
+"""inductor -- compile with Inductor, and the code that it gets for this library's ops."""
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, cast
+from unittest import mock
+
+import torch
+import torch.fx as fx
+from torch._functorch import config as functorch_config
+from torch.utils._triton import has_triton as has_triton
+
+from .cpp_files import cpp_files
+from .tracing import all_nodes, boxed, forget_donated_buffers
+
+REALIZED: Final = "inductor_realize_to_strides"
+"""A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
+
+
+class _ForInductor:
+    """A partitioner in the form that Inductor's configuration takes, with its key for Inductor's cache on disk."""
+
+    def __init__(self, cut: Callable[..., Any], key: str | None) -> None:
+        from torch._inductor.custom_graph_pass import CustomPartitionerFn
+
+        CustomPartitionerFn.register(_ForInductor)  # a base class would have to be imported with this file
+        self._cut, self._key = cut, key
+
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> Any:
+        return self._cut(gm, joint_inputs, **kwargs)
+
+    def uuid(self) -> str | None:
+        return self._key
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_ForInductor":
+        return self  # Inductor copies its configuration
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self._key),)
+
+
+def compile_with_inductor(
+    graph_module: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    partitioner: Callable[..., Any],
+    *,
+    key: str,
+    fallback_random: bool,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph with Inductor and our partitioner. Backward is compiled now too, so that its errors show.
+
+    The key identifies the partitioner in Inductor's cache.
+    """
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def compile_graph(*args: Any, **options: Any) -> Any:
+        forget_donated_buffers()
+        return compile_fx_inner(*args, **options)
+
+    settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
+    if fallback_random:
+        # In the other layout that Inductor gives convolutions a random op would write its numbers in another order.
+        settings |= {"fallback_random": True, "layout_optimization": False}
+    # Precompiled headers take 6 s and 156 MB, and save 1.6 s per file. Forward and backward have one file each.
+    settings["cpp_cache_precompile_headers"] = False
+    if any(isinstance(value, torch.Tensor) and value.is_neg() for value in example_inputs):
+        raise NotImplementedError(
+            "Inductor ignores the negative bit of an input, a view such as x.conj().imag; "
+            "materialise it with .resolve_neg()"
+        )
+    # The key of AOTAutograd's cache lacks the value of a symbolic float, so the cache would return code for another
+    # value (https://github.com/pytorch/pytorch/issues/197889).
+    nodes = all_nodes(graph_module)
+    has_floats = any(isinstance(node.meta.get("example_value"), torch.SymFloat) for node in nodes)
+    own_cache = {"enable_autograd_cache": False} if has_floats else {}
+    of_autograd = {
+        "force_non_lazy_backward_lowering": True,
+        # Our autograd functions run no code besides the traced code. Caching saves a second process 1 s per graph.
+        "autograd_cache_allow_custom_autograd_functions": True,
+        **own_cache,
+    }
+    with cpp_files(), _attention_up_to_four_dimensions(), functorch_config.patch(of_autograd):
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=compile_graph, config_patches=settings)
+    return cast(Callable[..., Any], compiled)
+
+
+def _attention_up_to_four_dimensions() -> AbstractContextManager[Any]:
+    """Return a context in which Inductor does not replace an attention of more than four dimensions.
+
+    Its patterns are for four, but some also match five. Their replacements then transpose the wrong dimensions: the
+    results are wrong, or nothing compiles. torch.compile has this fault in torch 2.13 and 2.14.
+    """
+    from torch._inductor import pattern_matcher
+
+    is_match = pattern_matcher.is_match
+
+    def is_match_that_fits(match: Any) -> Any:
+        if not is_match(match):
+            return False
+        query = match.kwargs.get("query")
+        return not isinstance(query, fx.Node) or query.meta["val"].dim() <= 4
+
+    # Dynamo compiles under a lock, so no other thread sees it.
+    return mock.patch.object(pattern_matcher, "is_match", is_match_that_fits)
+
+
+_last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.WeakKeyDictionary()
+
+
+def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) -> None:
+    """Make Inductor's code run the calls of an op that draws a number in the graph's order.
+
+    Each call but the first on a device is torch's own `randint_like`, with the result of the previous call as argument:
+    that saves the host a call of Python, some 10 us. Calls in a nested graph are ordered among themselves. To save
+    memory, Inductor reorders calls that do not depend on each other, even calls of random ops, which read and change
+    the generator (https://github.com/pytorch/pytorch/issues/192635).
+
+    The op's fake implementation must call this function: it runs before each lowering, when Inductor is loaded.
+
+    Args:
+        op: takes a tensor that it does not read, and the tensor's device; returns an int64 tensor of shape [].
+        lowest, highest: of the numbers, highest excluded.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    # Another thread may be in the middle of the import; `fallback_handler` is defined late.
+    if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
+        return
+    from torch._inductor.virtualized import V
+
+    run_op = lowering.fallback_handler(op, add_to_fallback_set=False)
+    draw_like = lowering.fallback_handler(torch.ops.aten.randint_like.low_dtype, add_to_fallback_set=False)
+
+    def drawn(unread: Any, *, device: torch.device) -> Any:
+        last = _last_of_graph.setdefault(V.graph, {})
+        place = unread.get_device()  # has an index, which `device` may lack
+        last[place] = draw_like(last[place], lowest, highest) if place in last else run_op(unread, device=device)
+        return last[place]
+
+    lowering.register_lowering(op, type_promotion_kind=None)(drawn)
+
+
+class KernelCall(NamedTuple):
+    """A launch of a Triton kernel that writes one new tensor.
+
+    Attributes:
+        kernel: the kernel; its first parameter is the new tensor, its second the op's first argument.
+        grid: programs in x, y and z.
+        shape, dtype: of the new tensor.
+        constants: the kernel's other arguments by name.
+    """
+
+    kernel: Any
+    grid: tuple[int, int, int]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    constants: dict[str, Any]
+
+
+def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., KernelCall | None]) -> None:
+    """Make Inductor's code launch a Triton kernel where a graph calls an op, without the host's time for the op.
+
+    The op's fake implementation must call this function, as for `draw_in_inductor`.
+
+    Args:
+        op: its first argument is a tensor; the result is one contiguous tensor on its device.
+        call_of: takes the op's arguments, with Inductor's nodes for tensors and symbols for unknown sizes. It returns
+            the launch, or None if the op has to run.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
+        return
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+
+    run_op = lowering.fallback_handler(op, add_to_fallback_set=False)
+
+    def launched(first: Any, *rest: Any, **named: Any) -> Any:
+        call = call_of(first, *rest)
+        if call is None:
+            return run_op(first, *rest, **named)
+        result = lowering.empty(list(call.shape), dtype=call.dtype, device=first.get_device())
+        names = call.kernel.arg_names
+        lowering.lowerings[triton_kernel_wrapper_mutation](
+            kernel_idx=kernel_side_table.add_kernel(call.kernel),
+            constant_args_idx=kernel_side_table.add_constant_args(call.constants),
+            grid=[call.grid],
+            tma_descriptor_metadata={},
+            kwargs={names[0]: result, names[1]: first},
+        )
+        return result
+
+    lowering.register_lowering(op, type_promotion_kind=None)(launched)
+
+
+def cpp_compiler() -> str:
+    """Return the C++ compiler that Inductor uses; raises RuntimeError if there is none."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+
+    return str(get_cpp_compiler())
+
+
+def trace_with_inductor(
+    graph_module: fx.GraphModule, example_inputs: Sequence[Any], partitioner: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Run Inductor's passes on a Dynamo graph up to the partitioner; the two graphs run op by op."""
+    from torch._inductor import config as inductor_config
+    from torch._inductor.compile_fx import compile_fx
+
+    def run(graph_module: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        return boxed(graph_module)
+
+    with (
+        functorch_config.patch(force_non_lazy_backward_lowering=True, enable_autograd_cache=False),
+        inductor_config.patch(force_disable_caches=True),
+    ):
+        settings = {"custom_partitioner_fn": _ForInductor(partitioner, None)}
+        compiled = compile_fx(graph_module, list(example_inputs), inner_compile=run, config_patches=settings)
+    return cast(Callable[..., Any], compiled)
