@@ -24,15 +24,15 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     class may have other sizes, such as the last block of Stable Diffusion 3; those modules are not blocks. Lists inside
     blocks are skipped. Stages of different widths are not blocks, but the repeated layers of a stage are.
     """
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules():
-        if any(f"{name}.".startswith(f"{block}.") for block in found):
+        if any(f"{name}.".startswith(f"{block}.") for block in names):
             continue
         if isinstance(module, (nn.ModuleList, nn.Sequential)):
             for key, block in itertools.chain.from_iterable(map(_blocks_among, _groups_in(module))):
                 block_name = f"{name}.{key}" if name else key
-                if block_name not in found:
-                    found.append(block_name)
+                if block_name not in names:
+                    names.append(block_name)
                     yield block_name, block
 
 
