@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from . import partition as partition
     from .components.swap import swap as swap
     from .components.swap import unswap as unswap
-    from .configs import build as build
-    from .configs import from_pretrained as from_pretrained
-    from .configs import rebuild as rebuild
+    from .configs.build import build as build
+    from .configs.from_pretrained import from_pretrained as from_pretrained
+    from .configs.rebuild import rebuild as rebuild
     from .partition import backends as backends
     from .partition import explain as explain
     from .partition import fuse as fuse

@@ -1,4 +1,4 @@
-"""hardware -- the speed of machines: a class, and a table of GPUs. The planner and the fusion core use it.
+"""hardware -- the speed of machines: a class, a table of GPUs, and the vendor of the processor.
 
 Sources of the table, read on 2026-11-26. A GB is 10^9 bytes. Arithmetic is dense, which is half of the figure "with
 sparsity" in data sheets. Links and networks count one direction.
@@ -13,9 +13,11 @@ sparsity" in data sheets. Links and networks count one direction.
     kernels              launches of Triton kernels from Python, measured without a GPU; assumed equal for all
 """
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -100,3 +102,12 @@ GPUS: Final[Mapping[str, Machine]] = MappingProxyType(
         for name, memory, bandwidth, low, full, link, network in _ROWS
     }
 )
+
+
+@functools.cache
+def processor_is_amd() -> bool:
+    """Return whether the processor is AMD's, by /proc/cpuinfo. False on other systems than Linux."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False

@@ -13,6 +13,7 @@ from torch._functorch import config as functorch_config
 from torch.utils._triton import has_triton as has_triton
 
 from .cpp_files import cpp_files
+from .onednn import PRODUCT_OP
 from .tracing import all_nodes, boxed, forget_donated_buffers
 
 REALIZED: Final = "inductor_realize_to_strides"
@@ -48,16 +49,22 @@ def compile_with_inductor(
     *,
     key: str,
     fallback_random: bool,
+    last_pass: Callable[[fx.GraphModule], fx.GraphModule],
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner. Backward is compiled now too, so that its errors show.
 
-    The key identifies the partitioner in Inductor's cache.
+    Args:
+        graph_module, example_inputs: the graph, and the inputs of the first call.
+        partitioner: cuts the joint graph.
+        key: identifies the partitioner and the last pass in Inductor's cache.
+        fallback_random: whether torch's random ops draw from torch's generator.
+        last_pass: changes each graph that Inductor compiles: forward and backward after the cut, or the only one.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-    def compile_graph(*args: Any, **options: Any) -> Any:
+    def compile_graph(graph_module: fx.GraphModule, *args: Any, **options: Any) -> Any:
         forget_donated_buffers()
-        return compile_fx_inner(*args, **options)
+        return compile_fx_inner(last_pass(graph_module), *args, **options)
 
     settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
     if fallback_random:
@@ -191,6 +198,35 @@ def launch_in_inductor(op: torch._ops.OpOverload, call_of: Callable[..., KernelC
         return result
 
     lowering.register_lowering(op, type_promotion_kind=None)(launched)
+
+
+def product_in_inductor(op: torch._ops.OpOverload) -> None:
+    """Make Inductor's code call oneDNN where a graph calls an op, without the host's time for an op in Python, 10 us.
+
+    The op's fake implementation must call this function, as for `draw_in_inductor`. Inductor's own lowering of oneDNN's
+    op is not used: it copies operands that are not contiguous.
+
+    Args:
+        op: (a [M, K], b [K, N], bias [N] or None) -> a @ b + bias.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    if not hasattr(lowering, "fallback_handler") or op in lowering.lowerings:
+        return
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    run_onednn = lowering.fallback_handler(getattr(torch.ops.mkldnn, PRODUCT_OP).default, add_to_fallback_set=False)
+
+    def multiplied(a: Any, b: Any, bias: Any) -> Any:
+        if V.graph.cpp_wrapper:  # C++ cannot call oneDNN's op
+            aten = torch.ops.aten
+            return lowering.lowerings[aten.mm](a, b) if bias is None else lowering.lowerings[aten.addmm](bias, a, b)
+        # The op copies an `a` that is not contiguous, on one thread; Inductor's code for the copy uses all of them.
+        a = ir.ExternKernel.require_contiguous(a)
+        bias = None if bias is None else ir.ExternKernel.require_contiguous(bias)
+        return run_onednn(a, lowering.lowerings[torch.ops.aten.permute](b, [1, 0]), bias, "none", [], "")
+
+    lowering.register_lowering(op, type_promotion_kind=None)(multiplied)
 
 
 def cpp_compiler() -> str:

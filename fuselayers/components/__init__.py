@@ -41,6 +41,7 @@ from .init import SCHEMES as SCHEMES
 from .init import Scheme as Scheme
 from .init import initialise as initialise
 from .init import parameter_groups as parameter_groups
+from .linear import Linear as Linear
 from .model import Decoder as Decoder
 from .model import Encoder as Encoder
 from .model import EncoderDecoder as EncoderDecoder

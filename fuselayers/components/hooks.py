@@ -4,6 +4,8 @@ import sys
 
 from torch import nn
 
+from .linear import Linear
+
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether the module itself has a hook on its forward or backward; the modules inside it do not count.
@@ -34,7 +36,7 @@ def is_plain_linear(layer: nn.Module) -> bool:
     (True, False)
     """
     # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
-    # an unmodified nn.Linear: an adapter, a parametrisation (a subclass), a patched forward or a hook must run.
+    # an unmodified linear layer: an adapter, a parametrisation (a subclass), a patched forward or a hook must run.
     # `parallelize` also makes a subclass, but changes only how the weights are read.
     kind = getattr(type(layer), "reads_parts_of", type(layer))
-    return kind is nn.Linear and "forward" not in layer.__dict__ and not has_hooks(layer)
+    return kind in (nn.Linear, Linear) and "forward" not in layer.__dict__ and not has_hooks(layer)

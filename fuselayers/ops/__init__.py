@@ -13,6 +13,7 @@ from .draw import draw_seed as draw_seed
 from .dropout import dropout as dropout
 from .gated_activation import gated_activation as gated_activation
 from .layer_norm import layer_norm as layer_norm
+from .linear import linear as linear
 from .linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from .linear_cross_entropy import linear_log_prob as linear_log_prob
 from .normalise import NormStyle as NormStyle

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .implementations import autocast_dtype, define
+from .linear import onednn_wins, product
 
 __all__ = ["grouped_linear"]
 
@@ -48,7 +49,7 @@ def _run_product(x_RD: Tensor, weights: list[Tensor], ends_E: Tensor, transposed
     first = 0
     for weight, end in zip(weights, ends_E.tolist(), strict=True):
         if end > first:
-            torch.mm(x_RD[first:end], weight if transposed else weight.mT, out=y_RF[first:end])
+            _multiply(x_RD[first:end], weight if transposed else weight.mT, y_RF[first:end])
         first = end
     y_RF[first:].zero_()
     return y_RF
@@ -60,9 +61,16 @@ def _run_weight_gradients(dy_RF: Tensor, x_RD: Tensor, ends_E: Tensor) -> Tensor
     dweights_EFD = _empty_weight_gradients(dy_RF, x_RD, ends_E)
     first = 0
     for dweight_FD, end in zip(dweights_EFD, ends_E.tolist(), strict=True):
-        torch.mm(dy_RF[first:end].mT, x_RD[first:end], out=dweight_FD)
+        _multiply(dy_RF[first:end].mT, x_RD[first:end], dweight_FD)
         first = end
     return dweights_EFD
+
+
+def _multiply(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
+    if a_MK.is_cpu and onednn_wins():
+        out_MN.copy_(product(a_MK, b_KN))  # oneDNN has no form that writes into a tensor
+    else:
+        torch.mm(a_MK, b_KN, out=out_MN)
 
 
 def _without_a_read(*factors: Tensor) -> bool:

@@ -169,6 +169,7 @@ OPS: Final[Mapping[str, tuple[Callable[..., Outputs], tuple[float, float] | None
         "dropout": (lambda x, p: F.dropout(x, p), (2, 2)),
         "gated_activation": (lambda gate, up, activation: _activated(gate, activation) * up, (3, 5)),
         "layer_norm": (_layer_norm, (2, 3)),
+        "linear": (lambda x, weight, bias=None: F.linear(x, weight, bias), None),
         "linear_cross_entropy": (lambda x, weight, target: _cross_entropy(F.linear(x, weight), target), None),
         "residual_layer_norm": (_residual_layer_norm, (4, 4)),
         "residual_rms_norm": (partial(_residual_norm, _rms_norm), (4, 4)),
@@ -181,10 +182,10 @@ OPS: Final[Mapping[str, tuple[Callable[..., Outputs], tuple[float, float] | None
 
 def _tensors(op: str, names: Iterable[str], settings: Settings) -> dict[str, Tensor]:
     *rows, width = settings.shape
-    has_product = op == "linear_cross_entropy"
+    has_product = op in ("linear", "linear_cross_entropy")
     classes = _EXPANSION * width if has_product else width
     shapes = dict.fromkeys(("x", "z", "gate", "up", "residual", "logits"), settings.shape)
-    shapes |= {"weight": (classes, width) if has_product else (width,), "bias": (width,), "norm_bias": (width,)}
+    shapes |= {"weight": (classes, width) if has_product else (width,), "bias": (classes,), "norm_bias": (width,)}
     tensors = {}
     for seed, name in enumerate(names):
         if name == "target":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..checks import check_length, zero_padding
 from ..hooks import is_plain_linear
+from ..linear import Linear
 from ..ranges import Probability, Size, in_range
 from ..registry import register
 from .kernels import attend
@@ -69,8 +70,8 @@ class LinformerAttention(PackedHeads):
         self.context_length = context_length
         # These are modules, although `forward` may use only some columns of their weights, so that they are initialised
         # like other projections.
-        self.key_projection = nn.Linear(context_length, projected_length, bias=False)
-        self.value_projection = nn.Linear(context_length, projected_length, bias=False)
+        self.key_projection = Linear(context_length, projected_length, bias=False)
+        self.value_projection = Linear(context_length, projected_length, bias=False)
 
     def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         check_length(q_BHTC.shape[-2], self.context_length, built="attention")

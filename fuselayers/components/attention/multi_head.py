@@ -24,6 +24,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
 from ..checks import check_padding, check_sequence
+from ..linear import Linear
 from ..ranges import NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, create, options, register
 from .cache import KeyValueCache
@@ -113,9 +114,9 @@ class MultiHeadAttention(PackedHeads):
         self.projections: Projections = projections
         if projections != "packed":
             del self.qkv
-            self.q = nn.Linear(hidden_dim, num_heads * self.head_dim, bias=bias)
+            self.q = Linear(hidden_dim, num_heads * self.head_dim, bias=bias)
         if projections == "separate":
-            self.k, self.v = (nn.Linear(hidden_dim, self.num_kv_heads * self.head_dim, bias=bias) for _ in range(2))
+            self.k, self.v = (Linear(hidden_dim, self.num_kv_heads * self.head_dim, bias=bias) for _ in range(2))
         self.dropout = dropout
         self.window = window
         self.soft_cap = soft_cap

@@ -9,12 +9,13 @@ k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h //
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...ops import linear
 from ..checks import check_input, check_padding, check_sequence
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
+from ..linear import Linear
 from .inputs import Rotate
 
 
@@ -61,8 +62,8 @@ class PackedHeads(nn.Module):
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
-        self.qkv = nn.Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
-        self.out = nn.Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
+        self.qkv = Linear(hidden_dim, (num_heads + 2 * num_kv_heads) * head_dim, bias=bias)
+        self.out = Linear(num_heads * head_dim, hidden_dim, bias=bias if out_bias is None else out_bias)
 
     def forward(self, x_BTD: Tensor, *, rotate: Rotate | None = None, key_padding_mask: Tensor | None = None) -> Tensor:
         """Return the attention of every token: [B, T, D] -> [B, T, D].
@@ -107,7 +108,7 @@ class PackedHeads(nn.Module):
             packed = self.qkv(x_BTD)
         elif is_plain_linear(self.qkv):
             bias = self.qkv.bias
-            packed = F.linear(x_BTD, self.qkv.weight[rows], None if bias is None else bias[rows])
+            packed = linear(x_BTD, self.qkv.weight[rows], None if bias is None else bias[rows])
         else:
             # See Note: [guards of a split linear]. This path computes heads that are not used.
             packed = self.qkv(x_BTD)[..., rows]

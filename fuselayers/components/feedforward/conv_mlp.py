@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ...ops import dropout
 from ..checks import check_input, check_odd, zero_padding
 from ..layout import WHOLE, Layout
+from ..linear import Linear
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -76,9 +77,9 @@ class ConvMLP(nn.Module):
         self.hidden_dim = hidden_dim
         self.causal = causal
         self.custom_activation = custom_activation(activation)
-        self.up = nn.Linear(hidden_dim, width, bias=bias)
+        self.up = Linear(hidden_dim, width, bias=bias)
         self.conv = nn.Conv1d(width, width, kernel_size, groups=width, bias=bias)
-        self.down = nn.Linear(width, hidden_dim, bias=bias)
+        self.down = Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x_BTD: Tensor, *, key_padding_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, D].

@@ -17,6 +17,7 @@ from ...ops import Shard, dropout, gated_activation
 from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
 from ..layout import WHOLE, Layout
+from ..linear import Linear
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import custom_activation, hidden_width
@@ -80,12 +81,12 @@ class GatedMLP(nn.Module):
         self.partition = partition
         self.custom_activation = custom_activation(activation)
         if packed:
-            self.gate_up = nn.Linear(hidden_dim, 2 * width, bias=bias)
+            self.gate_up = Linear(hidden_dim, 2 * width, bias=bias)
             save_in_parts(self)
         else:
-            self.gate = nn.Linear(hidden_dim, width, bias=bias)
-            self.up = nn.Linear(hidden_dim, width, bias=bias)
-        self.down = nn.Linear(width, hidden_dim, bias=bias)
+            self.gate = Linear(hidden_dim, width, bias=bias)
+            self.up = Linear(hidden_dim, width, bias=bias)
+        self.down = Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""

@@ -32,6 +32,7 @@ from ...ops.grouped_linear import grouped_linear
 from ..autocast import without_autocast
 from ..checks import check_input, check_last_dim
 from ..hooks import has_hooks, is_plain_linear
+from ..linear import Linear
 from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
 from ..registry import Choice, Component, accepted, as_choice, create, register
 from .gated_mlp import GatedMLP
@@ -150,7 +151,7 @@ class MixtureOfExperts(nn.Module):
         def build(count: int) -> nn.ModuleList:
             return nn.ModuleList(create("feedforward", expert, hidden_dim, **offered) for _ in range(count))
 
-        self.router = nn.Linear(hidden_dim, num_experts, bias=False)
+        self.router = Linear(hidden_dim, num_experts, bias=False)
         self.experts = build(num_experts)
         self.shared = build(shared_experts)
         if getattr(self.experts[0], "mixes_tokens", False):

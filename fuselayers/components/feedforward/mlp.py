@@ -10,14 +10,14 @@ state_dict keys and results as mlp; only the values saved for backward differ.
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...ops import bias_activation_dropout, dropout
+from ...ops import bias_activation_dropout, dropout, linear
 from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
+from ..linear import Linear
 from ..ranges import Positive, Probability, Size, in_range
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
@@ -65,8 +65,8 @@ class MLP(nn.Module):
         self.dropout = dropout
         self.hidden_dim = hidden_dim
         self.custom_activation = custom_activation(activation)
-        self.up = nn.Linear(hidden_dim, width, bias=bias)
-        self.down = nn.Linear(width, hidden_dim, bias=bias)
+        self.up = Linear(hidden_dim, width, bias=bias)
+        self.down = Linear(width, hidden_dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
@@ -137,7 +137,7 @@ class FusedMLP(MLP):
             return super().through(x, up, down)
         bias = None
         if isinstance(up, nn.Linear) and is_plain_linear(up):
-            hidden = F.linear(x, up.weight)
+            hidden = linear(x, up.weight)
             # Under autocast the product is bfloat16; with a float32 bias the sum would be float32, twice the bytes.
             bias = up.bias.to(hidden.dtype) if up.bias is not None else None
         else:

@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..linear import Linear
 from ..norm import Norm
 from ..position import Position
 from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
@@ -109,7 +110,7 @@ class Decoder(ModelWithHead, Stack):
         self.embedding_dropout = dropout if embedding_dropout is None else embedding_dropout
         # Note: [a tied head is no module] Two modules that share a parameter lose the tie in `to_empty`, and a
         # state_dict would hold the table twice. So a tied head is the table itself.
-        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        self.head = None if tie_embeddings else Linear(hidden_dim, vocab_size, bias=False)
         # Not a bias of the output layer: a tied head has no layer, and the fused loss does not support one with a bias.
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if head_bias else None
         self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)

@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from ...ops import activate
 from ...ops import dropout as dropout_op
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..linear import Linear
 from ..norm import Norm
 from ..ranges import Count, NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
@@ -96,10 +97,10 @@ class Encoder(ModelWithHead, Stack):
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         self.segment = nn.Embedding(num_segments, hidden_dim) if num_segments else None
         self.embedding_norm: Norm = create("norm", norm, hidden_dim)
-        self.head_dense = nn.Linear(hidden_dim, hidden_dim)
+        self.head_dense = Linear(hidden_dim, hidden_dim)
         self.head_norm: Norm = create("norm", norm, hidden_dim)
         # See Note: [a tied head is no module] in decoder.py. The bias is separate from the head.
-        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        self.head = None if tie_embeddings else Linear(hidden_dim, vocab_size, bias=False)
         self.bias = nn.Parameter(torch.zeros(vocab_size))
         self.loss: Loss = loss
         self.logit_scale = logit_factor(hidden_dim, base_width)

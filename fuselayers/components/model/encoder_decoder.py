@@ -14,11 +14,12 @@ from collections.abc import Collection, Sequence
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..linear import Linear
 from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
 from ..registry import Choice, Component, as_choice, register
 from .layers import LayerChange
@@ -143,7 +144,7 @@ class EncoderDecoder(ModelWithHead):
         self.loss: Loss = loss
         self.token = build_token_embedding(embedding, vocab_size=vocab_size, hidden_dim=hidden_dim)
         # A tied head is no module; see Note: [a tied head is no module] in decoder.py.
-        self.head = None if tie_embeddings else nn.Linear(hidden_dim, vocab_size, bias=False)
+        self.head = None if tie_embeddings else Linear(hidden_dim, vocab_size, bias=False)
         self.logit_scale = logit_scale * logit_factor(hidden_dim, base_width)
         initialise(
             self,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise
+from ..linear import Linear
 from ..ranges import NotNegative, Probability, Range, Size, in_range
 from ..registry import Choice, as_choice, options, register
 from .layers import LayerChange, matching_layers
@@ -125,7 +126,7 @@ class HierarchicalVision(Classifier):
         )
         # The first stage has the most tokens.
         self.context_length = self.stages[0].context_length
-        self.head = nn.Linear(widths[-1], num_classes)
+        self.head = Linear(widths[-1], num_classes)
         self.logit_scale = 1.0
         initialise(self, init, num_layers=sum(depths), std=init_std)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_intercepted
 from ...names import no_such
-from ...ops import linear_cross_entropy
+from ...ops import linear, linear_cross_entropy
 from ..hooks import is_plain_linear
 from ..registry import Choice, as_choice, create
 from .model import Model
@@ -137,7 +137,7 @@ class ModelWithHead(Model):
         # Scaling D numbers is cheaper than V.
         x = x if self.logit_scale == 1 else x * self.logit_scale
         if self.head is None:
-            logits = F.linear(x, self.token.weight, self.bias)
+            logits = linear(x, self.token.weight, self.bias)
         else:
             # The layer is called, so that adapters, hooks, quantization and FSDP work.
             logits = self.head(x)

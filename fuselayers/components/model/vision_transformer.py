@@ -19,6 +19,7 @@ from ...names import no_such
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise, logit_factor
+from ..linear import Linear
 from ..ranges import NotNegative, Probability, Size, in_range
 from ..registry import Choice, create, register
 from .layers import LayerChange
@@ -173,7 +174,7 @@ class VisionTransformer(Classifier, Stack):
         self.channels = channels
         self.patch = patch
         self.class_token = nn.Parameter(torch.empty(hidden_dim)) if with_class_token else None
-        self.head = nn.Linear(hidden_dim, num_classes)
+        self.head = Linear(hidden_dim, num_classes)
         self.logit_scale = logit_factor(hidden_dim, base_width)
         initialise(self, init, num_layers=num_layers, std=init_std, base_width=base_width)
 

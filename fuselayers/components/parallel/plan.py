@@ -26,6 +26,7 @@ from ..attention import (
 from ..block import TransformerBlock
 from ..embedding import PatchEmbedding, TokenEmbedding
 from ..feedforward import MLP, ConvMLP, FusedMLP, GatedMLP, MixtureOfExperts
+from ..linear import Linear
 from ..model import Decoder, Encoder, EncoderDecoder, HierarchicalVision, VisionTransformer
 from ..model.stack import Stack
 from ..norm import DynamicTanh, LayerNorm, RMSNorm, SkipNorm
@@ -72,7 +73,7 @@ class Plan:
 
     def linear(self, path: str, layer: nn.Module, weight: Storage, bias: Storage) -> None:
         """Plan the storage of a linear layer or a convolution."""
-        if type(layer) not in (nn.Linear, nn.Conv1d, nn.Conv2d) or "forward" in layer.__dict__:
+        if type(layer) not in (Linear, nn.Linear, nn.Conv1d, nn.Conv2d) or "forward" in layer.__dict__:
             raise ValueError(
                 f"{path} must be a plain linear layer, which parallelize can split, got {type(layer).__name__}; "
                 "parallelize the model before you put adapters around its layers"

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..._torch.dispatch import is_compiling, jit_is_tracing, transforms_are_active
+from ...ops import linear
 from ...ops.implementations import gradients_by_formula
+from ...ops.linear import product
 
 
 def _records() -> bool:
@@ -32,7 +33,7 @@ def linear_again(
         bias: [N] or None.
     """
     if not _records():
-        return F.linear(make(*sources), weight, bias)
+        return linear(make(*sources), weight, bias)
     rows: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
     # The view is made here, since a view that a custom function returns cannot be written into.
     return rows.view(*sources[0].shape[:-1], rows.shape[-1])
@@ -52,12 +53,13 @@ class _LinearAgain(torch.autograd.Function):
         made = make(*sources)
         ctx.make, ctx.autocast, ctx.shape, ctx.dtype = make, _autocast(made), made.shape, made.dtype
         ctx.save_for_backward(weight, *sources)
-        return F.linear(_as_rows(made), weight, bias)
+        return linear(_as_rows(made), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight, *sources = ctx.saved_tensors
         wants_weight, wants_bias, *needs = ctx.needs_input_grad[1:]
+        multiply = torch.matmul if torch.is_grad_enabled() else product
         made: Tensor | None = None
         dsources: list[Tensor | None] = [None] * len(sources)
 
@@ -67,13 +69,13 @@ class _LinearAgain(torch.autograd.Function):
             return made
 
         if any(needs):
-            dmade = dy @ weight.to(dy.dtype)
+            dmade = multiply(dy, weight.to(dy.dtype))
             dsources = gradients_by_formula(formula, sources, dmade.view(ctx.shape).to(ctx.dtype), needs)
         dweight = None
         if wants_weight:
             rows = _as_rows(formula(*sources) if made is None else made)
             # In the product's dtype, which autocast may have set.
-            dweight = (dy.T @ rows.to(dy.dtype)).to(weight.dtype)
+            dweight = multiply(dy.T, rows.to(dy.dtype)).to(weight.dtype)
         return None, dweight, dy.sum(0) if wants_bias else None, *dsources
 
 

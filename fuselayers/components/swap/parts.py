@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, hooks_of_all_modules
 from ..hooks import has_hooks
+from ..linear import Linear
 
 
 def original_type(value: Any) -> type:
@@ -37,7 +38,7 @@ _LINEAR_OF_OTHERS: Final = frozenset(
 def is_linear(value: Any) -> bool:
     """`nn.Linear`, or a linear layer of transformers such as `Conv1D`, with plain parameters."""
     kind = original_type(value)
-    if kind is not nn.Linear and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
+    if kind not in (nn.Linear, Linear) and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
         return False
     return is_plain(value) and is_parameter(value.weight) and (value.bias is None or is_parameter(value.bias))
 

@@ -64,6 +64,7 @@ _ARGUMENTS: Final = {
     "rotary": "HHppnnnnnnii",
     "cross_entropy_forward": "Rpnffpppnn",
     "cross_entropy_backward": "pnRpppnffRnn",
+    "transpose": "RRnn",
 }
 _KINDS: Final = {
     "R": Rows,

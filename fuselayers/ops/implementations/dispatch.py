@@ -45,7 +45,7 @@ CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
-_PLAIN: Final = frozenset({Tensor, nn.Parameter})
+PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 _KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -215,7 +215,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             continue
         if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-        if not compiling and type(tensor) not in _PLAIN:
+        if not compiling and type(tensor) not in PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"

@@ -6,6 +6,7 @@ from typing import Any
 import torch.fx as fx
 
 from ..node_kinds import looks_at_its_input, num_bytes, writes
+from ..passes import copied_bytes
 
 
 def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, *, num_forward_outputs: int) -> int:
@@ -13,7 +14,7 @@ def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, *, num_forward
 
     A value lives until its last reader has run; the forward's outputs and the gradients live until the end. Inputs,
     parameters and the incoming gradients do not count, since they are in memory anyway. Neither does the memory that an
-    op uses inside.
+    op uses inside, but for the copy of a factor that a product in oneDNN needs.
     """
     steps = [*forward.graph.nodes, *backward.graph.nodes]
     in_forward = {node.name: node for node in forward.graph.nodes}
@@ -34,7 +35,7 @@ def peak_bytes(forward: fx.GraphModule, backward: fx.GraphModule, *, num_forward
     live = peak = 0
     for step, node in enumerate(steps):
         live += _own_bytes(node) if owner[node] is node else 0
-        peak = max(peak, live)
+        peak = max(peak, live + copied_bytes(node))
         live -= freed[step]
     return peak
 

@@ -10,7 +10,13 @@ import torch.fx as fx
 
 from ..._torch.tracing import aot_autograd, boxed, forget_donated_buffers
 from ..choose.partitioners import Partitioner
-from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_pass, views_that_copy_pass
+from ..passes import (
+    onednn_products_pass,
+    plain_dropout_calls_pass,
+    replayed_dropout_pass,
+    seeded_dropout_pass,
+    views_that_copy_pass,
+)
 
 
 def compile_eager(
@@ -21,7 +27,7 @@ def compile_eager(
         graph_module,
         example_inputs,
         compiler="eager",
-        runnable=lambda cut_module: boxed(views_that_copy_pass(cut_module)),
+        runnable=lambda cut_module: boxed(onednn_products_pass(views_that_copy_pass(cut_module))),
         partition=partition,
         torch_random=torch_random,
     )

@@ -10,10 +10,11 @@ import torch.fx as fx
 from ..._torch.inductor import compile_with_inductor, cpp_compiler, has_triton, trace_with_inductor
 from ..._torch.tracing import all_nodes
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
+from ...ops.linear import onednn_wins
 from ...sources import sources_hash
 from ..choose.machine import machine_of
 from ..choose.partitioners import Partitioner, SavePolicy
-from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
+from ..passes import onednn_products_pass, plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
@@ -58,7 +59,9 @@ def compile_inductor(
     values = (node.meta.get("example_value") for node in all_nodes(graph_module))
     device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
     key = cache_key(partition, device_types, torch_random=torch_random)
-    return compile_with_inductor(graph_module, example_inputs, cut, key=key, fallback_random=torch_random)
+    return compile_with_inductor(
+        graph_module, example_inputs, cut, key=key, fallback_random=torch_random, last_pass=onednn_products_pass
+    )
 
 
 def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> str:
@@ -71,4 +74,4 @@ def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: 
     # A GPU's name is read only if the graph is on a GPU: reading it initialises CUDA, and processes forked later could
     # not use CUDA.
     machines = [machine_of(device_type) for device_type in sorted(device_types)]
-    return f"{cut}-{torch_random}-{takes_own_kernels()}-{machines}-{sources_hash()}"
+    return f"{cut}-{torch_random}-{takes_own_kernels()}-{onednn_wins()}-{machines}-{sources_hash()}"

@@ -53,7 +53,7 @@ def test_blocks_save_compressed_values(compress: str) -> None:
     report = swap(model, level="blocks", backend="eager", compress=compress, batch=x)
     assert [site.rule for site in report.sites] == ["block", "block"]
     for loaded in (model, pickle.loads(pickle.dumps(model))):
-        assert torch.equal(loaded(x), wanted)
+        torch.testing.assert_close(loaded(x), wanted, rtol=1e-4, atol=1e-5)
         assert saved_bytes(loaded, x) < 0.55 * before
     unswap(model)
     with pytest.raises(ValueError, match="compress='int8' is for level='blocks', got level='auto'; layers save exact"):

@@ -212,4 +212,5 @@ def test_a_smaller_budget_does_not_raise_the_peak() -> None:
         peak = peak_of_step(fused, x)
         assert peak <= 0.65 * whole
     totals = explain(fused, x).totals["this"]
-    assert (totals.saved_bytes, totals.peak_bytes) == (saved_bytes(fused, x), peak)
+    assert totals.saved_bytes == saved_bytes(fused, x)
+    assert 0 <= peak - totals.peak_bytes <= 1024  # oneDNN's own memory

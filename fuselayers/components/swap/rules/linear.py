@@ -1,9 +1,16 @@
-"""Linear layers: torch's, and those of transformers, whose weight may be transposed."""
+"""Linear layers, torch's and those of transformers, whose weight may be transposed: the faster product on a CPU."""
 
-from typing import Any
+from typing import Any, Final
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
+
+from .... import ops
+from ....ops.linear import onednn_wins
+from ..parts import is_linear, is_parameter
+from ..rule import Rule
+
+_LEAST_WEIGHT: Final = 1 << 14  # elements; a smaller layer needs more than 1,024 rows to gain
 
 
 def weight_of(layer: Any) -> Tensor:
@@ -15,4 +22,21 @@ def weight_of(layer: Any) -> Tensor:
 
 def linear(x: Tensor, layer: Any) -> Tensor:
     """Return layer(x) without calling the layer."""
-    return F.linear(x, weight_of(layer), layer.bias)
+    return ops.linear(x, weight_of(layer), layer.bias)
+
+
+def _forward(self: nn.Module, x: Tensor) -> Tensor:
+    return linear(x, self)
+
+
+def _is_faster(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer whose products are faster in `ops.linear` for many inputs."""
+    if not onednn_wins() or not is_linear(module):
+        return False
+    weight = weight_of(module)
+    return weight.is_cpu and weight.dtype == torch.float32 and weight.numel() >= _LEAST_WEIGHT
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    Rule("linear", of=nn.Module, forward=_forward, parts={"weight": is_parameter}, fits=_is_faster),
+)

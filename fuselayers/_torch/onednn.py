@@ -1,0 +1,35 @@
+"""onednn -- products of float32 matrices by the oneDNN that torch carries.
+
+torch's own `mm` and `linear` call MKL for float32 on a CPU. The only way to oneDNN is a private op. It reads `a` and
+`b` with any strides, but its bias must be contiguous, or the result is wrong.
+"""
+
+import torch
+from torch import Tensor
+
+PRODUCT_OP = "_linear_pointwise"
+"""The op's name in `torch.ops.mkldnn`."""
+
+
+def has_onednn() -> bool:
+    """Return whether this torch was built with oneDNN and has the op."""
+    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, PRODUCT_OP)
+
+
+def allows_onednn() -> bool:
+    """Return whether the user's settings allow oneDNN in full float32.
+
+    `torch.backends.mkldnn` may be disabled or deterministic. With a lower precision, set there, in
+    `torch.backends.fp32_precision` or by `torch.set_float32_matmul_precision`, torch calls oneDNN by itself.
+    """
+    return (
+        torch._C._get_mkldnn_enabled()
+        and not torch._C._get_mkldnn_deterministic()
+        and torch._C._get_fp32_precision_getter("mkldnn", "matmul") in ("none", "ieee")
+    )
+
+
+def onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Return a @ b + bias, contiguous."""
+    y_MN: Tensor = torch.ops.mkldnn._linear_pointwise.default(a_MK, b_KN.t(), bias_N, "none", [], "")
+    return y_MN

@@ -1,0 +1,173 @@
+"""linear -- y = x weight^T + bias, by the faster of the two libraries of matrix products that torch carries.
+
+    x, y     [..., K], [..., N]   any float dtype
+    weight   [N, K]
+    bias     [N] or None
+
+    dx = dy weight      dweight = dy^T x      dbias = sum over rows of dy
+
+Saved for backward: x and the weight, as `F.linear` saves them.
+
+Note: [oneDNN on an AMD processor] In float32 torch calls MKL, which on a processor of AMD takes its AVX2 code even
+where there is AVX-512. oneDNN takes AVX-512. GFLOP/s of one core (AMD EPYC, Zen 5, torch 2.13), MKL / oneDNN:
+
+    rows, K, N        forward      dx           dweight
+    1024, 128, 512    110 / 244    109 / 253    100 / 184
+    2048, 512, 2048   110 / 247    110 / 233    105 / 196
+    64, 64, 64         73 / 37      83 / 38      75 / 30     too small: see `is_faster_in_onednn`
+
+The core's peak is some 260. oneDNN adds in another order: over 1,024 terms its root mean square error is 1.6 times that
+of MKL, over 4,096 terms 2.2 times. torch has no op that calls oneDNN for float32 matrices in batches (`bmm`).
+"""
+
+import functools
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from .._torch.dispatch import is_batched_gradient, is_intercepted, jit_is_tracing
+from .._torch.inductor import product_in_inductor
+from .._torch.onednn import allows_onednn, has_onednn, onednn_product
+from ..hardware import processor_is_amd
+from .cpu import has_kernels, rows, run
+from .implementations import PLAIN, define, in_cpp, needs_grad
+
+__all__ = ["is_faster_in_onednn", "linear", "onednn_wins", "product"]
+
+# Measured over 170 shapes. A call of oneDNN takes 12 us, one of MKL 1 us.
+_LEAST_FLOPS: Final = 1 << 22
+_LEAST_RESULT: Final = 1 << 12  # elements: MKL is the faster one for [4096, 2] at any inner size
+_LEAST_SIZE: Final = 4
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `F.linear(x, weight, bias)`, by oneDNN where that is faster: in float32, AVX-512, a processor of AMD.
+
+    The choice depends on the machine, the shapes and torch's settings, never on a measurement. `F.linear` runs inside
+    a compiler (`fuse` has a pass for products), a transform of `torch.func` and autocast, for tensor subclasses and
+    small products, and where `torch.backends.mkldnn` is disabled, deterministic or set to a lower precision.
+
+    Args:
+        x: [..., K].
+        weight: [N, K].
+        bias: [N], or None.
+
+    Raises:
+        RuntimeError: the shapes or dtypes do not fit each other; the text is torch's.
+
+    >>> linear(torch.ones(2, 3), torch.ones(4, 3), torch.ones(4)).tolist()
+    [[4.0, 4.0, 4.0, 4.0], [4.0, 4.0, 4.0, 4.0]]
+    """
+    if not _takes_onednn(x, weight, bias):
+        return F.linear(x, weight, bias)
+    x_RK = x.reshape(-1, x.shape[-1])
+    if needs_grad(x, weight, bias):
+        y_RN: Tensor = _Linear.apply(x_RK, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        y_RN = _onednn_product(x_RK, weight.t(), bias)
+    # The view is made here, since a view that a custom function returns cannot be written into.
+    return y_RN if x.dim() == 2 else y_RN.view(*x.shape[:-1], y_RN.shape[-1])
+
+
+def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
+    """Return a @ b, by the rule of `linear`. For code that autograd does not record, such as backwards."""
+    if is_intercepted() or not _are_plain(a_MK, b_KN) or not onednn_wins():
+        return a_MK @ b_KN
+    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
+    batched = is_batched_gradient(a_MK) or is_batched_gradient(b_KN)
+    return a_MK @ b_KN if batched or not is_faster_in_onednn(rows, inner, columns) else _onednn_product(a_MK, b_KN)
+
+
+def is_faster_in_onednn(rows: int, inner: int, columns: int) -> bool:
+    """Return whether oneDNN multiplies [rows, inner] by [inner, columns] faster than MKL, where `onednn_wins`.
+
+    >>> is_faster_in_onednn(1024, 128, 512), is_faster_in_onednn(64, 64, 64)
+    (True, False)
+    """
+    return (
+        2 * rows * inner * columns >= _LEAST_FLOPS
+        and rows * columns >= _LEAST_RESULT
+        and min(rows, inner, columns) >= _LEAST_SIZE
+    )
+
+
+def onednn_wins() -> bool:
+    """Return whether this machine multiplies large float32 matrices faster by oneDNN, and torch's settings allow it."""
+    return _machine_prefers_onednn() and allows_onednn()
+
+
+@functools.cache
+def _machine_prefers_onednn() -> bool:
+    # With AVX2 alone oneDNN gains 8 to 15 % on the one processor that was measured: too little for a rule.
+    return processor_is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512" and has_onednn()
+
+
+def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    if is_intercepted() or not _are_plain(x, weight) or not onednn_wins():  # a compiler must not trace the others
+        return False
+    if torch.is_autocast_enabled("cpu") or jit_is_tracing():
+        return False
+    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1] or not x.shape[-1]:
+        return False  # a vector, an empty sum, or an error of torch
+    if bias is not None and not (_are_plain(bias) and bias.is_contiguous() and bias.shape == weight.shape[:1]):
+        return False
+    return is_faster_in_onednn(x.numel() // x.shape[-1], x.shape[-1], weight.shape[0])
+
+
+def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
+    """Return a @ b + bias. The bias must be contiguous.
+
+    oneDNN reads `b` with any strides. torch copies an `a` that is not contiguous, such as the dy^T of a weight's
+    gradient, on one thread: this copy took half of the time on two threads.
+    """
+    if not a_MK.is_contiguous() and a_MK.stride(0) == 1 and in_cpp(a_MK) and has_kernels():
+        transposed = a_MK.new_empty(a_MK.shape)
+        run("transpose", rows(a_MK.t()), rows(transposed), a_MK.shape[1], a_MK.shape[0])
+        a_MK = transposed
+    return onednn_product(a_MK, b_KN, bias_N)
+
+
+def _are_plain(*tensors: Tensor) -> bool:
+    return all(type(tensor) in PLAIN and tensor.dtype == torch.float32 and tensor.is_cpu for tensor in tensors)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_RK: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_RK, weight)
+        return _onednn_product(x_RK, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy_RN: Tensor) -> tuple[Tensor | None, ...]:
+        x_RK, weight = ctx.saved_tensors
+        # Under create_graph autograd records this backward, and can differentiate torch's product only.
+        multiply = torch.matmul if torch.is_grad_enabled() else product
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            multiply(dy_RN, weight) if wants_x else None,
+            multiply(dy_RN.t(), x_RK) if wants_weight else None,
+            dy_RN.sum(0) if wants_bias else None,
+        )
+
+
+def _run_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    return _onednn_product(a_MK, b_KN, None if bias_N is None else bias_N.contiguous())
+
+
+def _empty_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:
+    product_in_inductor(PRODUCT_OP)
+    return a_MK.new_empty(a_MK.shape[0], b_KN.shape[1])
+
+
+PRODUCT_OP: Any = define(
+    "onednn_product(Tensor a, Tensor b, Tensor? bias) -> Tensor", _run_product, _empty_product, keys=["CPU"]
+)
+"""a @ b + bias by oneDNN, as a node of a graph. The fusion core puts it there after the cut, so it has no gradient."""
+
+
+@register_flop_formula(torch.ops.fuselayers.onednn_product)
+def _product_flops(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return int(2 * a[0] * a[1] * b[1])

@@ -1,0 +1,189 @@
+"""`ops.linear` on a machine that prefers oneDNN, and on one that does not."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from fuselayers import ops, testing
+from fuselayers._torch.onednn import has_onednn
+from fuselayers.ops.linear import PRODUCT_OP, is_faster_in_onednn, linear, product
+
+linear_module: Any = sys.modules["fuselayers.ops.linear"]
+
+
+@pytest.fixture
+def prefers_onednn(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """A machine that prefers oneDNN, whatever this one is; the list gets the sizes of each of its products."""
+    if not has_onednn():
+        pytest.skip("this torch has no oneDNN")
+    calls: list[tuple[int, ...]] = []
+    run = linear_module.onednn_product
+
+    def counted(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        calls.append((*a.shape, b.shape[1]))
+        y: Tensor = run(a, b, bias)
+        return y
+
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
+    monkeypatch.setattr(linear_module, "onednn_product", counted)
+    return calls
+
+
+def inputs(*shape: int, width: int = 192, bias: bool = True, **options: Any) -> list[Any]:
+    torch.manual_seed(0)
+    made = [torch.randn(*shape, **options), torch.randn(width, shape[-1], **options), torch.randn(width, **options)]
+    return [tensor.requires_grad_() for tensor in made[: 2 + bias]] + [None] * (not bias)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(300, 129), (3, 100, 129)])
+def test_values_and_gradients(prefers_onednn: list[Any], shape: tuple[int, ...], bias: bool) -> None:
+    tensors = [tensor for tensor in inputs(*shape, bias=bias) if tensor is not None]
+    testing.assert_as_good_as(linear, F.linear, tensors)
+    assert (300, 129, 192) in prefers_onednn  # forward
+    assert (300, 192, 129) in prefers_onednn  # the gradient of x
+    assert (192, 300, 129) in prefers_onednn  # the gradient of the weight
+
+
+def test_strided_inputs_are_read_in_place(prefers_onednn: list[Any]) -> None:
+    packed = torch.randn(300, 3, 128)
+    weight = torch.randn(128, 192).t()
+    x = packed[:, 1]
+    y = linear(x, weight)
+    testing.assert_as_good_as(linear, F.linear, [x, weight])
+    torch.testing.assert_close(y, F.linear(x, weight), rtol=1e-4, atol=1e-4)
+    assert prefers_onednn
+
+
+@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
+def test_only_the_wanted_gradients_are_computed(prefers_onednn: list[Any], wanted: tuple[bool, ...]) -> None:
+    tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs(300, 128), wanted, strict=True)]
+    linear(*tensors).sum().backward()
+    assert [tensor.grad is not None for tensor in tensors] == list(wanted)
+    assert len(prefers_onednn) == (1 if wanted[2] else 2)
+
+
+OTHERS = ("small", "float64", "bfloat16", "autocast", "disabled", "precision", "vmap", "a strided bias", "a subclass")
+
+
+@pytest.mark.parametrize("why", [*OTHERS, "trace"])
+def test_other_calls_go_to_torch(prefers_onednn: list[Any], why: str) -> None:
+    dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(why, torch.float32)
+    x, weight, bias = (tensor.detach() for tensor in inputs(300, 128, dtype=dtype))
+    if why == "small":
+        x = x[:3]
+    if why == "a strided bias":
+        bias = torch.randn(384)[::2]
+    if why == "a subclass":
+
+        class Own(Tensor):
+            pass
+
+        x = x.as_subclass(Own)
+    torch_precision = torch.get_float32_matmul_precision()
+    try:
+        if why == "precision":
+            torch.set_float32_matmul_precision("medium")
+        with torch.autocast("cpu", enabled=why == "autocast"), torch.backends.mkldnn.flags(enabled=why != "disabled"):
+            call = {
+                "vmap": lambda: torch.vmap(lambda row: linear(row, weight, bias))(x[None])[0],
+                "trace": lambda: torch.jit.trace(lambda x: linear(x, weight, bias), x, check_trace=False)(x),
+            }.get(why, lambda: linear(x, weight, bias))
+            assert torch.equal(call(), F.linear(x, weight, bias))
+    finally:
+        torch.set_float32_matmul_precision(torch_precision)
+    assert prefers_onednn == []
+
+
+def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
+    x, weight, bias = inputs(300, 128)
+    assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
+def test_the_rule_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = linear_module._machine_prefers_onednn.__wrapped__
+    for amd in (False, True):
+        for capability in ("AVX2", "AVX512"):
+            monkeypatch.setattr(linear_module, "processor_is_amd", lambda amd=amd: amd)
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+            assert rule() == (amd and capability == "AVX512" and has_onednn())
+
+
+def test_sizes() -> None:
+    assert is_faster_in_onednn(128, 128, 128)
+    assert not is_faster_in_onednn(64, 128, 128)  # too few FLOPs
+    assert not is_faster_in_onednn(4096, 512, 1)  # a narrow result
+    assert not is_faster_in_onednn(32, 4096, 32)  # a small result
+    assert not is_faster_in_onednn(1, 3072, 3072)  # one row: all of the weight is read for it
+    assert not is_faster_in_onednn(3072, 1, 3072)
+
+
+def test_second_derivatives_and_transforms(prefers_onednn: list[Any]) -> None:
+    def penalty(fn: Any) -> list[Tensor]:
+        x, weight, bias = inputs(300, 128)
+        (dx,) = torch.autograd.grad(fn(x, weight, bias).sin().sum(), x, create_graph=True)
+        return list(torch.autograd.grad(dx.square().sum(), [x, weight, bias]))
+
+    for gradient, wanted in zip(penalty(linear), penalty(F.linear), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-3)
+    x, weight, bias = (tensor.detach() for tensor in inputs(300, 128))
+    gradient = torch.func.grad(lambda w: linear(x, w, bias).sin().sum())(weight)
+    torch.testing.assert_close(gradient, torch.func.grad(lambda w: F.linear(x, w, bias).sin().sum())(weight))
+    tangent = torch.func.jvp(lambda x: linear(x, weight, bias), (x,), (torch.ones_like(x),))[1]
+    torch.testing.assert_close(tangent, F.linear(torch.ones_like(x), weight))
+
+
+def test_batched_gradients(prefers_onednn: list[Any]) -> None:
+    x, weight, bias = inputs(300, 128)
+    y = linear(x, weight, bias)
+    seeds = torch.randn(3, *y.shape)
+    (batched,) = torch.autograd.grad(y, x, seeds, is_grads_batched=True)
+    torch.testing.assert_close(batched, seeds @ weight, rtol=1e-4, atol=1e-4)
+
+
+def test_a_result_may_be_written_into(prefers_onednn: list[Any]) -> None:
+    x, weight, bias = inputs(3, 100, 128)
+    y = linear(x, weight, bias)
+    y += 1
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_errors_are_those_of_torch(prefers_onednn: list[Any]) -> None:
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        linear(torch.ones(300, 128), torch.ones(192, 127))
+    with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
+        linear(torch.ones(300, 128), torch.ones(192, 128, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="expanded size"):
+        linear(torch.ones(300, 128), torch.ones(192, 128), torch.ones(191))
+
+
+def test_without_rows_or_columns(prefers_onednn: list[Any]) -> None:
+    for rows, inner, columns in ((0, 128, 192), (300, 0, 192), (300, 128, 0)):
+        x, weight = torch.ones(rows, inner), torch.ones(columns, inner)
+        assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
+def test_product(prefers_onednn: list[Any]) -> None:
+    a, b = torch.randn(300, 128), torch.randn(128, 192)
+    torch.testing.assert_close(product(a, b), a @ b, rtol=1e-4, atol=1e-4)
+    assert prefers_onednn == [(300, 128, 192)]
+    assert torch.equal(product(a[:2], b), a[:2] @ b)
+
+
+def test_the_node_of_a_graph_counts_its_flops() -> None:
+    a, b = torch.randn(300, 128), torch.randn(128, 192)
+    torch.library.opcheck(PRODUCT_OP, (a, b, torch.randn(192)), test_utils=("test_schema", "test_faketensor"))
+    with FlopCounterMode(display=False) as counter:
+        PRODUCT_OP(a, b, None)
+    assert counter.get_total_flops() == 2 * 300 * 128 * 192
+
+
+def test_it_is_exported_as_an_op() -> None:
+    assert ops.linear is linear
