@@ -1,0 +1,44 @@
+"""Linear layers are swapped where `ops.linear` is faster, and nowhere else."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from fuselayers import swap, unswap
+from fuselayers._torch.onednn import has_onednn
+
+linear_module: Any = sys.modules["fuselayers.ops.linear"]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(128, 192), nn.LayerNorm(192), Conv1D(128, 192), nn.LayerNorm(128), nn.Linear(128, 3))
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+def test_large_layers_take_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    run = linear_module.onednn_product
+    monkeypatch.setattr(linear_module, "onednn_product", lambda *factors: calls.append(factors) or run(*factors))
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
+    plain, swapped, x = model(), model(), torch.randn(4, 64, 128)
+    report = swap(swapped, level="layers", batch=x)
+    assert [(site.name, site.rule) for site in report.sites] == [("0", "linear"), ("2", "linear")]
+    calls.clear()
+    got, wanted = (
+        [fn(x), *torch.autograd.grad(fn(x).square().sum(), list(fn.parameters()))] for fn in (swapped, plain)
+    )
+    assert len(calls) == 2 + 2 + 3  # two forwards, and backward without the gradient of x
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+    unswap(swapped)
+    assert type(swapped[0]) is nn.Linear
+
+
+def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
+    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+        assert swap(model(), level="layers", batch=torch.randn(4, 64, 128)).sites == ()
