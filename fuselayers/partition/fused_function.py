@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.dispatch import is_compiling, tangents_are_active
+from .._torch.dispatch import is_compiling, is_recorded, tangents_are_active
 from .._torch.guards import compilations_of_frame, inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import name_of
@@ -104,8 +104,8 @@ class FusedFunction:
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Another compiler traces the plain function. Compiled code does not support forward-mode tangents.
-        if is_compiling() or is_fusion_disabled() or tangents_are_active():
+        # Another compiler or tracer gets the plain function. Compiled code does not support forward-mode tangents.
+        if is_compiling() or is_recorded() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
         compiled = self._compiled
         if compiled is None:

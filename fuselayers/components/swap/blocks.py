@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..._torch.dispatch import is_compiling
+from ..._torch.dispatch import is_compiling, is_recorded
 from ...partition import fuse
 from .cache import is_cache
 from .fallbacks import note
@@ -120,7 +120,8 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
+        saves_values = torch.is_grad_enabled() or self.training
+        if is_compiling() or is_recorded() or not saves_values:  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
         if any(map(is_cache, (*args, *kwargs.values()))):
             note(self, "it fills a cache of keys and values; pass use_cache=False")
