@@ -102,21 +102,21 @@ def _agree(mappings: Iterable[Mapping[Any, Any]]) -> bool:
     return all(together.setdefault(key, value) == value for mapping in mappings for key, value in mapping.items())
 
 
-def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> dict[str, Any]:
+def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable, drops: bool) -> dict[str, Any]:
     """Return the members of a subclass of a block's class whose forward is fused. See `swapped_class`.
 
     One fused function serves all blocks of a class whose parameters have the same sizes (see `sizes_of`). The
     parameters are inputs of its graphs. An input's size becomes symbolic only when it first changes: with symbolic
-    sizes from the start, tracing a window of an image takes minutes.
+    sizes from the start, tracing a window of an image takes minutes. With `drops` its attention saves seeds, under a
+    mode of torch in which Dynamo loses a `retain_grad`.
 
     In evaluation without gradients the block's own forward runs: there is nothing to save, and the call may fill a
     cache of keys and values. In training the fused forward runs without gradients too: reentrant checkpointing calls it
     that way, and backward must drop the same elements.
     """
     forward = cls.forward
-    fused = fuse(
-        _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
-    )
+    name = f"{cls.__name__}_{next(_numbers)}"
+    fused = fuse(_with_seeded_attention(forward, name, drops=drops), backend=backend, compress=compress)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -140,11 +140,13 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _with_seeded_attention(forward: Callable[..., Any], name: str, *, drops: bool) -> Callable[..., Any]:
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not (drops and block.training):
+            return forward(block, *args, **kwargs)
         with SeededDropout():
-            return forward(*args, **kwargs)
+            return forward(block, *args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed
     return call

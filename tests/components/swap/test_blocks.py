@@ -374,3 +374,29 @@ def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(ki
     x = torch.randn(64, 8)
     report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))
     assert (report.level, report.saved_after) == ("layers", layers.saved_after)
+
+
+class Attending(Feedforward):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.attention(x))))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+def test_a_hook_in_a_block_retains_a_gradient(probability: float) -> None:
+    blocks = nn.Sequential(Attending(), Attending()).train(not probability)
+    for block in blocks.modules():
+        block.dropout = probability
+    outputs: list[Tensor] = []
+
+    def retain(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.retain_grad()
+        outputs.append(output)
+
+    assert swap_at("blocks", blocks).sites
+    blocks[0].up.register_forward_hook(retain)
+    blocks(torch.randn(6, 8)).square().sum().backward()
+    assert [output.grad is not None for output in outputs] == [True]
