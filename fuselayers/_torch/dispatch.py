@@ -105,6 +105,11 @@ def is_recorded() -> bool:
     return jit_is_tracing() or bool(is_fx_symbolic_tracing())
 
 
+def is_in_backward() -> bool:
+    """True in a function that a backward of this thread calls, such as the forward that a checkpoint repeats."""
+    return torch._C._current_graph_task_id() >= 0
+
+
 def is_wrapper(value: object) -> bool:
     """True for a tensor subclass that holds other tensors, such as a DTensor."""
     return isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)

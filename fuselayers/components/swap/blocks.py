@@ -1,6 +1,7 @@
 """Fuse repeated blocks, with one function per class."""
 
 import collections
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import nn
 from ..._torch.dispatch import is_compiling, is_recorded
 from ...partition import fuse
 from .cache import is_cache
+from .capture import captures, nothing_captured
 from .fallbacks import note
 from .parts import is_linear
 from .seeded_attention import SeededDropout
@@ -116,7 +118,10 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable,
     """
     forward = cls.forward
     name = f"{cls.__name__}_{next(_numbers)}"
-    fused = fuse(_with_seeded_attention(forward, name, drops=drops), backend=backend, compress=compress)
+    fused = fuse(_to_trace(forward, name, drops=drops, has_captures=False), backend=backend, compress=compress)
+    capturing = fuse(
+        _to_trace(forward, f"{name}_capturing", drops=drops, has_captures=True), backend=backend, compress=compress
+    )
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +131,7 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable,
         if any(map(is_cache, (*args, *kwargs.values()))):
             note(self, "it fills a cache of keys and values; pass use_cache=False")
             return forward(self, *args, **kwargs)
-        return fused(self, *args, **kwargs)
+        return (capturing if captures(self) else fused)(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
     return {"forward": fused_forward, "rule": "block", **options}
@@ -140,12 +145,15 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _with_seeded_attention(forward: Callable[..., Any], name: str, *, drops: bool) -> Callable[..., Any]:
+def _to_trace(forward: Callable[..., Any], name: str, *, drops: bool, has_captures: bool) -> Callable[..., Any]:
+    """Return a block's forward for Dynamo: with seeded attention, and without hooks that have nothing to return."""
+
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
     def call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not (drops and block.training):
-            return forward(block, *args, **kwargs)
-        with SeededDropout():
+        with (
+            SeededDropout() if drops and block.training else contextlib.nullcontext(),
+            contextlib.nullcontext() if has_captures else nothing_captured(),
+        ):
             return forward(block, *args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed
