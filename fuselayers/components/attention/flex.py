@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from ..._torch.dispatch import dispatch_mode_is_active, is_compiling
+from ..._torch.guards import need_cache_folder
 from ...errors import say_once
 from .masks import Rules
 
@@ -109,6 +110,7 @@ def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
         return flex_attention(q_BHTC, k_BGSC, v_BGSC, **options)
 
     fused.__code__ = fused.__code__.replace(co_name=f"flex_attention_{next(_number)}")
+    need_cache_folder()
     return torch.compile(fused)
 
 

@@ -1,6 +1,7 @@
 """Fuse repeated blocks, with one function per class."""
 
 import collections
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,9 +10,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..._torch.dispatch import is_compiling
+from ..._torch.dispatch import is_compiling, is_recorded
 from ...partition import fuse
 from .cache import is_cache
+from .capture import captures, nothing_captured
 from .fallbacks import note
 from .parts import is_linear
 from .seeded_attention import SeededDropout
@@ -102,30 +104,34 @@ def _agree(mappings: Iterable[Mapping[Any, Any]]) -> bool:
     return all(together.setdefault(key, value) == value for mapping in mappings for key, value in mapping.items())
 
 
-def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> dict[str, Any]:
+def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable, drops: bool) -> dict[str, Any]:
     """Return the members of a subclass of a block's class whose forward is fused. See `swapped_class`.
 
     One fused function serves all blocks of a class whose parameters have the same sizes (see `sizes_of`). The
     parameters are inputs of its graphs. An input's size becomes symbolic only when it first changes: with symbolic
-    sizes from the start, tracing a window of an image takes minutes.
+    sizes from the start, tracing a window of an image takes minutes. With `drops` its attention saves seeds, under a
+    mode of torch in which Dynamo loses a `retain_grad`.
 
     In evaluation without gradients the block's own forward runs: there is nothing to save, and the call may fill a
     cache of keys and values. In training the fused forward runs without gradients too: reentrant checkpointing calls it
     that way, and backward must drop the same elements.
     """
     forward = cls.forward
-    fused = fuse(
-        _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
+    name = f"{cls.__name__}_{next(_numbers)}"
+    fused = fuse(_to_trace(forward, name, drops=drops, has_captures=False), backend=backend, compress=compress)
+    capturing = fuse(
+        _to_trace(forward, f"{name}_capturing", drops=drops, has_captures=True), backend=backend, compress=compress
     )
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
+        saves_values = torch.is_grad_enabled() or self.training
+        if is_compiling() or is_recorded() or not saves_values:  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
         if any(map(is_cache, (*args, *kwargs.values()))):
             note(self, "it fills a cache of keys and values; pass use_cache=False")
             return forward(self, *args, **kwargs)
-        return fused(self, *args, **kwargs)
+        return (capturing if captures(self) else fused)(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
     return {"forward": fused_forward, "rule": "block", **options}
@@ -139,11 +145,16 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _to_trace(forward: Callable[..., Any], name: str, *, drops: bool, has_captures: bool) -> Callable[..., Any]:
+    """Return a block's forward for Dynamo: with seeded attention, and without hooks that have nothing to return."""
+
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with SeededDropout():
-            return forward(*args, **kwargs)
+    def call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with (
+            SeededDropout() if drops and block.training else contextlib.nullcontext(),
+            contextlib.nullcontext() if has_captures else nothing_captured(),
+        ):
+            return forward(block, *args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed
     return call

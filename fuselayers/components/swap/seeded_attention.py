@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from ... import ops
 from ..._torch.dispatch import jit_is_tracing, transforms_are_active
+from .parts import is_number
 
 
 class SeededDropout(TorchFunctionMode):
@@ -31,6 +32,24 @@ class SeededDropout(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and not (jit_is_tracing() or transforms_are_active()):
             return seeded_attention(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def drops(module: nn.Module) -> bool:
+    """Return whether an attribute of the module, a layer or a number, is a dropout with a probability above 0."""
+    return _has_dropout({**vars(module), **dict(module.named_children())})
+
+
+def may_drop_in_attention(block: nn.Module) -> bool:
+    """Return whether a block, a module in it whose class is named an attention, or their config has a dropout."""
+    names = {module: type(module).__name__.lower() for module in block.modules()}
+    holders = [module for module, name in names.items() if module is block or "attention" in name or "attn" in name]
+    configs = [getattr(getattr(module, "config", None), "__dict__", {}) for module in holders]
+    return any(map(drops, holders)) or any(map(_has_dropout, configs))
+
+
+def _has_dropout(attributes: Mapping[str, Any]) -> bool:
+    values = [getattr(value, "p", value) for name, value in attributes.items() if "drop" in name]
+    return any(is_number(value) and value > 0 for value in values)
 
 
 def seeded_attention(

@@ -285,7 +285,9 @@ def gradients_by_formula(
         leaf = iter(leaves)
         return formula(*(next(leaf) if want else tensor for tensor, want in zip(inputs, wanted, strict=True)))
 
-    if not is_compiling() and transforms_are_active():  # inside a transform autograd finds no graph
+    # Inside a transform autograd finds no graph. Dynamo breaks the graph at `torch.autograd.grad`, here under compiled
+    # autograd: AOTAutograd then returns the leaves and the output of the first part without the path between them.
+    if is_compiling() or transforms_are_active():
         pull: Any = torch.func.vjp(of_chosen, *chosen)[1]
         gradients = iter(pull(incoming))
     else:

@@ -5,9 +5,8 @@ from typing import Any, Final
 from torch import nn
 
 from ..layer import own_forward
-from ..parts import is_number
 from ..rule import Rule
-from ..seeded_attention import SeededDropout
+from ..seeded_attention import SeededDropout, drops
 
 NAME: Final = "attention_dropout"
 
@@ -19,17 +18,10 @@ def attention_dropout(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return own_forward(self, *args, **kwargs)
 
 
-def _drops(module: nn.Module) -> bool:
-    """Return whether an attribute of the module, a layer or a number, is a dropout with a probability above 0."""
-    own = {**vars(module), **dict(module.named_children())}
-    values = [getattr(value, "p", value) for name, value in own.items() if "drop" in name]
-    return any(is_number(value) and value > 0 for value in values)
-
-
 def _is_attention(module: nn.Module) -> bool:
     """Return whether a module's class is named an attention, it drops weights, and it contains no other attention."""
     inside = [child for child in module.modules() if "Attention" in type(child).__name__]
-    return inside == [module] and _drops(module) and not type(module).__module__.startswith("torch.")
+    return inside == [module] and drops(module) and not type(module).__module__.startswith("torch.")
 
 
 RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=attention_dropout, fits=_is_attention),)
