@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ...ops import dropout
 from ..checks import check_input, check_odd, zero_padding
 from ..layout import WHOLE, Layout
-from ..ranges import Positive, Probability, Size, in_range
+from ..option import Positive, Probability, Size, checked
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
@@ -54,7 +54,7 @@ class ConvMLP(nn.Module):
     takes_padding: ClassVar[bool] = True
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

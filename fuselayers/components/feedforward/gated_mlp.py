@@ -17,7 +17,7 @@ from ...ops import Shard, dropout, gated_activation
 from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
 from ..layout import WHOLE, Layout
-from ..ranges import Positive, Probability, Size, in_range
+from ..option import Positive, Probability, Size, checked
 from ..registry import register
 from .hidden import custom_activation, hidden_width
 from .packed import save_in_parts
@@ -54,7 +54,7 @@ class GatedMLP(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
