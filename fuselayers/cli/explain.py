@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from ..configs import build, compose
-from ..configs.sources import split_source
+from ..configs.build import split_source
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
 from .example import example_batch, sizes_of
 from .files import write_text

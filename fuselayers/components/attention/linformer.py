@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..checks import check_length, zero_padding
 from ..hooks import is_plain_linear
 from ..linear import Linear
-from ..ranges import Probability, Size, in_range
+from ..option import Probability, Size, checked
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
@@ -52,7 +52,7 @@ class LinformerAttention(PackedHeads):
     # The projections are [P, L]: they do not grow with the width of the model.
     without_width: ClassVar[frozenset[str]] = frozenset({"key_projection", "value_projection"})
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ranges import Probability, Size, in_range
+from ..option import Probability, Size, checked
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
@@ -49,7 +49,7 @@ class LocalAttention(PackedHeads):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     shown: ClassVar[tuple[str, ...]] = ("window", "dropout", "causal")
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from ..ranges import Range
+from ..option import Range
 
 
 class Rules(NamedTuple):

@@ -25,8 +25,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from ...names import no_such
 from ..checks import check_padding, check_sequence
 from ..linear import Linear
-from ..ranges import NotNegative, Positive, Probability, Size, in_range
-from ..registry import Choice, create, options, register
+from ..option import NotNegative, Positive, Probability, Size, checked, create, options
+from ..registry import Choice, register
 from .cache import KeyValueCache
 from .inputs import Rotate
 from .kernels import KERNELS, Kernel, attend
@@ -75,7 +75,7 @@ class MultiHeadAttention(PackedHeads):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     shown: ClassVar[tuple[str, ...]] = ("dropout", "causal")
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -21,7 +21,7 @@ from ...ops import dropout as dropout_op
 from ...ops import softmax
 from ..autocast import without_autocast
 from ..checks import check_odd, zero_padding
-from ..ranges import Probability, Size, in_range
+from ..option import Probability, Size, checked
 from ..registry import register
 from .kernels import attend
 from .masks import Rules
@@ -55,7 +55,7 @@ class NystromAttention(CrossHeads):
     # The result of a query depends on the other queries.
     mixes_queries: ClassVar[bool] = True
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
