@@ -1,0 +1,59 @@
+"""The ledger's bytes, where they are known."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fuselayers import ops
+from fuselayers.partition import fuse
+from tests.gpu.hollow.ledger import Ledger, ledger_of
+
+ROWS, WIDTH = 256, 512
+UNIT = ROWS * WIDTH * 2  # bytes of a tensor
+
+
+def tensor(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+
+
+def units(ledger: Ledger) -> float:
+    return round(ledger.moved / UNIT, 1)
+
+
+def test_a_kernel_of_torch_moves_its_inputs_and_its_results() -> None:
+    """Forward reads x and writes y; backward reads dy and y and writes dx."""
+    x = tensor(ROWS, WIDTH)
+    ledger = ledger_of(lambda: x.sigmoid(), [x])
+    assert (units(ledger), ledger.launches, ledger.saved) == (5, 2, UNIT)
+
+
+def test_an_expanded_tensor_moves_once_and_a_gather_only_its_rows() -> None:
+    x, table = tensor(1, WIDTH), tensor(64 * ROWS, WIDTH)
+    assert units(ledger_of(lambda: x.expand(ROWS, WIDTH) + 1, [x])) == 2  # y, and its sum over the rows
+    picked = torch.zeros(ROWS, dtype=torch.int64, device="cuda")
+    assert ledger_of(lambda: F.embedding(picked, table), [table]).rows["torch", "embedding"] == [1, 2 * UNIT]
+
+
+def test_products_and_attention_are_left_out() -> None:
+    x, weight = tensor(4, 64, 64), tensor(64, 64)
+    ledger = ledger_of(lambda: F.scaled_dot_product_attention(*[F.linear(x, weight)[None]] * 3), [weight])
+    assert not {name for _, name in ledger.rows if "attention" in name or name in ("mm", "addmm")}
+    assert ledger.launches > 4
+
+
+def test_a_kernel_of_an_op_moves_what_its_docstring_says() -> None:
+    """Forward reads x and the residual; backward reads dy and writes dx. In a compiled graph it is the same."""
+    x, residual = tensor(ROWS, WIDTH), tensor(ROWS, WIDTH)
+
+    def dropped() -> Tensor:
+        return ops.bias_dropout_residual(x, residual, p=0.1)
+
+    for form in (dropped, fuse(dropped, backend="triton", fallback=())):
+        ledger = ledger_of(form, [x, residual])
+        assert (units(ledger), ledger.kinds["ours"]) == (5, 2)
+
+
+def test_generated_code_moves_each_buffer_once_and_of_a_sliced_one_the_slices() -> None:
+    x, packed = tensor(ROWS, WIDTH), tensor(ROWS, 4 * WIDTH).detach()
+    ledger = ledger_of(torch.compile(lambda: (x + 1) * packed[:, :WIDTH]), [x])
+    assert (units(ledger), ledger.kinds["generated"]) == (6, 2)  # dx = dy * packed
