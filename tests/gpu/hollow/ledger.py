@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from fuselayers import ops
 from fuselayers.ops.implementations import launch
 from fuselayers.ops.linear_cross_entropy import call as loss
+from fuselayers.ops.linear_cross_entropy import log_prob
 from fuselayers.partition import fuse
 from plots.gpu_step import FORMS, SIZES, made
 from tests.gpu.hollow.driver import LOADED, counted, started
@@ -45,6 +46,8 @@ OPAQUE: Final = {
     "linear_cross_entropy_with_gradients": loss._run_with_gradients,
     "linear_cross_entropy_with_dlogits": loss._run_with_dlogits,
     "linear_cross_entropy_backward": loss._run_backward,
+    "linear_log_prob": log_prob._run_numbers,
+    "linear_log_prob_backward": log_prob._run_backward,
 }
 
 
@@ -280,6 +283,35 @@ def model_ledger(name: str, size: str) -> Ledger:
     return ledger_of(lambda: loss_of(tokens_BT, targets_BT=tokens_BT), list(model.parameters()))
 
 
+def plain_log_prob(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    log_p = F.log_softmax(F.linear(x, weight).float(), -1)
+    return log_p.gather(-1, target[:, None])[:, 0] - (log_p.exp() * log_p).sum(-1)
+
+
+def plain_loss(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), target)
+
+
+LOSSES: Final[dict[str, Callable[[], Callable[..., Tensor]]]] = {
+    "loss, plain PyTorch": lambda: plain_loss,
+    "loss, torch.compile": lambda: torch.compile(plain_loss),
+    "loss, linear_cross_entropy": lambda: ops.linear_cross_entropy,
+    "log_prob, plain PyTorch": lambda: plain_log_prob,
+    "log_prob, torch.compile": lambda: torch.compile(plain_log_prob),
+    "log_prob, linear_log_prob": lambda: lambda *call: torch.add(*ops.linear_log_prob(*call)[:2]),
+}
+
+
+def loss_ledger(name: str, classes: int = 16384) -> Ledger:
+    """The ledger of a loss of 8192 tokens, 4096 wide, bfloat16."""
+    x, weight = (
+        torch.zeros(rows, 4096, dtype=torch.bfloat16, device="cuda", requires_grad=True) for rows in (8192, classes)
+    )
+    target = torch.zeros(8192, dtype=torch.int64, device="cuda")
+    loss = LOSSES[name]()
+    return ledger_of(lambda: loss(x, weight, target), [x, weight])
+
+
 def print_table(title: str, names: Iterable[str], ledger_named: Callable[[str], Ledger], *, kernels: bool) -> None:
     rows, first = [], None
     for name in names:
@@ -321,3 +353,10 @@ if __name__ == "__main__":
         block_ledger,
         kernels=parsed.kernels,
     )
+    for classes in (16384, 128256):
+        print_table(
+            f"Loss of 8192 tokens, 4096 wide, {classes} classes, bfloat16",
+            chosen(LOSSES),
+            lambda name, classes=classes: loss_ledger(name, classes),  # type: ignore[misc]
+            kernels=parsed.kernels,
+        )

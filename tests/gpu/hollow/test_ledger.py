@@ -1,12 +1,13 @@
 """The ledger's bytes, where they are known."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.partition import fuse
-from tests.gpu.hollow.ledger import Ledger, ledger_of
+from tests.gpu.hollow.ledger import Ledger, ledger_of, loss_ledger
 
 ROWS, WIDTH = 256, 512
 UNIT = ROWS * WIDTH * 2  # bytes of a tensor
@@ -57,3 +58,14 @@ def test_generated_code_moves_each_buffer_once_and_of_a_sliced_one_the_slices() 
     x, packed = tensor(ROWS, WIDTH), tensor(ROWS, 4 * WIDTH).detach()
     ledger = ledger_of(torch.compile(lambda: (x + 1) * packed[:, :WIDTH]), [x])
     assert (units(ledger), ledger.kinds["generated"]) == (6, 2)  # dx = dy * packed
+
+
+@pytest.mark.parametrize("classes", [16384, 128256])
+@pytest.mark.parametrize(("op", "kind"), [("linear_cross_entropy", "loss"), ("linear_log_prob", "log_prob")])
+def test_a_loss_of_a_head_moves_no_more_than_plain_pytorch(op: str, kind: str, classes: int) -> None:
+    """With few classes all logits fit: forward and backward take a kernel each, and one to reduce the losses."""
+    ours, plain = (loss_ledger(f"{kind}, {form}", classes) for form in (op, "plain PyTorch"))
+    assert ours.moved < plain.moved
+    assert ours.saved <= plain.saved * 1.001
+    if (kind, classes) == ("loss", 16384):
+        assert ours.kinds == {"ours": 3}
