@@ -102,7 +102,7 @@ def fake_gpu() -> Iterator[Gpu]:
     settings = {"force_disable_caches": True, "joint_custom_pre_pass": _move_to_cpu}
     with pytest.MonkeyPatch.context() as patch, config.patch(settings), _bool_masks():
         patch.setattr(philox, "_dtype_on_cpu", torch.bool)
-        patch.setattr(dispatch, "_is_on_gpu", lambda tensor: tensor.is_meta)
+        patch.setattr(dispatch, "is_on_gpu", lambda tensor: tensor.is_meta)
         patch.setattr(compile_fx, "compile_fx", functools.partial(gpu._compile, compile_fx.compile_fx))
         inner = functools.partial(gpu._compile_on_cuda, compile_fx.compile_fx_inner)
         patch.setattr(compile_fx, "compile_fx_inner", inner)

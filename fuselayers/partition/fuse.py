@@ -65,8 +65,9 @@ def fuse(
             the module's class. Both share all attributes: parameters, buffers, submodules, mode and hooks. The module
             itself still runs eagerly. Only `forward` is compiled. A `__call__` that the class defines runs eagerly
             before it, so that errors of its argument checks keep their text.
-        backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
-            "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
+        backend: "auto" ("triton" on a GPU, "inductor" elsewhere, "eager" where neither compiles; nothing is measured),
+            "eager", "inductor", "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's
+            package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, "budget:peak:2GB" or `budget(peak="2 GB")`, or a
             function with AOTAutograd's partitioner signature.
         compress: "int8", "float8" or "bfloat16" saves large values for backward in fewer bits, with any partitioner;

@@ -117,7 +117,7 @@ class Op:
         """
         first = tensors[0]
         assert first is not None
-        if backend == "auto" and is_dynamo_tracing() and _is_on_gpu(first):
+        if backend == "auto" and is_dynamo_tracing() and is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
         if backend == "auto" and first.is_cpu:
@@ -183,7 +183,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
-        if not _is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
+        if not is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device) if backend == "triton" else _why_no_cpp(device)
@@ -203,7 +203,7 @@ def _why_no_cpp(device: torch.device) -> str | None:
     return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
 
 
-def _is_on_gpu(tensor: Tensor) -> bool:
+def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda  # a function, so that tests without a GPU can replace it
 
 

@@ -9,6 +9,7 @@ from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
 from .compress_saved import way_for as way_for
 from .early_getitems import early_getitems_pass as early_getitems_pass
+from .joined_kernels import joined_kernels_pass as joined_kernels_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
 from .late_recompute import late_recompute_pass as late_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass

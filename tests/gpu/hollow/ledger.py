@@ -260,8 +260,7 @@ BLOCKS: Final[dict[str, Callable[[], Callable[..., Tensor]]]] = {
     "ops, fuse": lambda: fuse(block_of_ops, fallback=(), fullgraph=True),
     "ops, prenorm, fuse": lambda: fuse(prenorm_block_of_ops, fallback=(), fullgraph=True),
     "ops, inductor": lambda: fuse(block_of_ops, backend="inductor", fallback=(), fullgraph=True),
-    "ops, triton": lambda: fuse(block_of_ops, backend="triton", fallback=(), fullgraph=True),
-    "ops, triton, budget:0.65": lambda: fuse(block_of_ops, backend="triton", partition="budget:0.65", fallback=()),
+    "ops, fuse, budget:0.65": lambda: fuse(block_of_ops, partition="budget:0.65", fallback=(), fullgraph=True),
 }
 
 

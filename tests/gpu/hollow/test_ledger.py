@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fuselayers import ops
 from fuselayers.partition import fuse
-from tests.gpu.hollow.ledger import Ledger, ledger_of, loss_ledger
+from tests.gpu.hollow.ledger import Ledger, block_ledger, ledger_of, loss_ledger
 
 ROWS, WIDTH = 256, 512
 UNIT = ROWS * WIDTH * 2  # bytes of a tensor
@@ -69,3 +69,13 @@ def test_a_loss_of_a_head_moves_no_more_than_plain_pytorch(op: str, kind: str, c
     assert ours.saved <= plain.saved * 1.001
     if (kind, classes) == ("loss", 16384):
         assert ours.kinds == {"ours": 3}
+
+
+def test_a_fused_block_moves_less_than_the_code_of_torch_compile() -> None:
+    """By default the kernels of the ops are in its graphs, and neighbours among them are one kernel."""
+    plain, compiled = block_ledger("plain PyTorch"), block_ledger("plain, torch.compile")
+    fused, smaller = block_ledger("ops, fuse"), block_ledger("ops, fuse, budget:0.65")
+    assert fused.moved < 640e6 < 0.72 * compiled.moved
+    assert smaller.moved < 760e6
+    assert smaller.saved < 0.54 * plain.saved < fused.saved < 0.85 * plain.saved
+    assert max(fused.launches, smaller.launches) < plain.launches
