@@ -78,9 +78,10 @@ def fuse(
         dynamic: None makes a size symbolic when it first changes; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
-            order, so that `torch.manual_seed` gives the numbers of the plain function. False lets the backend draw
-            its own masks, which is cheaper. Neither saves a mask on the CPU. True saves 5 KB of generator state for
-            each op, which no budget counts. This library's ops give the same mask on every backend either way.
+            order, so that `torch.manual_seed` gives the numbers of the plain function. False gives `F.dropout` the
+            masks of this library, the same on every backend and device, which is cheaper. Neither saves a mask on the
+            CPU. True saves 5 KB of generator state for each op, which no budget counts. This library's ops give the
+            same mask on every backend either way.
 
     Raises:
         ValueError: an unknown backend, partitioner or compression; the message lists what there is.

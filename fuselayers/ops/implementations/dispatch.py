@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import (
+    OpOverload,
     is_compiling,
     is_dynamo_tracing,
     is_wrapper,
@@ -47,9 +48,10 @@ CPU_KERNELS_FROM: Final = 1 << 16
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
 _PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
-_KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_nodes: dict[str, OpOverload] = {}
 
 
 class Op:
@@ -84,10 +86,10 @@ class Op:
         assert "[" not in schema, "a list has commas of its own"
         self._num_tensors = schema.partition(")")[0].count("Tensor")
         # torch's cache on disk identifies an op by its name, not by its code.
-        name = f"{name}_node_{sources_hash()[:8]}"
+        own_name, name = name, f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
         _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-        self._node = getattr(torch.ops.fuselayers, name).default
+        self._node = _nodes[own_name] = getattr(torch.ops.fuselayers, name).default
 
     def __call__(
         self,
@@ -148,6 +150,11 @@ class Op:
         if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
         return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
+
+
+def node_of(name: str) -> OpOverload:
+    """Return the node that stands for an op in a Dynamo graph on a GPU. Its arguments are those of the op's formula."""
+    return _nodes[name]
 
 
 def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -213,7 +220,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
+        if tensor.dtype not in KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in _PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"

@@ -15,6 +15,7 @@ from .late_recompute import late_recompute_pass as late_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
 from .one_mask import one_mask_pass as one_mask_pass
 from .one_permutation import one_permutation_pass as one_permutation_pass
+from .ops_of_calls import ops_of_calls_pass as ops_of_calls_pass
 from .recompute_again import AGAIN as AGAIN
 from .recompute_again import recompute_again_pass as recompute_again_pass
 from .seeded_dropout import MASK_OPS as MASK_OPS

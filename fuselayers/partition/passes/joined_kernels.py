@@ -1,7 +1,8 @@
 """joined_kernels -- let neighbouring kernels of this library's ops be one kernel, after the cut.
 
     forward    s = dropout(x + bias) + residual,  y = norm(s)       the norm's kernel adds and writes s too
-    backward   ds = norm_backward(dy, s),  g = ds + incoming        the norm's kernel adds
+    backward   dy = a + b                                           the norm's kernel adds
+               ds = norm_backward(dy, s),  g = ds + incoming        the norm's kernel adds
                dx, dbias = dropout_backward(g)                      the norm's kernel drops, and sums for the bias
 
 The partitioner sees the ops apart, so that backward can recompute y from s alone. Only the graphs of the compiler
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ..._torch.tracing import recompiled, rename
 from ...ops.dropout import dropout_op
-from ..node_kinds import arguments_of, is_fusible, storage_of
+from ..node_kinds import arguments_of, is_fusible, readers_of, storage_of
 
 _NORM: Final = torch.ops.fuselayers.normalise.default
 _NORM_BACKWARD: Final = torch.ops.fuselayers.normalise_backward.default
@@ -38,6 +39,7 @@ def joined_kernels_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     for node in norms:
         _join_the_sum_before(node, _positions(graph))
     for node in backwards:
+        _join_the_sum_before_backward(node)
         _join_the_sum_of_gradients(node, _positions(graph))
         _join_the_dropout_before(node, _positions(graph))
     return recompiled(graph_module)
@@ -56,13 +58,13 @@ def _join_the_sum_before(norm: fx.Node, position: dict[fx.Node, int]) -> None:
     if not plain or s.op != "call_function" or min(s.users, key=position.__getitem__) is not norm:
         return
     if s.target is _ELEMENTWISE:
-        summands = arguments_of(s)
-        if summands["activation"] is not None or summands["residual"] is None or summands["first_column"]:
+        of_sum = arguments_of(s)
+        if of_sum["activation"] is not None or of_sum["residual"] is None or of_sum["first_column"]:
             return
         names = ("x", "residual", "bias", "seed", "row_indices", "p")
-        call |= {name: summands[name] for name in names}
-    elif s.target is _ADD and not s.kwargs and _are_alike(s, *s.args) and not any(map(_is_inside_a_kernel, s.args)):
-        call |= {"x": s.args[0], "residual": s.args[1]}
+        call |= {name: of_sum[name] for name in names}
+    elif (summands := _summands_in_memory(s)) is not None:
+        call |= {"x": summands[0], "residual": summands[1]}
     else:
         return
     norm.args = tuple(call.values())
@@ -76,6 +78,18 @@ def _join_the_sum_before(norm: fx.Node, position: dict[fx.Node, int]) -> None:
     name = s.name
     norm.graph.erase_node(s)
     rename(element, name)  # a saved value has one name in forward and backward
+
+
+def _join_the_sum_before_backward(norm: fx.Node) -> None:
+    """Let the norm's backward add the gradients of two readers of its result."""
+    call = arguments_of(norm)
+    dy = call["dy"]
+    summands = _summands_in_memory(dy)
+    # The sum may have another shape: a linear layer sees rows.
+    if summands is None or len(dy.users) != 1 or call["more_dy"] is not None:
+        return
+    norm.args = tuple((call | {"dy": summands[0], "more_dy": summands[1]}).values())
+    norm.graph.erase_node(dy)
 
 
 def _join_the_sum_of_gradients(norm: fx.Node, position: dict[fx.Node, int]) -> None:
@@ -145,9 +159,18 @@ def _drops_only(node: fx.Node, gradient: fx.Node) -> bool:
     return call.get("activation") is None and not call["first_column"] and call["seed"] is not None
 
 
-def _is_inside_a_kernel(node: fx.Node) -> bool:
-    # A sum of such a value is a part of the kernel that computes it.
-    return is_fusible(storage_of(node))
+def _summands_in_memory(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the summands of a plain sum, if it would be a kernel of its own, else None."""
+    summands: Any = node.args
+    if node.target is not _ADD or node.kwargs or not _are_alike(node, *summands):
+        return None
+    return None if any(map(_is_inside_a_kernel, summands)) else (summands[0], summands[1])
+
+
+def _is_inside_a_kernel(summand: fx.Node) -> bool:
+    """True if the sum is a part of the kernel that computes the summand, for the sum alone."""
+    node = storage_of(summand)
+    return is_fusible(node) and node.target is not operator.getitem and len(readers_of(node)) == 1
 
 
 def _are_alike(*nodes: Any) -> bool:

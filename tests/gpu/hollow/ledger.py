@@ -18,12 +18,14 @@ from unittest import mock
 import torch
 import torch._inductor.config as inductor_config
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import fuselayers
 from fuselayers import ops
+from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.ops.implementations import launch
 from fuselayers.ops.linear_cross_entropy import call as loss
 from fuselayers.ops.linear_cross_entropy import log_prob
@@ -176,7 +178,7 @@ def ledger_of(loss_of: Callable[[], Tensor], wanted: list[Tensor]) -> Ledger:
     dy = torch.zeros_like(loss_of())
 
     def step() -> None:
-        torch.autograd.grad(loss_of(), wanted, dy)
+        torch.autograd.grad(loss_of(), wanted, dy, allow_unused=True)
 
     for _ in range(3):
         step()
@@ -311,6 +313,48 @@ def loss_ledger(name: str, classes: int = 16384) -> Ledger:
     return ledger_of(lambda: loss(x, weight, target), [x, weight])
 
 
+_WIDE: Final = ("model.hidden_dim=768", "attention.num_heads=12", "model.num_layers=4")
+
+
+def _twin(name: str, *options: str) -> nn.Module:
+    """A model in plain PyTorch."""
+    return plain_twin(fuselayers.build(name, [*_WIDE, "fusion=off", *options]))
+
+
+def _of_transformers(model: str, **options: Any) -> nn.Module:
+    """A model of transformers."""
+    import transformers
+
+    config = transformers.AutoConfig.for_model(model, vocab_size=1024, **options)
+    kind = transformers.AutoModelForMaskedLM if model == "bert" else transformers.AutoModelForCausalLM
+    built: nn.Module = kind.from_config(config)
+    return built
+
+
+_SIZES: Final = {"hidden_size": 768, "num_hidden_layers": 4, "num_attention_heads": 12}
+MODELS: Final[dict[str, Callable[[], nn.Module]]] = {
+    "plain GPT": lambda: _twin("gpt_nano", "model.context_length=1024"),
+    "plain BERT": lambda: _twin("bert_tiny", "model.context_length=1024"),
+    "plain Llama": lambda: _twin("llama_tiny", "model.context_length=1024"),
+    "GPT-2 of transformers": lambda: _of_transformers("gpt2", n_layer=4),
+    "BERT of transformers": lambda: _of_transformers("bert", max_position_embeddings=1024, **_SIZES),
+    "Llama of transformers": lambda: _of_transformers("llama", intermediate_size=2048, num_key_value_heads=4, **_SIZES),
+}
+
+
+def plain_model_ledger(name: str, *, fused: bool) -> Ledger:
+    """The ledger of a model that knows nothing of this library, 8 x 1024 tokens, 768 wide, bfloat16."""
+    torch.manual_seed(0)
+    model = MODELS[name]().to("cuda", torch.bfloat16).train()
+    call: Any = fuse(model, fallback=()) if fused else torch.compile(model)
+    tokens_BT = torch.zeros(B, T, dtype=torch.int64, device="cuda")
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    if name.startswith("plain"):
+        return ledger_of(lambda: call(tokens_BT, tokens_BT), weights)
+    options = {} if name.startswith("BERT") else {"use_cache": False}
+    return ledger_of(lambda: call(input_ids=tokens_BT, labels=tokens_BT, **options).loss, weights)
+
+
 def print_table(title: str, names: Iterable[str], ledger_named: Callable[[str], Ledger], *, kernels: bool) -> None:
     rows, first = [], None
     for name in names:
@@ -352,6 +396,13 @@ if __name__ == "__main__":
         block_ledger,
         kernels=parsed.kernels,
     )
+    for name in chosen(MODELS):
+        print_table(
+            f"{name}, 4 layers, {N} wide, {B} x {T} tokens, bfloat16",
+            ("torch.compile", "fuse"),
+            lambda form, name=name: plain_model_ledger(name, fused=form == "fuse"),  # type: ignore[misc]
+            kernels=parsed.kernels,
+        )
     for classes in (16384, 128256):
         print_table(
             f"Loss of 8192 tokens, 4096 wide, {classes} classes, bfloat16",
