@@ -99,6 +99,7 @@ HOLLOW_TORCH := 2.14.1
 gpu-hollow: $(VENV)-hollow/.installed-$(HOLLOW_TORCH)
 	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m pytest -q -p no:cacheprovider tests/gpu/hollow $(ARGS)
 	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m tests.gpu.hollow.host_times
+	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m tests.gpu.hollow.ledger
 
 $(VENV)-hollow/.installed-$(HOLLOW_TORCH): setup.py $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)
 	[ -d "$(VENV)-hollow" ] || "$(PYTHON)" -m venv "$(VENV)-hollow"

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition or config.fusion.partition)
-    backend = arguments.backend or {"auto": "inductor"}.get(config.fusion.backend, config.fusion.backend)
+    backend = arguments.backend or config.fusion.backend
     compress = config.fusion.compress
     # A model on the meta device takes no memory. The errors of compression need real numbers.
     device = "meta" if compress is None else "cpu"

@@ -290,7 +290,7 @@ def decorated(x: Tensor) -> Tensor:
 
 def test_as_a_decorator() -> None:
     assert isinstance(decorated, FusedFunction)
-    assert decorated.options.chain == ("inductor", "eager")
+    assert decorated.options.chain == ("auto", "inductor", "eager")
     assert decorated.__name__ == "decorated"
     assert repr(decorated) == "<fused function decorated>"
     assert repr(decorated.report()) == str(decorated.report()), "a notebook shows the text"

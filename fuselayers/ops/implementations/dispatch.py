@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import (
+    OpOverload,
     is_compiling,
     is_dynamo_tracing,
     is_wrapper,
@@ -47,9 +48,10 @@ CPU_KERNELS_FROM: Final = 1 << 16
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
 PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
-_KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_nodes: dict[str, OpOverload] = {}
 
 
 class Op:
@@ -84,10 +86,10 @@ class Op:
         assert "[" not in schema, "a list has commas of its own"
         self._num_tensors = schema.partition(")")[0].count("Tensor")
         # torch's cache on disk identifies an op by its name, not by its code.
-        name = f"{name}_node_{sources_hash()[:8]}"
+        own_name, name = name, f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
         _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-        self._node = getattr(torch.ops.fuselayers, name).default
+        self._node = _nodes[own_name] = getattr(torch.ops.fuselayers, name).default
 
     def __call__(
         self,
@@ -117,7 +119,7 @@ class Op:
         """
         first = tensors[0]
         assert first is not None
-        if backend == "auto" and is_dynamo_tracing() and _is_on_gpu(first):
+        if backend == "auto" and is_dynamo_tracing() and is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
         if backend == "auto" and first.is_cpu:
@@ -148,6 +150,11 @@ class Op:
         if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
         return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
+
+
+def node_of(name: str) -> OpOverload:
+    """Return the node that stands for an op in a Dynamo graph on a GPU. Its arguments are those of the op's formula."""
+    return _nodes[name]
 
 
 def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -183,7 +190,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
-        if not _is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
+        if not is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device) if backend == "triton" else _why_no_cpp(device)
@@ -203,7 +210,7 @@ def _why_no_cpp(device: torch.device) -> str | None:
     return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
 
 
-def _is_on_gpu(tensor: Tensor) -> bool:
+def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda  # a function, so that tests without a GPU can replace it
 
 
@@ -213,7 +220,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
+        if tensor.dtype not in KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
