@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
+from ...ops.attention import block_diagonal_mask as block_diagonal_mask
 from ..ranges import Range
 
 
@@ -82,31 +83,6 @@ def allowed_keys(rules: Rules, tokens: int, keys: int, device: torch.device) -> 
             allowed = other if allowed is None else other & allowed
     # sdpa needs at least two dimensions, and a sink adds a column.
     return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
-
-
-def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
-    """Return the mask of packed documents: a token looks at all tokens of its own document in the row.
-
-    Args:
-        documents_BT: the number of each token's document, integers [B, T].
-
-    Returns:
-        bool [B, 1, T, T]. A causal attention also hides later tokens.
-
-    Raises:
-        ValueError: documents have another shape, or are not integers.
-
-    >>> block_diagonal_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
-    tensor([[1, 1, 0],
-            [1, 1, 0],
-            [0, 0, 1]], dtype=torch.int32)
-    """
-    if documents_BT.dim() != 2 or documents_BT.is_floating_point() or documents_BT.is_complex():
-        raise ValueError(
-            f"documents must be integers [B, T], got {documents_BT.dtype} {list(documents_BT.shape)}; "
-            "give each token the number of its document"
-        )
-    return (documents_BT[:, :, None] == documents_BT[:, None, :])[:, None]
 
 
 def block_mask(layout_NN: Tensor, block_size: int) -> Tensor:
