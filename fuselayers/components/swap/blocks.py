@@ -14,7 +14,6 @@ from ...partition import fuse
 from .cache import is_cache
 from .fallbacks import note
 from .parts import is_linear
-from .seeded_attention import SeededDropout
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -114,9 +113,7 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable)
     that way, and backward must drop the same elements.
     """
     forward = cls.forward
-    fused = fuse(
-        _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
-    )
+    fused = fuse(_named(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -139,11 +136,10 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _named(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
     def call(*args: Any, **kwargs: Any) -> Any:
-        with SeededDropout():
-            return forward(*args, **kwargs)
+        return forward(*args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed
     return call

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .formula import allowed_keys
 
-__all__ = ["attention_by_torch"]
+__all__ = ["attention_by_torch", "is_grouped"]
 
 # The number of channels that a sink adds to queries and keys. One is used; eight keep rows of 16-bit values aligned to
 # 16 bytes.
@@ -44,12 +44,18 @@ def attention_by_torch(
     if bias is not None:
         bias = bias.to(q.dtype)
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    grouped = is_grouped(q, k)
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal, scale=scale, enable_gqa=grouped)
+    return y if sinks is None else y[..., : v.shape[-1] - _SINK_CHANNELS]
+
+
+def is_grouped(q: Tensor, k: Tensor) -> bool:
+    """Return whether query heads share keys. Used for the argument `enable_gqa` of torch's kernels."""
     # A branch: with symbolic sizes neither the comparison nor, under Dynamo, bool() of it is a bool.
     grouped = False
     if k.shape[1] < q.shape[1]:
         grouped = True
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal, scale=scale, enable_gqa=grouped)
-    return y if sinks is None else y[..., : v.shape[-1] - _SINK_CHANNELS]
+    return grouped
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, unscaled_H: Tensor) -> tuple[Tensor, Tensor, Tensor]:

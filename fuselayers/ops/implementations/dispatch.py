@@ -126,14 +126,14 @@ class Op:
         if backend == "auto" and is_dynamo_tracing() and _is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
-        if backend == "auto" and self._in_graphs_on_a_cpu and is_dynamo_tracing() and _runs_cpp(tensors):
+        if backend == "auto" and self._in_graphs_on_a_cpu and _records_a_graph(tensors) and runs_cpp(tensors):
             return self._node(*tensors, *options)
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
                 not is_compiling()
                 and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
-                and _runs_cpp(tensors)
+                and runs_cpp(tensors)
             )
         else:
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
@@ -210,7 +210,16 @@ def _why_no_cpp(device: torch.device) -> str | None:
     return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
 
 
-def _runs_cpp(tensors: Sequence[Tensor | None]) -> bool:
+def _records_a_graph(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether Dynamo, or AOTAutograd behind it, traces a call, outside of `torch.func` and of `torch.export`."""
+    if torch.compiler.is_dynamo_compiling():
+        return is_dynamo_tracing()
+    within = is_compiling() and not torch.compiler.is_exporting()
+    return within and not (transforms_are_active() or any(map(is_wrapper, tensors)))
+
+
+def runs_cpp(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether the kernels in C++ run here and take these tensors."""
     first = tensors[0]
     assert first is not None
     return first.is_cpu and not INTERPRETED and _unsupported_reason(tensors) is None and has_kernels()

@@ -13,7 +13,7 @@ from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...sources import sources_hash
 from ..choose.machine import machine_of
 from ..choose.partitioners import Partitioner, SavePolicy
-from ..passes import plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
+from ..passes import attention_calls_pass, plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
 
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
@@ -45,7 +45,7 @@ def compile_inductor(
 
     With `op_by_op` nothing is compiled: the two graphs, as Inductor receives them, run op by op.
     """
-    graph_module = plain_dropout_calls_pass(graph_module)
+    graph_module = attention_calls_pass(plain_dropout_calls_pass(graph_module), torch_random=torch_random)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
 
