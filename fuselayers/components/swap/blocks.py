@@ -16,7 +16,6 @@ from .cache import is_cache
 from .capture import captures, nothing_captured
 from .fallbacks import note
 from .parts import is_linear
-from .seeded_attention import SeededDropout
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -104,13 +103,12 @@ def _agree(mappings: Iterable[Mapping[Any, Any]]) -> bool:
     return all(together.setdefault(key, value) == value for mapping in mappings for key, value in mapping.items())
 
 
-def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable, drops: bool) -> dict[str, Any]:
+def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable) -> dict[str, Any]:
     """Return the members of a subclass of a block's class whose forward is fused. See `swapped_class`.
 
     One fused function serves all blocks of a class whose parameters have the same sizes (see `sizes_of`). The
     parameters are inputs of its graphs. An input's size becomes symbolic only when it first changes: with symbolic
-    sizes from the start, tracing a window of an image takes minutes. With `drops` its attention saves seeds, under a
-    mode of torch in which Dynamo loses a `retain_grad`.
+    sizes from the start, tracing a window of an image takes minutes.
 
     In evaluation without gradients the block's own forward runs: there is nothing to save, and the call may fill a
     cache of keys and values. In training the fused forward runs without gradients too: reentrant checkpointing calls it
@@ -118,10 +116,8 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable,
     """
     forward = cls.forward
     name = f"{cls.__name__}_{next(_numbers)}"
-    fused = fuse(_to_trace(forward, name, drops=drops, has_captures=False), backend=backend, compress=compress)
-    capturing = fuse(
-        _to_trace(forward, f"{name}_capturing", drops=drops, has_captures=True), backend=backend, compress=compress
-    )
+    fused = fuse(_to_trace(forward, name, has_captures=False), backend=backend, compress=compress)
+    capturing = fuse(_to_trace(forward, f"{name}_capturing", has_captures=True), backend=backend, compress=compress)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -145,16 +141,13 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _to_trace(forward: Callable[..., Any], name: str, *, drops: bool, has_captures: bool) -> Callable[..., Any]:
-    """Return a block's forward for Dynamo: with seeded attention, and without hooks that have nothing to return."""
+def _to_trace(forward: Callable[..., Any], name: str, *, has_captures: bool) -> Callable[..., Any]:
+    """Return a block's forward for Dynamo, without hooks that have nothing to return."""
 
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
-    def call(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        with (
-            SeededDropout() if drops and block.training else contextlib.nullcontext(),
-            contextlib.nullcontext() if has_captures else nothing_captured(),
-        ):
-            return forward(block, *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.nullcontext() if has_captures else nothing_captured():
+            return forward(*args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed
     return call

@@ -19,7 +19,7 @@ from .batch import Call, as_call
 from .cache import is_cache
 from .loops import looped_size
 from .report import Site, Skipped
-from .rules import attention, loss
+from .rules import loss
 
 _ALLOWED: Final = 2.0
 """The largest allowed ratio of a swapped module's error to that of the original, or to the dtype's rounding."""
@@ -145,8 +145,7 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     least_of_gradients = max(least, _COMPRESSED) if compresses else least
     if not (of_results <= _ALLOWED * least and of_gradients <= _ALLOWED * least_of_gradients):
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
-    # Attention dropped nothing, so its op did not run. Results that are not finite cannot be compared.
-    if kind.rule != attention.NAME and math.isfinite(error_before):
+    if math.isfinite(error_before):  # else nothing can be compared
         site = replace(site, error=error, error_before=error_before)
     try:
         _run(original.train(), call)

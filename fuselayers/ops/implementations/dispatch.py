@@ -62,12 +62,16 @@ class Op:
     other compiler takes `formula`. A graph that runs without a compiler calls the op as in eager mode, but takes the
     kernels for small norms too.
 
+    On a CPU compilers take `formula`, which they fuse with its neighbours. An op that they could not fuse, such as an
+    attention, is one node there too, and the kernels in C++ run in it.
+
     Args:
         name: the name of the node.
         formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op, with gradients, through the ops that `define` returned.
         cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed
-            "auto" takes them at any size: the formula's mask costs more than a call.
+            "auto" takes them at any size: the formula's mask costs more than a call. At 0 it does without too.
+        in_graphs_on_a_cpu: whether compiled functions on a CPU take the kernels in C++ too, as opaque ops.
     """
 
     def __init__(
@@ -77,8 +81,10 @@ class Op:
         fused: Callable[..., Any],
         *,
         cpu_from: int = CPU_KERNELS_FROM,
+        in_graphs_on_a_cpu: bool = False,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
+        self._in_graphs_on_a_cpu = in_graphs_on_a_cpu
         parameters = list(inspect.signature(formula).parameters)
         self._seed = parameters.index("seed") if "seed" in parameters else None
         # Without defaults: torch omits arguments that are equal to their defaults, and `fused` needs all of them.
@@ -122,14 +128,14 @@ class Op:
         if backend == "auto" and is_dynamo_tracing() and is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
+        if backend == "auto" and self._in_graphs_on_a_cpu and _records_a_graph(tensors) and runs_cpp(tensors):
+            return self._node(*tensors, *options)
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
-                not INTERPRETED
-                and not is_compiling()
+                not is_compiling()
                 and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
-                and _unsupported_reason(tensors) is None
-                and has_kernels()
+                and runs_cpp(tensors)
             )
         else:
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
@@ -144,10 +150,11 @@ class Op:
 
     def _is_large(self, first: Tensor) -> bool:
         # A kernel works row by row, and each row has a fixed cost.
-        return first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST
+        return not self._cpu_from or (first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST)
 
     def _inside_the_node(self, *arguments: Any) -> Any:
-        if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
+        takes_kernels = takes_own_kernels() or (self._in_graphs_on_a_cpu and arguments[0].is_cpu and not INTERPRETED)
+        if takes_kernels and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
         return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
 
@@ -208,6 +215,21 @@ def _why_no_cpp(device: torch.device) -> str | None:
     if INTERPRETED:
         return "TRITON_INTERPRET is set, and Triton's kernels replace those in C++"
     return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
+
+
+def _records_a_graph(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether Dynamo, or AOTAutograd behind it, traces a call, outside of `torch.func` and of `torch.export`."""
+    if torch.compiler.is_dynamo_compiling():
+        return is_dynamo_tracing()
+    within = is_compiling() and not torch.compiler.is_exporting()
+    return within and not (transforms_are_active() or any(map(is_wrapper, tensors)))
+
+
+def runs_cpp(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether the kernels in C++ run here and take these tensors."""
+    first = tensors[0]
+    assert first is not None
+    return first.is_cpu and not INTERPRETED and _unsupported_reason(tensors) is None and has_kernels()
 
 
 def is_on_gpu(tensor: Tensor) -> bool:

@@ -15,6 +15,7 @@ from ...sources import sources_hash
 from ..choose.machine import machine_of
 from ..choose.partitioners import Partitioner, SavePolicy
 from ..passes import (
+    attention_calls_pass,
     onednn_products_pass,
     ops_of_calls_pass,
     plain_dropout_calls_pass,
@@ -52,7 +53,7 @@ def compile_inductor(
 
     With `op_by_op` nothing is compiled: the two graphs, as Inductor receives them, run op by op.
     """
-    graph_module = plain_dropout_calls_pass(graph_module)
+    graph_module = attention_calls_pass(plain_dropout_calls_pass(graph_module), torch_random=torch_random)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
     if takes_own_kernels():

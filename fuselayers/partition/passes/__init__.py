@@ -1,5 +1,6 @@
 """Passes: each file changes a graph in one way, then lints and recompiles it."""
 
+from .attention_calls import attention_calls_pass as attention_calls_pass
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
