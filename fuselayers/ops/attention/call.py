@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from ..draw import seed_or_draw
-from ..implementations import Op, autocast_dtype, backward_takes_formula, differentiable, gradients_by_formula, in_cpp
+from ..implementations import Op, autocast_dtype, backward_takes_formula, differentiable, gradients_by_formula
 from ..shapes import check_floating
 from ..shards import Shard, check_shard
 from .by_torch import attention_by_torch
@@ -131,12 +131,14 @@ def attention(
         place = ((b * heads + h) * tokens + t, heads * tokens, tokens, s)
     tensors = q, k, v, bias, sinks, key_padding_mask, mask, documents, seed
     options: Any = q.shape[-1] ** -0.5 if scale is None else scale, causal, window, first, soft_cap, p, *place
-    reason = None if in_cpp(q) else "it has no kernels in Triton yet"
+    reason = None
     if place[3] % 8:
         reason = f"its shard begins at column {place[3]}, which is not a multiple of 8"
     if backend == "eager":
         return attention_by_formula(*tensors, *options)
-    if backend == "auto" and reason:
+    # torch's fused kernels on a GPU take every other call.
+    of_torch = seed is None and soft_cap is None and window is None and sinks is None and documents is None
+    if backend == "auto" and (reason or (of_torch and not q.is_cpu)):
         return _in_torch(*tensors, *options)
     y: Tensor = _op(backend, tensors, options, unsupported_reason=reason)
     return y
