@@ -19,7 +19,6 @@ from .layer import cannot_swap, is_swapped, layer_members, swapped_class, unswap
 from .report import Site, Skipped, SwapReport
 from .rule import Place, Rule, unread
 from .rules import RULES, loss
-from .seeded_attention import may_drop_in_attention
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
 _LEVELS: Final = ("auto", "layers", "blocks")
@@ -191,10 +190,7 @@ class _Search:
     def plan(self, level: str) -> _Plan:
         blocks = dict(self._blocks()) if level == "blocks" else {}
         kinds: dict[str, Any] = {
-            name: swapped_class(
-                *(type(block), block_members, self.backend, self.compress),
-                *(sizes_of(block), may_drop_in_attention(block)),
-            )
+            name: swapped_class(type(block), block_members, self.backend, self.compress, sizes_of(block))
             for name, block in blocks.items()
         }
         skipped: list[Skipped] = []

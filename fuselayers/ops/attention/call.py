@@ -45,7 +45,6 @@ from ..implementations import (
     backward_takes_formula,
     differentiable,
     gradients_by_formula,
-    in_cpp,
     needs_grad,
 )
 from ..shapes import check_floating
@@ -148,12 +147,12 @@ def attention(
         place = ((b * heads + h) * tokens + t, heads * tokens, tokens, s)
     tensors = q, k, v, bias, sinks, key_padding_mask, mask, documents, seed
     options: Any = q.shape[-1] ** -0.5 if scale is None else scale, causal, window, first, soft_cap, p, *place
-    reason = None if in_cpp(q) else "it has no kernels in Triton yet"
+    reason = None
     if place[3] % 8:
         reason = f"its shard begins at column {place[3]}, which is not a multiple of 8"
     if backend == "eager":
         return attention_by_formula(*tensors, *options)
-    if backend == "auto" and (reason or _torch_is_faster(q, k, bias, sinks, seed, soft_cap)):
+    if backend == "auto" and (reason or _torch_is_faster(*tensors, window, soft_cap)):
         return _in_torch(*tensors, *options)
     y: Tensor = _op(backend, tensors, options, unsupported_reason=reason)
     return y
@@ -231,10 +230,24 @@ def _check_rules(
 
 
 def _torch_is_faster(
-    q: Tensor, k: Tensor, bias: Tensor | None, sinks: Tensor | None, seed: Tensor | None, soft_cap: float | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    key_padding_mask: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    seed: Tensor | None,
+    window: int | None,
+    soft_cap: float | None,
 ) -> bool:
-    """Return whether torch's own attention takes a call, and is faster than the kernels in C++."""
-    if seed is not None or soft_cap is not None or sinks is not None or needs_grad(bias):
+    """Return whether torch's own attention takes a call, and is faster than this library's kernels."""
+    if seed is not None or soft_cap is not None or sinks is not None:
+        return False
+    if not q.is_cpu:  # torch's fused kernels; with a window or documents they would read a mask of all pairs
+        return window is None and documents is None
+    if needs_grad(bias):
         return False
     batch, heads, tokens, channels = q.shape
     sizes = batch, heads, tokens, channels, k.shape[2]

@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ..cpu import TYPES, Heads, pointer, run
-from ..implementations import define
+from ..implementations import define, in_cpp
 from ..philox import mask_numbers
+from .kernels import launch_backward, launch_forward, with_adjacent_channels
 
 __all__ = ["attention_backward", "attention_forward"]
 
@@ -48,7 +49,9 @@ def _launch_forward(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tenso
     y, lse = _empty_forward(q, k, v)
     if rules[11] == 1:
         return y.zero_(), lse.zero_()
-    if y.numel():
+    if y.numel() and not in_cpp(q):
+        launch_forward(q, k, v, y, lse, *rules)
+    elif y.numel():
         problem, _alive = _problem(q, k, v, *rules)
         run("attention_forward", ctypes.byref(problem), Heads.of(y), pointer(lse))
     return y, lse
@@ -62,16 +65,41 @@ def _launch_backward(
     if rules[11] == 1 or not (dy.numel() and k.numel()):
         return tuple(gradient.zero_() for gradient in gradients)
     dq, dk, dv, dbias, dsinks = gradients
-    (batch, heads, tokens, channels), (_, groups, keys, _) = q.shape, k.shape
     bias, sinks = rules[:2]
-    problem, _alive = _problem(q, k, v, *rules)
-    dy, y = _with_adjacent_channels(dy), _with_adjacent_channels(y)
     delta = torch.empty_like(lse)
-    bias_sums = torch.zeros(bias.shape, dtype=torch.float32) if wants_bias else None
+    bias_sums = torch.zeros(bias.shape, dtype=torch.float32, device=q.device) if wants_bias else None
+    backward = _run_backward if in_cpp(q) else launch_backward
+    backward(dy, q, k, v, y, lse, delta, dq, dk, dv, bias_sums, *rules)
+    if bias_sums is not None:
+        dbias = bias_sums.to(bias.dtype)
+    if sinks is not None:
+        shares = torch.exp2(sinks.float()[:, None] * math.log2(math.e) - lse)
+        dsinks = -(shares * delta).sum((0, 2)).to(sinks.dtype)
+    return dq, dk, dv, dbias, dsinks
+
+
+def _run_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    bias_sums: Tensor | None,
+    *rules: Any,
+) -> None:
+    """As `launch_backward`, by the kernel in C++."""
+    (batch, heads, tokens, channels), (_, groups, keys, _) = q.shape, k.shape
+    problem, _alive = _problem(q, k, v, *rules)
+    dy, y = with_adjacent_channels(dy), with_adjacent_channels(y)
     # Tasks that share a bias would write to the same gradient.
     tasks = batch * groups
     if bias_sums is not None:
-        tasks = (1 if bias.shape[0] == 1 else batch) * (1 if bias.shape[1] == 1 else groups)
+        tasks = (1 if bias_sums.shape[0] == 1 else batch) * (1 if bias_sums.shape[1] == 1 else groups)
     chunks = max(min(-(-_TASKS // tasks), keys // _KEYS_OF_CHUNK), 1)
     parts = dq
     if chunks > 1 or channels % 16 or dq.dtype != torch.float32:
@@ -81,12 +109,6 @@ def _launch_backward(
         *(ctypes.byref(problem), Heads.of(dy), Heads.of(y), pointer(lse), pointer(delta), Heads.of(parts)),
         *(Heads.of(dq), Heads.of(dk), Heads.of(dv), _heads(bias_sums), chunks),
     )
-    if bias_sums is not None:
-        dbias = bias_sums.to(bias.dtype)
-    if sinks is not None:
-        shares = torch.exp2(sinks.float()[:, None] * math.log2(math.e) - lse)
-        dsinks = -(shares * delta).sum((0, 2)).to(sinks.dtype)
-    return dq, dk, dv, dbias, dsinks
 
 
 class _Problem(ctypes.Structure):
@@ -126,10 +148,10 @@ def _problem(
 ) -> tuple[_Problem, list[Tensor | None]]:
     """Return the arguments of the kernels, and the tensors that must live as long as they do."""
     (batch, heads, tokens, channels), (_, groups, keys, width) = q.shape, v.shape
-    q, k, v = map(_with_adjacent_channels, (q, k, v))
-    bias, mask = (None if x is None else _with_adjacent_channels(x) for x in (bias, mask))
+    q, k, v = map(with_adjacent_channels, (q, k, v))
+    bias, mask = (None if x is None else with_adjacent_channels(x) for x in (bias, mask))
     sinks = None if sinks is None else sinks.float().contiguous()
-    padding = None if key_padding_mask is None else _with_adjacent_channels(key_padding_mask)[:, None, None]
+    padding = None if key_padding_mask is None else with_adjacent_channels(key_padding_mask)[:, None, None]
     documents = None if documents is None else documents.to(torch.int64).contiguous()
     threshold, factor = (0, 1.0) if seed is None else mask_numbers(p)
     rows = (first_row, rows_of_batch, rows_of_head) if rows_of_head else (0, heads * tokens, tokens)
@@ -140,10 +162,6 @@ def _problem(
         *(*rows, first_column, threshold, scale, soft_cap or 0.0, factor),
     )
     return problem, [q, k, v, bias, mask, padding, sinks, documents, seed]
-
-
-def _with_adjacent_channels(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _heads(x: Tensor | None) -> Heads:

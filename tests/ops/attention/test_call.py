@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,47 @@ from fuselayers.testing import (
 )
 from fuselayers.testing.comparison import cast, results
 from tests.ops.attention.cases import CASES, Case
-from tests.ops.contract import DEVICE, on_cpp, tensors
+from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, tensors
+
+# In Triton's interpreter a case takes 0.1 to 8 s.
+INTERPRETED_EVERY_DAY = (
+    *(
+        "one key",
+        "shared keys",
+        "narrow values",
+        "window of one",
+        "soft cap and bias",
+        "sinks and queries without keys",
+    ),
+    *("one bias of all heads", "a bias of keys", "mask of heads", "dropout of a shard"),
+)
+
+
+def with_backends(*backends: Any, names: Iterable[str] = CASES) -> Any:
+    """Each case with each backend; with Triton few every day."""
+    return pytest.mark.parametrize(
+        ("case", "backend"),
+        [
+            pytest.param(CASES[name], backend, id=f"{backend}-{name}", marks=marks)
+            for name in names
+            for backend, *marks in backends
+        ]
+        + [
+            pytest.param(CASES[name], "triton", id=f"triton-{name}", marks=marks)
+            for name in names
+            for marks in [[on_kernels] if name in INTERPRETED_EVERY_DAY else [on_kernels, pytest.mark.slow]]
+        ],
+    )
+
+
+CPP = ("cpp", *on_cpp.marks)
+every_backend = pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])
+every_kernel = pytest.mark.parametrize("backend", [on_cpp, on_triton])
+# All inputs and a mask; and the calls that torch's own kernel takes.
+few_with_backends = with_backends(("eager",), CPP, names=("all rules", "sinks", "bias", "soft cap and bias"))
+
 
 every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
-every_backend = pytest.mark.parametrize("backend", ["eager", on_cpp])
-# All inputs and a mask; and the calls that torch's own kernel takes.
-FEW = pytest.mark.parametrize("case", [pytest.param(CASES[name], id=name) for name in ("all rules", "sinks", "bias")])
 
 
 @every_case
@@ -36,14 +71,12 @@ def test_the_formula_matches_the_reference(case: Case, backend: str, dtype: torc
     assert_as_good_as(*case.forms(backend), case.inputs(dtype))
 
 
-@every_case
-@pytest.mark.parametrize("backend", [on_cpp])
+@with_backends(CPP)
 def test_the_kernels_match_the_reference(case: Case, backend: str) -> None:
     assert_as_good_as(*case.forms(backend), case.inputs())
 
 
-@every_case
-@pytest.mark.parametrize("backend", [on_cpp])
+@with_backends(CPP)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bits(case: Case, backend: str, dtype: torch.dtype) -> None:
     """As a whole, not element by element: backward reads y, whose rounding differs from that of the weights."""
@@ -56,21 +89,18 @@ def test_16_bits(case: Case, backend: str, dtype: torch.dtype) -> None:
         assert error <= 2 * own + torch.finfo(dtype).eps / 2 * exact[name].norm(), name
 
 
-@FEW
-@every_backend
+@few_with_backends
 @pytest.mark.parametrize("check", [check_layouts, check_single_gradients, check_poisoned])
 def test_contract(check: Callable[..., Any], case: Case, backend: str) -> None:
     assert check(*case.forms(backend), case.inputs()) is None
 
 
-@FEW
-@every_backend
+@few_with_backends
 def test_second_derivatives(case: Case, backend: str) -> None:
     assert check_double_backward(*case.forms(backend), case.inputs()) is None
 
 
-@FEW
-@every_backend
+@few_with_backends
 def test_autocast_casts_queries_keys_and_values(case: Case, backend: str) -> None:
     form, _ = case.forms(backend)
     q, k, v, *rest = case.inputs()
@@ -92,8 +122,7 @@ def test_not_finite(backend: str) -> None:
     check_not_finite(*case.forms(backend), case.inputs())
 
 
-@FEW
-@every_backend
+@few_with_backends
 def test_fused(case: Case, backend: str) -> None:
     check_fused(*case.forms(backend), case.inputs(), backend="eager")
 
@@ -111,17 +140,17 @@ def test_is_torch_s_attention(backend: str) -> None:
     torch.testing.assert_close(ops.attention(q, k, v, causal=True, backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", [on_cpp])
+@every_kernel
 def test_every_bit_of_the_mask(backend: str) -> None:
     """Read back from forward through one-hot values, and from backward through one-hot gradients."""
     batch, heads, tokens, keys, p = 2, 3, 70, 150, 0.3
-    seed = torch.tensor(-(2**45) + 99)
+    seed = torch.tensor(-(2**45) + 99, device=DEVICE)
     keep = ops.keep_mask(seed, (batch, heads, tokens, keys), p=p)
-    q, k = torch.zeros(batch, heads, tokens, 16), torch.zeros(batch, heads, keys, 16)
-    each_key, each_query = (torch.eye(size).expand(batch, heads, -1, -1) for size in (keys, tokens))
+    q, k = (torch.zeros(batch, heads, size, 16, device=DEVICE) for size in (tokens, keys))
+    each_key, each_query = (torch.eye(size, device=DEVICE).expand(batch, heads, -1, -1) for size in (keys, tokens))
     form = partial(ops.attention, q, k, p=p, seed=seed, backend=backend)
     assert torch.equal(form(each_key) > 0, keep)
-    v = torch.zeros(batch, heads, keys, tokens, requires_grad=True)
+    v = torch.zeros(batch, heads, keys, tokens, device=DEVICE, requires_grad=True)
     (dv,) = torch.autograd.grad(form(v), v, each_query)
     assert torch.equal(dv.mT > 0, keep)
 
@@ -142,9 +171,9 @@ def test_the_number_of_threads_changes_nothing(backend: str, bias: tuple[int, ..
     assert all(torch.equal(run[name], value) for run in runs[1:] for name, value in runs[0].items())
 
 
-@pytest.mark.parametrize("backend", [on_cpp])
+@every_kernel
 def test_heads_of_a_packed_projection_are_read_in_place(backend: str) -> None:
-    packed = torch.randn(2, 40, 12, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    packed = torch.randn(2, 40, 12, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
 
     def attend(backend: str) -> Tensor:
         q, k, v = (part.transpose(1, 2) for part in packed.split((6, 3, 3), dim=2))
@@ -158,7 +187,7 @@ def test_heads_of_a_packed_projection_are_read_in_place(backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("backend", [on_cpp])
+@every_kernel
 def test_saves_no_weights(backend: str) -> None:
     """Saved: q, k, v, y, a number for each query, and a seed."""
     q, k, v = (x.requires_grad_() for x in tensors((2, 4, 90, 16), (2, 2, 130, 16), (2, 2, 130, 16)))
@@ -166,21 +195,21 @@ def test_saves_no_weights(backend: str) -> None:
     assert saved_bytes(partial(ops.attention, p=0.1, causal=True, backend=backend), q, k, v) == 4 * elements + 8
 
 
-@pytest.mark.parametrize("backend", [on_cpp])
+@every_kernel
 def test_hidden_keys_may_be_anything(backend: str) -> None:
     """A hidden key, or value, reaches nothing, whether its block is skipped or not."""
     q, k, v = tensors((1, 2, 20, 16), (1, 2, 300, 16), (1, 2, 300, 16))
-    seen = torch.arange(300) < 20
+    seen = torch.arange(300, device=DEVICE) < 20
     expected = ops.attention(q, k[:, :, :20], v[:, :, :20], backend=backend)
     k[:, :, 20:] = torch.nan
     torch.testing.assert_close(ops.attention(q, k, v, key_padding_mask=seen[None], backend=backend), expected)
 
 
-@pytest.mark.parametrize("backend", [on_cpp])
+@every_kernel
 def test_the_lowest_bias_hides_nothing_by_itself(backend: str) -> None:
     """Models write masks with the lowest number; where a whole row has it, torch's weights are even."""
     q, k, v = tensors((1, 2, 20, 16), (1, 2, 30, 16), (1, 2, 30, 16))
-    bias = torch.zeros(20, 30)
+    bias = torch.zeros(20, 30, device=DEVICE)
     bias[:, 7:] = torch.finfo(torch.float32).min
     bias[5] = torch.finfo(torch.float32).min
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
