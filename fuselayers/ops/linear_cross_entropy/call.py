@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference, fused_cross_entropy
 from ..implementations import autocast_dtype, define, in_cpp, uses_kernels, without_repeats
+from ..linear import product
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
 from . import chunks
@@ -228,9 +229,9 @@ class _WithDlogits(torch.autograd.Function):
         x_RD = x.reshape(dlogits_RV.shape[0], x.shape[-1])
         dx = dweight = dbias = None
         if wants_x:
-            dx = (dlogits_RV @ weight * dloss).view(x.shape)
+            dx = (product(dlogits_RV, weight) * dloss).view(x.shape)
         if wants_weight:
-            dweight = dlogits_RV.mT @ (x_RD * dloss)
+            dweight = product(dlogits_RV.mT, x_RD * dloss)
         if wants_bias:
             wide = torch.promote_types(x.dtype, torch.float32)
             dbias = cast(dlogits_RV.sum(0, dtype=wide) * dloss, weight.dtype)

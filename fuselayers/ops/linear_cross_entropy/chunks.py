@@ -24,6 +24,7 @@ from torch import Tensor
 
 from ..._torch.dispatch import FakeTensor
 from ..cross_entropy import fused_loss, fused_loss_gradients
+from ..linear import product, takes_onednn
 from ..rows import cdiv
 
 FEWEST_ROWS: Final = 512
@@ -100,10 +101,10 @@ def in_chunks(
             if dlogits_CV is None:
                 continue
             if wanted[0]:
-                if kept is None:
+                if kept is None and not takes_onednn(dlogits_CV, weight):
                     torch.mm(dlogits_CV, weight, out=dx_RD[rows])
                 else:
-                    dx_RD[rows] = dlogits_CV @ weight
+                    dx_RD[rows] = product(dlogits_CV, weight)
             if wanted[1]:
                 dweight = _plus_product(dweight, dlogits_CV, x_CD, x.dtype if size >= count else wide)
             if wanted[2]:
@@ -118,6 +119,14 @@ def in_chunks(
     )
 
 
+def logits_of_chunk(x_CD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the logits of a chunk, [C, V]. Autograd does not record this."""
+    if takes_onednn(x_CD, weight.t()):
+        logits_CV = product(x_CD, weight.t())
+        return logits_CV if bias is None else logits_CV.add_(bias)
+    return F.linear(x_CD, weight, bias)
+
+
 def loss_of_chunk(
     factors: tuple[Tensor, Tensor, Tensor | None],
     target_C: Tensor,
@@ -129,7 +138,7 @@ def loss_of_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses with cross_entropy's m and l, and dlogits (None without a scale)."""
     # The matmul is here and not in the caller, whose frame would keep the logits alive until this call returns.
-    logits_CV = F.linear(*factors)
+    logits_CV = logits_of_chunk(*factors)
     if by_kernel:
         if numbers_3C is None:
             losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
@@ -206,7 +215,10 @@ def _plus_product(total_VD: Tensor | None, dlogits_CV: Tensor, x_CD: Tensor, dty
     slow = x_CD.device.type == "cpu" and x_CD.dtype == torch.float16
     multiplied = torch.float32 if slow else x_CD.dtype
     if multiplied == x_CD.dtype == dtype:
-        return dlogits_CV.mT @ x_CD if total_VD is None else total_VD.addmm_(dlogits_CV.mT, x_CD)
+        if total_VD is None or takes_onednn(dlogits_CV.mT, x_CD):
+            product_VD = product(dlogits_CV.mT, x_CD)
+            return product_VD if total_VD is None else total_VD.add_(product_VD)
+        return total_VD.addmm_(dlogits_CV.mT, x_CD)
     first = total_VD is None
     if x_CD.is_cuda and dtype == torch.float32:  # its products take 16-bit factors and give float32
         if total_VD is None:

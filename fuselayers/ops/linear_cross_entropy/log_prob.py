@@ -26,7 +26,7 @@ from ..implementations import without_repeats
 from ..losses import check_loss_options, check_target
 from ..shapes import check_linear
 from .call import Recomputed, define_opaque, empty_gradients, needs_all_logits, under_autocast
-from .chunks import Gradients, Wanted, cast, in_chunks
+from .chunks import Gradients, Wanted, cast, in_chunks, logits_of_chunk
 
 _ONLY_ONCE: Final = (
     "linear_log_prob can be differentiated only once; for a backward under create_graph or in a transform "
@@ -132,7 +132,7 @@ def _run_backward(
 def _chunk(
     factors: tuple[Tensor, Tensor, Tensor | None], target_C: Tensor, scale_2C: Tensor | None, numbers_5C: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    logits_CV = F.linear(*factors)
+    logits_CV = logits_of_chunk(*factors)
     dtype, wide = logits_CV.dtype, torch.promote_types(logits_CV.dtype, torch.float32)
     target_C1 = target_C[:, None]
     largest_C1 = logits_CV.amax(-1, keepdim=True).to(wide) if numbers_5C is None else numbers_5C[3, :, None]
