@@ -273,11 +273,11 @@ def changed(
     if section.get("name", name) != name:
         section, note = _swapped(kind, section, name, changes)
         notes += [f"{where}={name} replaces {note}"] if note else []
-    options, result = options_of(kind, name), _defaults(kind, name)
-    result |= section
+    options, result = options_of(kind, name), {**_defaults(kind, name), **section}
     for key, value in changes.items():
         path = f"{where}.{key}"
-        if merged and key not in result.keys() | options.keys() and _knows(kind, key):
+        is_known = key in result or key in options
+        if merged and not is_known and any(key in options_of(kind, other) for other in names(kind)):
             notes.append(f"{where}: {name} has no option {key}, so {key}={_in_a_note(value)} is dropped")
             continue
         if isinstance(value, (str, dict)) and key in options and (inner := options[key].holds):
@@ -322,10 +322,6 @@ def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ]
     merged: dict[str, Any] = OmegaConf.to_container(OmegaConf.merge({}, *sections), resolve=False)  # type: ignore
     return merged
-
-
-def _knows(kind: str, key: str) -> bool:
-    return any(key in options_of(kind, name) for name in names(kind))
 
 
 def _defaults(kind: str, name: str) -> dict[str, Any]:
