@@ -98,6 +98,17 @@ def test_attention_in_five_dimensions() -> None:
     assert ended.code == 0, ended.errors
 
 
+def test_a_gradient_with_the_negative_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, incoming = torch.randn(4, 8, requires_grad=True), torch._neg_view(torch.randn(4, 8))
+    expected = torch.autograd.grad(x.sin(), x, incoming)
+    for _ in ("compiled", "from the cache"):
+        torch.compiler.reset()
+        fused = fuse(lambda x: x.sin(), backend="inductor", fallback=())
+        torch.testing.assert_close(torch.autograd.grad(fused(x), x, incoming), expected)
+        assert incoming.is_neg()
+
+
 COMPILE_ON_A_CPU = """
 import torch
 from fuselayers.partition import fuse
