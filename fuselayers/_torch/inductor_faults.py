@@ -1,4 +1,7 @@
-"""inductor_faults -- contexts that keep Inductor from its silent faults. Checked with torch 2.13.0 and 2.14.1."""
+"""inductor_faults -- contexts that keep Inductor from its silent faults. Checked with torch 2.13.0 and 2.14.1.
+
+docs/reliability.md has a short program for each.
+"""
 
 import contextlib
 import dataclasses
@@ -14,7 +17,7 @@ import torch.fx as fx
 @contextlib.contextmanager
 def without_faults() -> Iterator[None]:
     """Compile in this context. Dynamo compiles under a lock, so no other thread is affected."""
-    with _attention_up_to_four_dimensions(), _signed_gradients():
+    with _attention_up_to_four_dimensions(), _signed_gradients(), _average_pools_with_whole_windows():
         yield
 
 
@@ -35,6 +38,26 @@ def _attention_up_to_four_dimensions() -> AbstractContextManager[Any]:
         return not isinstance(query, fx.Node) or query.meta["val"].dim() <= 4
 
     return mock.patch.object(pattern_matcher, "is_match", is_match_that_fits)
+
+
+def _average_pools_with_whole_windows() -> AbstractContextManager[Any]:
+    """Return a context in which torch's own kernel computes the gradient of an average pool with `ceil_mode`.
+
+    In Inductor's code an element that lies only in a smaller window at the end gets no gradient, or a wrong one.
+    """
+    from torch._inductor import lowering
+
+    replaced: dict[Any, Callable[..., Any]] = {}
+    for dimensions in (2, 3):
+        op = getattr(torch.ops.aten, f"avg_pool{dimensions}d_backward").default
+        own, kernel = lowering.lowerings[op], getattr(lowering, f"fallback_avg_pool{dimensions}d_backward")
+
+        def lowered(*arguments: Any, own: Any = own, kernel: Any = kernel) -> Any:
+            ceil_mode = arguments[5]
+            return (kernel if ceil_mode else own)(*arguments)
+
+        replaced[op] = lowered
+    return mock.patch.dict(lowering.lowerings, replaced)
 
 
 def _signed_gradients() -> AbstractContextManager[Any]:
