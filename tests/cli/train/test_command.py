@@ -44,6 +44,7 @@ def test_a_run_leaves_its_files(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == names
     assert [path.name for path in sorted((finished / "checkpoints").iterdir())] == ["step-000008", "step-000012"]
     assert matplotlib.image.imread(finished / "loss.png").shape[:2] == (450, 800)
+    assert printed.endswith(f"the curve of the loss: {finished / 'loss.png'}\n")
     sample = (finished / "sample.txt").read_text()
     assert 20 <= len(sample) <= 40
     assert all(f"  | {line}" in printed for line in sample.splitlines())
