@@ -99,10 +99,11 @@ def train(
         if signal_number is not None:
             command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
             again = "".join(f"--import {module} " for module in imports)
-            say(console, f"stopped after step {step}; to continue: {command} train {again}train.resume={run.folder}")
+            say(console, f"stopped after step {step}; to continue:")
+            say(console, f"  {command} train {again}train.resume={run.folder}", verbatim=True)
             # A scheduler sends SIGTERM to take a machine back; a supervisor need not restart the run as failed.
             return 0 if signal_number == signal.SIGTERM else 128 + signal_number
         finish(run, console)
         if picture.exists():
-            say(console, f"the curve of the loss: {picture}")
+            say(console, f"the curve of the loss: {picture}", verbatim=True)
     return 0

@@ -157,7 +157,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
         asked = [f"train.resume={own / 'checkpoints' / 'step-000008'}"]
         printed = run_train(asked, code=0 if number == signal.SIGTERM else 128 + number)
     assert read_checkpoint(newest(own)).step == 10
-    assert f"stopped after step 10; to continue: fuselayers train train.resume={own}" in printed
+    assert f"stopped after step 10; to continue:\n  fuselayers train train.resume={own}" in printed
     run_train([f"train.resume={own}"])
     assert_same_run(own, finished)
 
@@ -202,8 +202,8 @@ def test_two_processes_do_not_write_one_run_and_ctrl_c_saves(tiny: list[str], tm
     first.send(signal.SIGINT)
     done, step = first.wait(), read_checkpoint(newest(folder)).step
     assert (done.code, done.errors) == (130, "")
-    again = f"to continue: fuselayers train train.resume={folder}"
-    assert done.printed.splitlines()[-1] == f"stopped after step {step}; {again}"
+    again = f"to continue:\n  fuselayers train train.resume={folder}"
+    assert done.printed.endswith(f"stopped after step {step}; {again}\n")
     assert [row[0] for row in curve(folder)] == list(range(1, step + 1))
 
 
