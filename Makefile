@@ -21,7 +21,7 @@ PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PI
 .PHONY: train test test-all test-file test-versions test-nvfuser gpu gpu-dry gpu-hollow wheel lint format docs clean
 .DELETE_ON_ERROR:
 
-train: $(VENV)/.installed-library
+train: $(VENV)/.installed-plots
 	$(RUN) -m fuselayers train $(ARGS)
 
 # The tests run twice: as they are, and with Triton's interpreter, which a process can only turn on at its start. pytest
@@ -153,14 +153,11 @@ docs: $(VENV)/.installed-docs
 clean:
 	rm -rf $(VENV) $(VENV)-bare $(VENV)-wheel $(VENV)-hollow $(VENV)-nvfuser $(VENV)-oldest $(VENV)-newest build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
-# One stamp per extra, and one for the library without extras: nothing is installed again until a dependency of the stamp
-# changes.
-EXTRA = [$*]
-$(VENV)/.installed-library: EXTRA =
+# One stamp per extra: nothing is installed again until a dependency of the stamp changes.
 $(VENV)/.installed-%: setup.py pyproject.toml constraints.txt $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)
 	@command -v "$(PYTHON)" >/dev/null || { echo "fuselayers: no '$(PYTHON)' here; install Python 3.11 to 3.13, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { echo "fuselayers: needs Python 3.11 to 3.13, '$(PYTHON)' is $$("$(PYTHON)" --version 2>&1); name another one: make PYTHON=python3.12" >&2; exit 1; }
 	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { echo "fuselayers: '$(PYTHON)' cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@"$(RUN)" -c 'import pip' 2>/dev/null || "$(PYTHON)" -m venv --clear $(VENV)
-	$(PINNED) "$(RUN)" -m pip install -e '.$(EXTRA)'
+	$(PINNED) "$(RUN)" -m pip install -e '.[$*]'
 	@touch $@

@@ -55,6 +55,12 @@ def test_make_train_says_that_python_is_too_old(tmp_path: Path) -> None:
     assert text in done.stderr
 
 
+def test_make_train_installs_what_draws_the_curve() -> None:
+    done = _make("--dry-run", "train", "VENV=/nowhere")
+    (extra,) = re.findall(r"install -e '\.\[(\w+)\]'", done.stdout)
+    assert f'"{extra}": ["matplotlib>=' in (ROOT / "setup.py").read_text(encoding="utf-8")
+
+
 def test_the_tests_run_on_every_python_of_the_package() -> None:
     pythons = _yaml(ROOT / ".github" / "workflows" / "test.yml")["jobs"]["test"]["strategy"]["matrix"]["python"]
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")

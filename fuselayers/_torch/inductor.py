@@ -3,9 +3,7 @@
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple, cast
-from unittest import mock
 
 import torch
 import torch.fx as fx
@@ -13,6 +11,7 @@ from torch._functorch import config as functorch_config
 from torch.utils._triton import has_triton as has_triton
 
 from .cpp_files import cpp_files
+from .inductor_faults import without_faults
 from .onednn import PRODUCT_OP
 from .tracing import all_nodes, boxed, forget_donated_buffers
 
@@ -88,29 +87,9 @@ def compile_with_inductor(
         "autograd_cache_allow_custom_autograd_functions": True,
         **own_cache,
     }
-    with cpp_files(), _attention_up_to_four_dimensions(), functorch_config.patch(of_autograd):
+    with cpp_files(), without_faults(), functorch_config.patch(of_autograd):
         compiled = compile_fx(graph_module, list(example_inputs), inner_compile=compile_graph, config_patches=settings)
     return cast(Callable[..., Any], compiled)
-
-
-def _attention_up_to_four_dimensions() -> AbstractContextManager[Any]:
-    """Return a context in which Inductor does not replace an attention of more than four dimensions.
-
-    Its patterns are for four, but some also match five. Their replacements then transpose the wrong dimensions: the
-    results are wrong, or nothing compiles. torch.compile has this fault in torch 2.13 and 2.14.
-    """
-    from torch._inductor import pattern_matcher
-
-    is_match = pattern_matcher.is_match
-
-    def is_match_that_fits(match: Any) -> Any:
-        if not is_match(match):
-            return False
-        query = match.kwargs.get("query")
-        return not isinstance(query, fx.Node) or query.meta["val"].dim() <= 4
-
-    # Dynamo compiles under a lock, so no other thread sees it.
-    return mock.patch.object(pattern_matcher, "is_match", is_match_that_fits)
 
 
 _last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.WeakKeyDictionary()

@@ -7,7 +7,7 @@ from rich.console import Console
 from ..partition import backends
 from .machine import choose_device
 from .parser import add_device
-from .text import say
+from .text import print_table
 
 DESCRIPTION = "Shows each backend of the fusion core: whether it works on this machine, why, and how to install it."
 
@@ -19,8 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print a line for each backend."""
-    say(console, f"{'backend':<10}available  why", bold=True)
-    for status in backends(device=choose_device(arguments.device, setting="--device")):
-        hint = f"; to get it: {status.hint}" if status.hint else ""
-        say(console, f"{status.name:<10}{'yes' if status.available else 'no':<11}{status.reason}{hint}")
+    rows = [
+        {
+            "backend": status.name,
+            "available": "yes" if status.available else "no",
+            "why": f"{status.reason}; to get it: {status.hint}" if status.hint else status.reason,
+        }
+        for status in backends(device=choose_device(arguments.device, setting="--device"))
+    ]
+    print_table(console, rows, left=3)
     return 0

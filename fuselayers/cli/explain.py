@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
         plain = eager_view(model)
         sizes = sizes_of(arguments.batch, option="--batch")
         inputs = example_batch(plain, config, sizes, device=device)
-    with console.status("tracing and cutting the graphs of a training step: up to a minute for a large model"):
+    with console.status("tracing a training step: up to a minute for a large model"):
         report = explain(plain, *inputs, backend=backend, partition=cut, compress=compress)
     say(console, report.to_text(rows=20, width=console.width))
     if arguments.json:

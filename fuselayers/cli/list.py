@@ -1,6 +1,7 @@
 """`fuselayers list`: the components, the options of some, or a composed config."""
 
 import argparse
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from ..configs.costs import parameter_counts
 from ..configs.sections import COMPONENT_GROUPS, SECTIONS
 from ..configs.tables import TABLES, OptionRow, option_rows
 from ..names import no_such
+from ..text_table import table_lines
 from .parser import add_imports
 from .text import say
 
@@ -70,13 +72,17 @@ def _print_names(taken: Mapping[str, Sequence[str]], console: Console) -> None:
         names = registry.names(kind)
         if names:
             say(console, kind, bold=True)
-        size = max(map(len, names), default=0) + 4
-        for name in names:
-            say(console, (f"  {name}".ljust(size) + _summary(registry.get(kind, name))).rstrip())
+            _say_terms(console, [(name, _summary(registry.get(kind, name))) for name in names])
     say(console, "in a config", bold=True)
-    for group in (group for group in taken if group not in COMPONENT_GROUPS):
-        say(console, f"  {group}=".ljust(12) + ", ".join(taken[group]))
+    groups = (group for group in taken if group not in COMPONENT_GROUPS)
+    _say_terms(console, [(f"{group}=", ", ".join(taken[group])) for group in groups])
     say(console, "for options: fuselayers list feedforward.gated_mlp, or a kind: list feedforward")
+
+
+def _say_terms(console: Console, terms: Sequence[tuple[str, str]]) -> None:
+    """Print terms, indented, and beside each its meaning."""
+    rows = [(f"  {term}", meaning) for term, meaning in terms]
+    say(console, *table_lines(rows, console.width, left=(0, 1)))
 
 
 def _summary(component: type) -> str:
@@ -96,17 +102,14 @@ def _print_options(asked: str, taken: Mapping[str, Sequence[str]], console: Cons
     elif name:
         registry.get(kind, name)  # raises for an unknown name
         rows = [row for row in rows if row.name == name]
-    size = max((len(row.option) for row in rows), default=0) + 4
     before = ""
-    for row in rows:
-        if row.name != before:
-            title = kind if kind in SECTIONS else f"{kind}.{row.name}"
-            say(console, *([""] if before else []), title, bold=True)
-            if kind not in SECTIONS and (summary := _summary(registry.get(kind, row.name))):
-                say(console, f"  {summary}")
-            before = row.name
-        text = f"  {row.option}".ljust(size) + _described(row) if row.option else f"  {row.meaning}"
-        say(console, text)
+    for owner, group in itertools.groupby(rows, key=lambda row: row.name):
+        title = kind if kind in SECTIONS else f"{kind}.{owner}"
+        say(console, *([""] if before else []), title, bold=True)
+        if kind not in SECTIONS and (summary := _summary(registry.get(kind, owner))):
+            say(console, f"  {summary}")
+        before = owner
+        _say_terms(console, [(row.option, _described(row)) if row.option else (row.meaning, "") for row in group])
     if not name and kind in taken:
         say(console, "", f"{kind}= takes {', '.join(taken[kind])}")
 
@@ -123,5 +126,5 @@ def _print_config(overrides: list[str], console: Console) -> None:
     # A model on the meta device takes no memory.
     with torch.device("meta"):
         parameters, in_tables = parameter_counts(build(config))
-    say(console, to_yaml(config).rstrip())
+    say(console, to_yaml(config).rstrip(), verbatim=True)
     say(console, f"{parameters:,} parameters, {parameters - in_tables:,} without embeddings")

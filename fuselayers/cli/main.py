@@ -97,13 +97,13 @@ def _parser(name: str | None, command: ModuleType | None) -> Parser:
 
 
 def _console() -> Console:
-    """Return a console on stdout. Without a terminal rich takes 80 columns, too few for a table, so take 120."""
+    """Return a console on stdout. Without a terminal it has 80 columns, or what COLUMNS says."""
     if sys.stdout is None:  # closed before the start
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
         # A character that the encoding lacks must not end a finished run.
         sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 120)
+    return Console(file=sys.stdout)
 
 
 def _import(name: str) -> None:

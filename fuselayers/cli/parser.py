@@ -4,16 +4,34 @@ It does not import torch, so that `--help` and `--version` are fast.
 """
 
 import argparse
-from typing import Any, NoReturn
+import itertools
+import re
+from typing import Any, Final, NoReturn
 
 from ..names import no_such
+from ..text_table import wrapped
+
+_WIDEST_TERM: Final = 52  # columns; beside a wider one there is no room for the meaning
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Fills the paragraphs of a description, and wraps its indented lines, which are a term and its meaning."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for keeps_lines, group in itertools.groupby(text.splitlines(), key=lambda line: not line or line[0] == " "):
+            for line in group if keeps_lines else [" ".join(group)]:
+                term = re.match(r" +\S.*? {3,}(?=\S)", line)
+                beside = term is not None and term.end() <= _WIDEST_TERM
+                lines += wrapped(line, width, indent=term.end() - 2 if term and beside else 4 * keeps_lines)
+        return "\n".join(lines)
 
 
 class Parser(argparse.ArgumentParser):
     """Leaves help texts as they are written, and raises its errors as ValueError."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(formatter_class=_Help, **options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but refuse unknown arguments here, so that the error names the command."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from rich.console import Console
 
 from ..names import no_such
-from ..text_table import table_lines
+from ..text_table import table_lines, wrapped
 
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
@@ -25,9 +25,15 @@ def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]
     return names
 
 
-def say(console: Console, *lines: str, bold: bool = False) -> None:
-    """Print lines as they are: no colours, no markup, no line breaks of rich."""
-    console.print("\n".join(lines), style="bold" if bold else None, highlight=False, markup=False, soft_wrap=True)
+def say(console: Console, *lines: str, bold: bool = False, verbatim: bool = False) -> None:
+    """Print lines of text, wrapped to the console's width, without colours or markup.
+
+    With `verbatim` nothing is wrapped: for what a program reads, and for commands and paths to copy.
+    """
+    text = "\n".join(lines)
+    if not verbatim:
+        text = "\n".join(part for line in text.split("\n") for part in wrapped(line, console.width))
+    console.print(text, style="bold" if bold else None, highlight=False, markup=False, soft_wrap=True)
 
 
 def complain(text: str) -> None:
@@ -51,6 +57,6 @@ def print_table(console: Console, rows: Sequence[Mapping[str, object]], *, left:
     """
     headings = tuple(rows[0])
     cells = [headings, *(tuple(str(row[heading]) for heading in headings) for row in rows)]
-    heading, *lines = table_lines(cells, None, left=range(left))
+    heading, *lines = table_lines(cells, console.width, left=range(left))
     say(console, heading, bold=True)
     say(console, *lines)

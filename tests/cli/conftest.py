@@ -34,6 +34,12 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns for any line. Used by tests that read the lines of a table."""
+    monkeypatch.setenv("COLUMNS", "500")
+
+
+@pytest.fixture
 def without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.compile without its code generator, which takes seconds. Used by the tests of `bench`."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))

@@ -7,6 +7,8 @@ from fuselayers.components import options, registry
 from fuselayers.configs import choices
 from fuselayers.configs.sections import COMPONENT_GROUPS, GROUPS
 
+pytestmark = pytest.mark.usefixtures("wide")
+
 
 def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["list", *arguments]) == 0
@@ -28,7 +30,7 @@ def test_every_component_has_one_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert "  silu          x sigmoid(x), also called swish" in lines
 
 
-def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wide_terminal_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     summary = "Three linear layers: the activated gate multiplies `up`, and `down` projects the product back to D"
     assert f"  gated_mlp           {summary}" in _list(capsys).splitlines()
     lines = _list(capsys, "feedforward.gated_mlp").splitlines()

@@ -55,7 +55,7 @@ def test_a_run_that_is_stopped_and_continued_is_the_uninterrupted_one(
             finished = ended.code == 0 and rows_of(run) == STEPS
             if number != signal.SIGKILL and ended.code != -number and not finished:
                 assert ended.code == 0, ended.errors
-                assert f"stopped after step {rows_of(run)}; to continue: fuselayers train" in ended.printed
+                assert f"stopped after step {rows_of(run)}; to continue:\n  fuselayers train" in ended.printed
             if ended.code == -number and number != signal.SIGKILL:
                 # The signal came after the last step, when the checkpoint is written and the loop is left.
                 assert rows_of(run) == STEPS

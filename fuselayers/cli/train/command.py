@@ -89,17 +89,21 @@ def train(
         run = start_run(overrides, console=console, stack=stack, processes=processes)
         stack.enter_context(reproducible(run.trainer.device))
         step, signal_number = train_steps(run, console)
+        picture = run.folder / FILE_NAME
         if processes.is_main:
             title = f"{run.config.model.name}, {run.config.feedforward.name}"
             try:
-                plot_loss(run.folder / FILE_NAME, run.metrics.rows, title=title)
+                plot_loss(picture, run.metrics.rows, title=title)
             except MissingPackageError as error:
                 complain(f"no {FILE_NAME}: {error}")
         if signal_number is not None:
             command = "torchrun ... -m fuselayers" if processes.launched else "fuselayers"
             again = "".join(f"--import {module} " for module in imports)
-            say(console, f"stopped after step {step}; to continue: {command} train {again}train.resume={run.folder}")
+            say(console, f"stopped after step {step}; to continue:")
+            say(console, f"  {command} train {again}train.resume={run.folder}", verbatim=True)
             # A scheduler sends SIGTERM to take a machine back; a supervisor need not restart the run as failed.
             return 0 if signal_number == signal.SIGTERM else 128 + signal_number
         finish(run, console)
+        if picture.exists():
+            say(console, f"the curve of the loss: {picture}", verbatim=True)
     return 0

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ def finish(run: Run, console: Console) -> None:
     if config.train.sample_bytes:
         text = sample_text(eager, config.train.sample_bytes, seed=config.train.seed, device=device)
         write_text(folder / "sample.txt", text)
-        say(console, "", "what the model writes:", *(f"  | {line}" for line in text.splitlines()), "")
+        say(console, "", "what the model writes:", *_quoted(text, console.width), "")
     if not config.train.compare:
         return
     reason = "torchrun started this run" if processes.launched else ""
@@ -60,6 +61,12 @@ def finish(run: Run, console: Console) -> None:
     )
     print_table(console, table(result.rows))
     say(console, *comparison_notes(result))
+
+
+def _quoted(text: str, width: int) -> Iterator[str]:
+    for line in text.splitlines():
+        # Not by words: the text shows what the model has learnt about spaces.
+        yield from (f"  | {line[start : start + width - 4]}" for start in range(0, max(len(line), 1), width - 4))
 
 
 def _compile_seconds(run: Run) -> float | None:

@@ -1,12 +1,11 @@
 """The report of `swap`, by site."""
 
 import shutil
-import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from ...text_table import readable_bytes, table_lines
+from ...text_table import readable_bytes, table_lines, wrapped
 
 
 @dataclass(frozen=True)
@@ -153,6 +152,4 @@ _COLUMNS: Final[Mapping[str, str]] = {
 def _wrapped(lines: list[str]) -> list[str]:
     """Return the lines, wrapped to the width of the terminal."""
     width = shutil.get_terminal_size().columns
-    return [
-        part for line in lines for part in textwrap.wrap(line, width, subsequent_indent="    ", break_on_hyphens=False)
-    ]
+    return [part for line in lines for part in wrapped(line, width)]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from ...text_table import Row, amount, readable_bytes, table_lines
+from ...text_table import Row, amount, readable_bytes, table_lines, wrapped
 from ..choose.budget import smallest_saved_bytes
 from ..choose.cost import CostModel, flops_of
 from ..choose.partitioners import budget
@@ -194,12 +194,12 @@ class MemoryReport:
             f"forward: at least {readable_bytes(self.forward_ideal_bytes)} moved, {forward}",
             f"backward: at least {readable_bytes(self.backward_ideal_bytes)} moved, {backward}",
         )
-        about, *floors = (textwrap.wrap(line, width, break_long_words=False) for line in sentences)
+        about, *floors = (wrapped(line, width, indent=0) for line in sentences)
         lines = [*about, "", *table_lines(_totals_rows(self), width, left=(0,))]
         reasons = 3 if self.compress is None else 5
         lines += ["", "saved", *table_lines(_saved_rows(self, rows), width, left=(0, 1, reasons))]
         if self.compress is not None:
-            lines += textwrap.wrap(_compression_text(self), width, break_long_words=False)
+            lines += wrapped(_compression_text(self), width, indent=0)
         if self.recomputed:
             lines += ["", "recomputed", *table_lines(_recomputed_rows(self.recomputed, rows), width, left=(0,))]
         return "\n".join([*lines, "", *itertools.chain(*floors)])

@@ -11,7 +11,7 @@ from fuselayers.ops import dropout
 from fuselayers.partition import BackendStatus
 from tests.cli.conftest import TINY_MODEL
 
-pytestmark = pytest.mark.usefixtures("without_inductor")
+pytestmark = pytest.mark.usefixtures("without_inductor", "wide")
 
 
 def _bench(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

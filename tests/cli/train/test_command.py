@@ -44,6 +44,7 @@ def test_a_run_leaves_its_files(finished: Path) -> None:
     assert {path.name for path in finished.iterdir()} == names
     assert [path.name for path in sorted((finished / "checkpoints").iterdir())] == ["step-000008", "step-000012"]
     assert matplotlib.image.imread(finished / "loss.png").shape[:2] == (450, 800)
+    assert printed.endswith(f"the curve of the loss: {finished / 'loss.png'}\n")
     sample = (finished / "sample.txt").read_text()
     assert 20 <= len(sample) <= 40
     assert all(f"  | {line}" in printed for line in sample.splitlines())
@@ -156,7 +157,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_continue(
         asked = [f"train.resume={own / 'checkpoints' / 'step-000008'}"]
         printed = run_train(asked, code=0 if number == signal.SIGTERM else 128 + number)
     assert read_checkpoint(newest(own)).step == 10
-    assert f"stopped after step 10; to continue: fuselayers train train.resume={own}" in printed
+    assert f"stopped after step 10; to continue:\n  fuselayers train train.resume={own}" in printed
     run_train([f"train.resume={own}"])
     assert_same_run(own, finished)
 
@@ -201,8 +202,8 @@ def test_two_processes_do_not_write_one_run_and_ctrl_c_saves(tiny: list[str], tm
     first.send(signal.SIGINT)
     done, step = first.wait(), read_checkpoint(newest(folder)).step
     assert (done.code, done.errors) == (130, "")
-    again = f"to continue: fuselayers train train.resume={folder}"
-    assert done.printed.splitlines()[-1] == f"stopped after step {step}; {again}"
+    again = f"to continue:\n  fuselayers train train.resume={folder}"
+    assert done.printed.endswith(f"stopped after step {step}; {again}\n")
     assert [row[0] for row in curve(folder)] == list(range(1, step + 1))
 
 

@@ -111,6 +111,29 @@ def test_attention_in_five_dimensions() -> None:
     assert ended.code == 0, ended.errors
 
 
+def test_a_gradient_with_the_negative_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    x, incoming = torch.randn(4, 8, requires_grad=True), torch._neg_view(torch.randn(4, 8))
+    expected = torch.autograd.grad(x.sin(), x, incoming)
+    for _ in ("compiled", "from the cache"):
+        torch.compiler.reset()
+        fused = fuse(lambda x: x.sin(), backend="inductor", fallback=())
+        torch.testing.assert_close(torch.autograd.grad(fused(x), x, incoming), expected)
+        assert incoming.is_neg()
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "width"),
+    [(2, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 2), (3, 2), (2, 3)))],
+)
+def test_an_average_pool_whose_last_windows_are_smaller(dimensions: int, width: int) -> None:
+    pool = getattr(nn, f"AvgPool{dimensions}d")(width, 2, ceil_mode=True)
+    x = torch.randn(2, 4, *[{2: 3, 3: 6}[width]] * dimensions, requires_grad=True)
+    incoming = torch.randn_like(pool(x))
+    fused = fuse(pool, backend="inductor", fallback=())
+    torch.testing.assert_close(torch.autograd.grad(fused(x), x, incoming), torch.autograd.grad(pool(x), x, incoming))
+
+
 COMPILE_ON_A_CPU = """
 import torch
 from fuselayers.partition import fuse

@@ -84,7 +84,7 @@ def test_rank_0_prints_samples_and_writes_alone(results: Ended, root: Path) -> N
 
 def test_a_signal_to_one_rank_stops_all_and_another_layout_continues(results: Ended, root: Path) -> None:
     assert results["stopped"]["code"] == 0
-    again = f"to continue: torchrun ... -m fuselayers train train.resume={root / 'stopped'}"
+    again = f"to continue:\n  torchrun ... -m fuselayers train train.resume={root / 'stopped'}"
     assert f"stopped after step 3; {again}" in results["stopped"]["output"]
     assert "continuing after step 3" in results["continued"]["output"]
     _assert_same_curve(root / "stopped", root / "alone")
