@@ -127,9 +127,15 @@ class FusionConfig:
     scope: Literal["none", "block", "model"] = setting(
         "what is fused as one function: none, each block, or the whole model", default="block"
     )
+    cuda_graphs: bool = setting("on a GPU, run forward and backward as CUDA graphs; with scope=model", default=False)
 
     def __post_init__(self) -> None:
         _check("fusion", self)
+        if self.cuda_graphs and self.scope != "model":
+            raise ValueError(
+                f"fusion.cuda_graphs needs fusion.scope=model, got {self.scope}; a graph of each block would copy its "
+                "results"
+            )
         check_names(self.backend, self.partition, compress=self.compress)
 
 
