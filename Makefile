@@ -87,8 +87,8 @@ gpu:
 	failed=0; \
 	timeout -s INT 60 "$(PYTHON)" -m pytest -v -rP -p no:cacheprovider tests/gpu/test_decisive.py || failed=1; \
 	timeout -s INT 210 "$(PYTHON)" -m pytest -q -n $(GPU_WORKERS) --dist worksteal -p no:cacheprovider -m "kernels and not slow" $(GPU_TESTS) || failed=1; \
-	timeout -s INT 200 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)/suite" $(GPU_SUITE) || { [ $$? -eq 124 ] && [ -s "$(GPU_OUT)/suite/results.json" ]; } || failed=1; \
-	[ "$$TRITON_INTERPRET" = 1 ] || timeout 110 "$(PYTHON)" -m plots.gpu_step "$(GPU_OUT)" || failed=1; \
+	timeout -s INT 150 "$(PYTHON)" -m fuselayers bench suite --out "$(GPU_OUT)/suite" $(GPU_SUITE) || { [ $$? -eq 124 ] && [ -s "$(GPU_OUT)/suite/results.json" ]; } || failed=1; \
+	[ "$$TRITON_INTERPRET" = 1 ] || timeout 160 "$(PYTHON)" -m plots.gpu_step "$(GPU_OUT)" || failed=1; \
 	exit $$failed
 
 gpu-dry: export TRITON_INTERPRET := 1

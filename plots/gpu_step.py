@@ -2,8 +2,8 @@
 
 python -m plots.gpu_step plots/gpu/<name of the GPU>    # writes steps.json there
 
-A step is forward and backward of the loss. Each form but `torch.compile` also runs as a CUDA graph of the whole step,
-which the host starts by one call.
+A step is forward and backward of the loss. Each form also runs as a CUDA graph of the whole step, which the host starts
+by one call; `torch.compile` with `mode="reduce-overhead"`, which makes graphs itself.
 """
 
 import json
@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 import fuselayers
 from fuselayers.cli.machine import measured_machine
 from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.partition import fuse
 
 __all__ = ["main"]
 
@@ -38,9 +39,12 @@ FORMS: Final[dict[str, list[str]]] = {
     "plain PyTorch": ["fusion=off"],
     "torch.compile": ["fusion=off"],
     "eager layers": ["fusion=off"],
-    "fused by block": ["fusion=inductor"],
-    "fused as one model": ["fusion=inductor", "fusion.scope=model"],
-    "fused by block, int8": ["fusion=inductor", "fusion.compress=int8"],
+    "fused by block": [],
+    "fused as one model": ["fusion.scope=model"],
+    "fused by block, budget:0.65": ["fusion.partition=budget:0.65"],
+    "fused by block, int8": ["fusion.compress=int8"],
+    "fused by block, inductor": ["fusion=inductor"],
+    "plain PyTorch, fused as one model": ["fusion=off"],
 }
 
 
@@ -48,9 +52,11 @@ def made(form: str, size: list[str]) -> tuple[nn.Module, Callable[..., torch.Ten
     """The model that holds the weights, and the callable that computes the loss."""
     torch.manual_seed(0)
     model = fuselayers.build("gpt_nano", [*size, *FORMS[form]]).to("cuda", torch.bfloat16).train()
-    if form in ("plain PyTorch", "torch.compile"):
+    if form in ("plain PyTorch", "torch.compile", "plain PyTorch, fused as one model"):
         model = plain_twin(model)
-    return model, torch.compile(model) if form == "torch.compile" else model
+    if form == "torch.compile":
+        return model, torch.compile(model)
+    return model, fuse(model) if form.startswith("plain PyTorch, fused") else model
 
 
 def captured(step: Callable[[], object]) -> Callable[[], None]:
@@ -65,6 +71,19 @@ def captured(step: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         step()
     return graph.replay
+
+
+def with_own_graphs(model: nn.Module, tokens_BT: torch.Tensor) -> Callable[[], None]:
+    """The step of `torch.compile` with its own CUDA graphs, which the first calls capture."""
+    loss_of, weights = torch.compile(model, mode="reduce-overhead"), tuple(model.parameters())
+
+    def step() -> None:
+        torch.compiler.cudagraph_mark_step_begin()
+        torch.autograd.grad(loss_of(tokens_BT, targets_BT=tokens_BT), weights)
+
+    for _ in range(4):
+        step()
+    return step
 
 
 def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any]]:
@@ -103,8 +122,7 @@ def measured(size: list[str], shape: tuple[int, int]) -> dict[str, dict[str, Any
             "peak": peak,
         }
         steps[f"{form}, wall"] = step
-        if form != "torch.compile":  # its `mode="reduce-overhead"` makes CUDA graphs itself
-            steps[f"{form}, graph"] = captured(step)
+        steps[f"{form}, graph"] = captured(step) if form != "torch.compile" else with_own_graphs(model, tokens_BT)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, run in steps.items():

@@ -49,6 +49,7 @@ def compile_with_inductor(
     key: str,
     fallback_random: bool,
     last_pass: Callable[[fx.GraphModule], fx.GraphModule],
+    cuda_graphs: Callable[[str], None] | None = None,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph with Inductor and our partitioner. Backward is compiled now too, so that its errors show.
 
@@ -58,17 +59,25 @@ def compile_with_inductor(
         key: identifies the partitioner and the last pass in Inductor's cache.
         fallback_random: whether torch's random ops draw from torch's generator.
         last_pass: changes each graph that Inductor compiles: forward and backward after the cut, or the only one.
+        cuda_graphs: if given, the code runs in CUDA graphs, and it is called with the reason where Inductor captures
+            none.
     """
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def compile_graph(graph_module: fx.GraphModule, *args: Any, **options: Any) -> Any:
         forget_donated_buffers()
-        return compile_fx_inner(last_pass(graph_module), *args, **options)
+        compiled = compile_fx_inner(last_pass(graph_module), *args, **options)
+        reason = getattr(compiled, "disabled_cudagraphs_reason", None)
+        if cuda_graphs is not None and reason:
+            cuda_graphs(str(reason))
+        return compiled
 
     settings: dict[str, Any] = {"custom_partitioner_fn": _ForInductor(partitioner, key)}
     if fallback_random:
         # In the other layout that Inductor gives convolutions a random op would write its numbers in another order.
         settings |= {"fallback_random": True, "layout_optimization": False}
+    if cuda_graphs is not None:
+        settings["triton.cudagraphs"] = True
     # Precompiled headers take 6 s and 156 MB, and save 1.6 s per file. Forward and backward have one file each.
     settings["cpp_cache_precompile_headers"] = False
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in example_inputs):

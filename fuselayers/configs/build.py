@@ -107,7 +107,13 @@ def build(source: Source = "gpt_nano", overrides: Sequence[str] = ()) -> nn.Modu
 def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
     """Fuse in place the model with the scope "model", its blocks with the scope "block", nothing with "none"."""
     fused = {"block": blocks_of(model), "model": [model]}.get(fusion.scope, [])
-    fuse_in_place(fused, backend=fusion.backend, partition=fusion.partition, compress=fusion.compress)
+    fuse_in_place(
+        fused,
+        backend=fusion.backend,
+        partition=fusion.partition,
+        compress=fusion.compress,
+        cuda_graphs=fusion.cuda_graphs,
+    )
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

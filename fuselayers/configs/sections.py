@@ -70,8 +70,14 @@ class FusionConfig:
     scope: Annotated[
         Literal["none", "block", "model"], "what is fused as one function: none, each block, or the whole model"
     ] = "block"
+    cuda_graphs: Annotated[bool, "on a GPU, run forward and backward as CUDA graphs; with scope=model"] = False
 
     def __post_init__(self) -> None:
+        if self.cuda_graphs and self.scope != "model":
+            raise ValueError(
+                f"fusion.cuda_graphs needs fusion.scope=model, got {self.scope}; a graph of each block would copy its "
+                "results"
+            )
         check_names(self.backend, self.partition, compress=self.compress)
 
 

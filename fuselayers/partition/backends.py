@@ -30,6 +30,7 @@ from .joint_graph import PartitionError
 COMPILERS: Final = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
+_WITH_CUDA_GRAPHS: Final = ("inductor", "triton")
 _NAMES: Final = ("auto", *COMPILERS)
 _SECONDS: Final = 3.0  # a compilation that takes longer logs a warning, the first time in a process
 _told: Final = threading.Event()
@@ -123,6 +124,7 @@ def compile_chain(
     chain: Sequence[str],
     partition: Partitioner,
     torch_random: bool,
+    cuda_graphs: bool = False,
 ) -> tuple[Callable[..., Any], str, str]:
     """Compile a graph with the first backend of `chain` that can.
 
@@ -140,10 +142,16 @@ def compile_chain(
     for index, name in enumerate(chain):
         reason = _why_unavailable(name, devices)
         if reason is None:
+            options = {"cuda_graphs": True} if cuda_graphs and name in _WITH_CUDA_GRAPHS and "cuda" in devices else {}
+            if cuda_graphs and not options:
+                place = f"the backend {name!r}" if "cuda" in devices else "a CPU"
+                say_once(f"cuda_graphs=True captures nothing on {place}; it needs a GPU, and triton or inductor")
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
                 with _told_when_slow(name, len(graph_module.graph.nodes)):
-                    compiled = COMPILERS[name](attempt, example_inputs, partition=partition, torch_random=torch_random)
+                    compiled = COMPILERS[name](
+                        attempt, example_inputs, partition=partition, torch_random=torch_random, **options
+                    )
             except Exception as error:
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):

@@ -11,7 +11,7 @@ import torch.fx as fx
 from ..names import no_such
 from .fused_function import FuseOptions
 
-_OPTIONS: Final = ("backend", "compress", "fallback", "partition", "torch_random")
+_OPTIONS: Final = ("backend", "compress", "cuda_graphs", "fallback", "partition", "torch_random")
 
 
 def fuselayers(
@@ -26,7 +26,7 @@ def fuselayers(
     Args:
         graph_module, example_inputs: from Dynamo.
         mode: `torch.compile`'s mode; it must be None, since modes are Inductor's.
-        options: `torch.compile`'s options: `backend`, `compress`, `fallback`, `partition` and `torch_random` of `fuse`.
+        options: `torch.compile`'s options: those of `fuse` but `dynamic` and `fullgraph`.
 
     Raises:
         ValueError: a mode is given, or an option, backend or partitioner is unknown.

@@ -32,6 +32,7 @@ class _Options(TypedDict, total=False):
     dynamic: bool | None
     fullgraph: bool
     torch_random: bool
+    cuda_graphs: bool
 
 
 @overload
@@ -51,6 +52,7 @@ def fuse(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     torch_random: bool = False,
+    cuda_graphs: bool = False,
 ) -> "nn.Module | FusedFunction | Callable[[Callable[..., Any]], FusedFunction]":
     """Return `fn`, fused: the same values and gradients, fewer kernels, fewer bytes saved for backward.
 
@@ -82,6 +84,9 @@ def fuse(
             masks of this library, the same on every backend and device, which is cheaper. Neither saves a mask on the
             CPU. True saves 5 KB of generator state for each op, which no budget counts. This library's ops give the
             same mask on every backend either way.
+        cuda_graphs: True runs the graphs as CUDA graphs, which the host starts by one call each: fuse a whole model
+            and its loss. The first calls of each shape capture them. Their results and gradients are copies, so they
+            may be kept and accumulated. What cannot be captured runs without, and a warning says why, once.
 
     Raises:
         ValueError: an unknown backend, partitioner or compression; the message lists what there is.
@@ -105,6 +110,7 @@ def fuse(
         dynamic=dynamic,
         fullgraph=fullgraph,
         torch_random=torch_random,
+        cuda_graphs=cuda_graphs,
     )
     decorate: Any = functools.partial(fuse_with, options)
     return decorate if fn is None else decorate(fn)  # type: ignore[no-any-return]
@@ -129,6 +135,7 @@ def fuse_in_place(
     backend: str = "auto",
     partition: str | Partitioner,
     compress: str | None = None,
+    cuda_graphs: bool = False,
 ) -> None:
     """Fuse modules in place. Modules of one class share graphs if their parameters and buffers have the same sizes.
 
@@ -137,7 +144,7 @@ def fuse_in_place(
 
     Args:
         modules: each gets a class that derives from its class and from `FusedModule`.
-        backend, partition, compress: as in `fuse`.
+        backend, partition, compress, cuda_graphs: as in `fuse`.
 
     >>> import torch
     >>> layers = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -146,7 +153,7 @@ def fuse_in_place(
     >>> len(layers[1].report().graphs)
     1
     """
-    options = FuseOptions(backend=backend, partition=partition, compress=compress)
+    options = FuseOptions(backend=backend, partition=partition, compress=compress, cuda_graphs=cuda_graphs)
     functions: dict[Hashable, FusedFunction] = {}
     for module in modules:
         tensors = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))

@@ -51,6 +51,7 @@ class FuseOptions:
     dynamic: bool | None = None
     fullgraph: bool = False
     torch_random: bool = False
+    cuda_graphs: bool = False
 
     def __post_init__(self) -> None:
         _ = self.chain, self.cut  # an unknown name raises here, not at the first call
@@ -72,7 +73,12 @@ class FuseOptions:
     ) -> tuple[Callable[..., Any], str, str]:
         """Compile a Dynamo graph; return the compiled graph, its backend, and why this backend serves it."""
         compiled, served_by, why = compile_chain(
-            graph_module, example_inputs, chain=self.chain, partition=self.cut, torch_random=self.torch_random
+            graph_module,
+            example_inputs,
+            chain=self.chain,
+            partition=self.cut,
+            torch_random=self.torch_random,
+            cuda_graphs=self.cuda_graphs,
         )
         return compiled, served_by, why or ("the first that works" if self.backend == "auto" else "as asked")
 

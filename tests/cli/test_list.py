@@ -76,7 +76,7 @@ def test_bad_input_gets_one_line(capsys: pytest.CaptureFixture[str], arguments: 
     [
         ("residual", "  layer_scale       float | None, above 0, default None: "),
         ("position.learned", "  no options"),
-        ("fusion", "  scope      Literal['none', 'block', 'model'], default 'block': "),
+        ("fusion", "  scope        Literal['none', 'block', 'model'], default 'block': "),
     ],
 )
 def test_every_kind_and_section_has_its_options(capsys: pytest.CaptureFixture[str], kind: str, line: str) -> None:

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.fx as fx
 
 from ..._torch.inductor import compile_with_inductor, cpp_compiler, has_triton, trace_with_inductor
 from ..._torch.tracing import all_nodes
+from ...errors import say_once
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...ops.linear import onednn_wins
 from ...sources import sources_hash
@@ -22,6 +24,7 @@ from ..passes import (
     replayed_dropout_pass,
     seeded_dropout_calls_pass,
 )
+from .cuda_graphs import with_copied_results
 
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
@@ -47,6 +50,7 @@ def compile_inductor(
     *,
     partition: Partitioner,
     torch_random: bool,
+    cuda_graphs: bool = False,
     op_by_op: bool = False,
 ) -> Callable[..., Any]:
     """Compile a Dynamo graph, forward and backward at once. The arguments are those of `compile_ahead_of_time`.
@@ -68,9 +72,22 @@ def compile_inductor(
     values = (node.meta.get("example_value") for node in all_nodes(graph_module))
     device_types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
     key = cache_key(partition, device_types, torch_random=torch_random)
-    return compile_with_inductor(
-        graph_module, example_inputs, cut, key=key, fallback_random=torch_random, last_pass=onednn_products_pass
+    compile_graph = partial(
+        compile_with_inductor,
+        graph_module,
+        example_inputs,
+        cut,
+        key=key,
+        fallback_random=torch_random,
+        last_pass=onednn_products_pass,
     )
+    if not cuda_graphs:
+        return compile_graph()
+    return with_copied_results(compile_graph(cuda_graphs=_say_no_graph))
+
+
+def _say_no_graph(reason: str) -> None:
+    say_once(f"cuda_graphs=True captures no CUDA graph of a part of the model: {reason.strip().splitlines()[0]}")
 
 
 def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> str:

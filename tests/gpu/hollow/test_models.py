@@ -16,7 +16,7 @@ from fuselayers.cli.train.engine import Engine
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.optimizer import build_optimizer
 from fuselayers.configs import choices, compose
-from fuselayers.partition import explain, fuse, saved_bytes
+from fuselayers.partition import FallbackWarning, explain, fuse, saved_bytes
 from tests.gpu.hollow.driver import counted
 
 MODELS = [*(name for name in choices("model") if name.endswith("_tiny")), "gpt_nano", "hierarchical_vision"]
@@ -119,6 +119,34 @@ def test_the_host_starts_a_graphed_step_with_a_few_calls(fusion: str) -> None:
     counts = counted(lambda: torch.autograd.grad(graphed(*example), weights))
     assert counts.waits == [0, 0], counts.lines
     assert 2 <= counts.launches[0] < 10  # eager layers: 120
+
+
+def test_a_model_fused_with_cuda_graphs_owns_its_results() -> None:
+    """The host starts a step with a few calls. Inductor's graphs would overwrite the losses and gradients of a step."""
+    options = ("fusion.scope=model", "fusion.cuda_graphs=true", "model.num_layers=2")
+    model = built("gpt_nano", *options).bfloat16()
+    example, weights = model.example_inputs(8, device="cuda"), list(model.parameters())
+
+    def step() -> tuple[torch.Tensor, ...]:
+        loss = model(*example)
+        return loss, *torch.autograd.grad(loss, weights)
+
+    for _ in range(4):
+        step()
+    count = counted(step)
+    assert count.waits == [0, 0], count.lines
+    assert 2 <= count.launches[0] < 12
+    kept = [step() for _ in range(2)]
+    assert not {tensor.data_ptr() for tensor in kept[0]} & {tensor.data_ptr() for tensor in kept[1]}
+    for _ in range(3):  # two forwards before a backward, accumulated gradients, another shape
+        (model(*example) + model(*example)).backward()
+    model(*model.example_inputs(1, device="cuda")).backward()
+    assert {graph.served_by for graph in model.report().graphs} == {"triton"}
+
+
+def test_a_cpu_has_no_cuda_graphs() -> None:
+    with pytest.warns(FallbackWarning, match=r"^cuda_graphs=True captures nothing on a CPU; it needs a GPU,"):
+        fuse(torch.sin, cuda_graphs=True)(torch.ones(3))
 
 
 def test_the_example_of_the_page_captures_a_model_under_autocast() -> None:

@@ -143,3 +143,4 @@ def test_what_is_no_op_is_left_alone(fn: Call) -> None:
     with fake_gpu() as gpu:
         got = seeded(results, partial(gpu.run, fused), inputs())
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert gpu.ops[0] - {"draw_seed"} == {"dropout"}
