@@ -32,7 +32,6 @@ import fuselayers as fl
 """
 # A gradient's error, as a share of its largest element, that compressed saves may cause.
 _BITS_LOST: Final = {None: 0.0, "bfloat16": 0.1, "int8": 0.4, "float8": 0.5}
-_MATCHING_BACKENDS: Final = {"eager": "aot_eager"}  # of torch.compile, for a backend of fuse
 _numbers = itertools.count()
 
 
@@ -73,8 +72,9 @@ class Example:
     def judge(self) -> tuple[str, str]:
         """Run it. Return a verdict and a reason.
 
-        The verdicts: "right"; "wrong"; "torch": torch.compile is wrong as well; "rejected": plain PyTorch
-        cannot run it; "noise": right for other numbers. A budget that is refused becomes the one that the error names.
+        The verdicts: "right"; "wrong"; "torch": torch.compile is wrong as well; "rejected": plain PyTorch cannot run
+        it; "noise": right for other numbers; "unread draw": right with `torch_random`, which keeps unread draws.
+        A budget that is refused becomes the one that the error names.
         """
         try:
             definitions = defined(self.text)
@@ -95,10 +95,10 @@ class Example:
             return difference(results, plain, exact, bits_lost=self._bits_lost)
 
         def compiled(call: Any) -> Any:
-            backend = self.options.get("backend", "inductor")
-            return torch.compile(
-                call, backend=_MATCHING_BACKENDS.get(backend, "inductor"), dynamic=self.options.get("dynamic")
-            )
+            op_by_op = self.options.get("backend") == "eager"
+            # Inductor's own random numbers are not those of eager.
+            more = {"backend": "aot_eager"} if op_by_op else {"options": {"fallback_random": True}}
+            return torch.compile(call, dynamic=self.options.get("dynamic"), **more)
 
         def fused(call: Any) -> Any:
             return fuse(call, **self.options)
@@ -109,10 +109,12 @@ class Example:
         refused = re.search(r"the smallest cut found saves ([\d,]+); give a larger budget", reason)
         if refused is not None:
             enough = f"budget:{refused[1].replace(',', '')}B"  # other graphs of the function may need more
-            is_kept = enough != self.options["partition"]
-            return (
-                replace(self, options={**self.options, "partition": enough}).judge() if is_kept else ("wrong", reason)
-            )
+            if enough == self.options["partition"]:
+                return "wrong", reason
+            return replace(self, options={**self.options, "partition": enough}).judge()
+        with_draws = {**self.options, "torch_random": True}
+        if with_draws != self.options and not why(lambda call: fuse(call, **with_draws), self.how, plain, exact):
+            return "unread draw", reason
         if why(compiled, self.how, plain, exact):
             return "torch", reason
         other = {**self.how, "seed": 1}
