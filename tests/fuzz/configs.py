@@ -77,4 +77,6 @@ def configs(draw: st.DrawFn) -> Example:
     )
     # Stochastic depth and the dropout of attention in torch draw by torch's generator.
     options, how = settings(draw, is_random=True, large=40)
+    if "attention=favor" in overrides:
+        options["dynamic"] = False  # Dynamo takes minutes for its symbolic sizes
     return Example("\n".join(lines), options, how)
