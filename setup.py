@@ -109,8 +109,10 @@ setup(
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of
         # ops and modules import it. hypothesis: tests/fuzz. accelerate, peft: what swapped models are used with.
+        # cloudpickle: how joblib and Ray send functions.
         "test": [
             "accelerate>=1.10",
+            "cloudpickle>=3",
             "expecttest",
             "hypothesis>=6.100",
             "matplotlib>=3.8",

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from fuselayers.ops import philox
+from fuselayers.ops import draw, philox
 from fuselayers.ops.implementations import dispatch
 from fuselayers.ops.implementations.interpreter import patch_interpreter
 from fuselayers.ops.implementations.triton_language import tl
@@ -102,7 +102,9 @@ def fake_gpu() -> Iterator[Gpu]:
     settings = {"force_disable_caches": True, "joint_custom_pre_pass": _move_to_cpu}
     with pytest.MonkeyPatch.context() as patch, config.patch(settings), _bool_masks():
         patch.setattr(philox, "_dtype_on_cpu", torch.bool)
-        patch.setattr(dispatch, "_is_on_gpu", lambda tensor: tensor.is_meta)
+        patch.setattr(dispatch, "is_on_gpu", lambda tensor: tensor.is_meta)
+        drawn = draw._drawn
+        patch.setattr(draw, "_drawn", lambda device: drawn(torch.device("cpu")))
         patch.setattr(compile_fx, "compile_fx", functools.partial(gpu._compile, compile_fx.compile_fx))
         inner = functools.partial(gpu._compile_on_cuda, compile_fx.compile_fx_inner)
         patch.setattr(compile_fx, "compile_fx_inner", inner)
@@ -154,7 +156,9 @@ def _move(graph: fx.Graph, device_name: str) -> list[Any]:
     device = torch.device(device_name)
     for node in graph.nodes:
         if "device" in node.kwargs:
-            node.kwargs = {**node.kwargs, "device": device}
+            # The draw of a seed takes an empty permutation, which really is made.
+            made = node.target is torch.ops.aten.randperm.default
+            node.kwargs = {**node.kwargs, "device": torch.device("cpu") if made else device}
     inputs = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
     mode = next(value.fake_mode for value in inputs if isinstance(value, FakeTensor))
     with mode:

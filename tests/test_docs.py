@@ -24,7 +24,7 @@ from fuselayers.cli.main import main
 from fuselayers.cli.plan.command import read_arguments
 from fuselayers.components import KINDS, get, names
 from fuselayers.configs import compose
-from fuselayers.configs.sources import split_source
+from fuselayers.configs.build import split_source
 from tests.processes import run
 
 ROOT = Path(__file__).parents[1]

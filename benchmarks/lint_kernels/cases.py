@@ -84,6 +84,13 @@ def _rotary(case: Case, **options: Any) -> object:
     return ops.rotary(*heads, *tables, **options, backend="triton")
 
 
+def _attention(case: Case, *, bias: bool = False, **options: Any) -> object:
+    q, k, v = (case.tensor(8, ROWS // 8, number, case.width).transpose(1, 2) for number in (16, 4, 4))
+    seed = torch.empty((), dtype=torch.int64, device=_META) if options.get("p") else None
+    added = case.tensor(16, ROWS // 8, ROWS // 8) if bias else None
+    return ops.attention(q, k, v, causal=True, bias=added, seed=seed, **options, backend="triton")
+
+
 def _mask(case: Case) -> object:
     seed = torch.empty((), dtype=torch.int64, device=_META)
     return ops.dropout(case.tensor(ROWS, case.width), 0.1, seed=seed, backend="eager")
@@ -135,6 +142,9 @@ CASES: Final[tuple[Case, ...]] = (
     *_cases("residual_rms_norm", "", _op, 4096, 8192),
     *_cases("layer_norm", "", partial(_op, without="bias"), 4096, 8192),
     *_cases("rms_norm", "", _op, 1024, 4096, 8192, 12288, daily=(4096,)),
+    *_cases("attention", "dropout", partial(_attention, p=0.1), 64, 128, dtypes=_16_AND_32, daily=(64,)),
+    *_cases("attention", "window, cap", partial(_attention, window=512, soft_cap=50.0), 128),
+    *_cases("attention", "bias", partial(_attention, bias=True), 64, daily=(64,)),
     *_cases("cross_entropy", "", _op, 32_000, 50_257, dtypes=_16_AND_32, daily=(32_000, 50_257)),
     *_cases("linear_cross_entropy", "", _op, 4096),
     *_cases("rotary", "", _rotary, 64, 128, dtypes=_16_AND_32, daily=(128,)),

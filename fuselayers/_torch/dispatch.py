@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode as FakeCopyMode
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import (
@@ -97,6 +98,16 @@ def is_dynamo_tracing() -> bool:
 @constant_in_dynamo
 def _is_traced_in_a_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def is_recorded() -> bool:
+    """True in `torch.jit.trace`, `torch.fx.symbolic_trace` and `make_fx`, where a compiled function raises an error."""
+    return jit_is_tracing() or bool(is_fx_symbolic_tracing())
+
+
+def is_in_backward() -> bool:
+    """True in a function that a backward of this thread calls, such as the forward that a checkpoint repeats."""
+    return torch._C._current_graph_task_id() >= 0
 
 
 def is_wrapper(value: object) -> bool:

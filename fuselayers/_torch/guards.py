@@ -2,7 +2,10 @@
 
 import collections
 import contextlib
+import functools
 import inspect
+import os
+import tempfile
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
+
+from ..errors import in_one_line, say_once
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -37,6 +42,30 @@ def outside_dynamo(fn: _Function) -> _Function:
     return fn
 
 
+def need_cache_folder() -> None:
+    """Give torch a temporary folder for its cache if the one that the user set cannot be made.
+
+    `import torch._dynamo` makes the folder. If that fails, the module cannot be imported again in this process.
+    """
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder is None:  # torch's own is inside the folder for temporary files
+        return
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        own = _temporary_folder()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = own.name
+        say_once(
+            f"the folder of TORCHINDUCTOR_CACHE_DIR cannot be made ({in_one_line(error)}); until this process ends, "
+            f"torch's cache is in {own.name}"
+        )
+
+
+@functools.cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="torchinductor_")
+
+
 def compilations_of_frame() -> int:
     """Return how often Dynamo has compiled the code that it is compiling now, this time included."""
     compile_id = torch._guards.CompileContext.current_compile_id()
@@ -60,6 +89,7 @@ def torch_compile(fn: Any, *, name: str, recompile_limit: int, **options: Any) -
     takes_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
     if takes_limit:
         options["recompile_limit"] = recompile_limit
+    need_cache_folder()
     compiled = torch.compile(own, **options)
     config: Any = torch._dynamo.config
 
@@ -124,6 +154,7 @@ def forget_compiled_code(backend: Any) -> Iterator[None]:
     Dynamo inlines most calls, but after a graph break it compiles each called function separately. Its cache would keep
     these graphs. They would count towards the recompile limit, and their sizes would make later graphs symbolic.
     """
+    need_cache_folder()
     from torch._dynamo import config, eval_frame, pgo
     from torch._dynamo.convert_frame import register_bytecode_hook
     from torch._dynamo.guards import DeletedGuardManagerWrapper

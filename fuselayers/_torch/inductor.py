@@ -119,8 +119,9 @@ _last_of_graph: Final[weakref.WeakKeyDictionary[Any, dict[Any, Any]]] = weakref.
 def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) -> None:
     """Make Inductor's code run the calls of an op that draws a number in the graph's order.
 
-    Each call but the first on a device is torch's own `randint_like`, with the result of the previous call as argument:
-    that saves the host a call of Python, some 10 us. Calls in a nested graph are ordered among themselves. To save
+    Each call becomes torch's own `randint_like`, with the result of the previous call on the device as argument; the
+    first becomes `randint`. That saves the host a call of Python, some 10 us, and `cpp_wrapper` cannot call an op that
+    takes a device, unless it is torch's. Calls in a nested graph are ordered among themselves. To save
     memory, Inductor reorders calls that do not depend on each other, even calls of random ops, which read and change
     the generator (https://github.com/pytorch/pytorch/issues/192635).
 
@@ -136,13 +137,16 @@ def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) ->
         return
     from torch._inductor.virtualized import V
 
-    run_op = lowering.fallback_handler(op, add_to_fallback_set=False)
+    draw = lowering.fallback_handler(torch.ops.aten.randint.low, add_to_fallback_set=False)
     draw_like = lowering.fallback_handler(torch.ops.aten.randint_like.low_dtype, add_to_fallback_set=False)
 
     def drawn(unread: Any, *, device: torch.device) -> Any:
         last = _last_of_graph.setdefault(V.graph, {})
         place = unread.get_device()  # has an index, which `device` may lack
-        last[place] = draw_like(last[place], lowest, highest) if place in last else run_op(unread, device=device)
+        if place in last:
+            last[place] = draw_like(last[place], lowest, highest)
+        else:
+            last[place] = draw(lowest, highest, [], dtype=torch.int64, device=place)
         return last[place]
 
     lowering.register_lowering(op, type_promotion_kind=None)(drawn)

@@ -1,7 +1,7 @@
 """onednn -- products of float32 matrices by the oneDNN that torch carries.
 
-torch's own `mm` and `linear` call MKL for float32 on a CPU. The only way to oneDNN is a private op. It reads `a` and
-`b` with any strides, but its bias must be contiguous, or the result is wrong.
+torch's own `mm` and `linear` call MKL for float32 on a CPU. The only way to oneDNN is a private op. It takes
+any strides, and copies an `a` that is not contiguous. Its bias must be contiguous, or the result is wrong.
 """
 
 import torch

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from ..configs import build, compose
-from ..configs.sources import split_source
+from ..configs.build import split_source
 from ..partition import PARTITIONERS, eager_view, explain, partitioner
 from .example import example_batch, sizes_of
 from .files import write_text
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     source, overrides = split_source(arguments.overrides)
     config = compose(source or "gpt_nano", overrides)
     cut = partitioner(arguments.partition or config.fusion.partition)
-    backend = arguments.backend or {"auto": "inductor"}.get(config.fusion.backend, config.fusion.backend)
+    backend = arguments.backend or config.fusion.backend
     compress = config.fusion.compress
     # A model on the meta device takes no memory. The errors of compression need real numbers.
     device = "meta" if compress is None else "cpu"

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from ..components import registry
 from ..configs import GROUPS, build, choices, compose, to_yaml
+from ..configs.build import parse_overrides
 from ..configs.costs import parameter_counts
-from ..configs.group_files import COMPONENT_GROUPS
-from ..configs.schemas import SECTIONS
-from ..configs.sources import parse_overrides
+from ..configs.sections import COMPONENT_GROUPS, SECTIONS
 from ..configs.tables import TABLES, OptionRow, option_rows
 from ..names import no_such
 from .parser import add_imports

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from .ranges import Count, Size, in_range
+from .option import Count, Size, checked
 from .registry import register
 
 
@@ -40,7 +40,7 @@ class TokenEmbedding(nn.Embedding):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"vocab_size", "hidden_dim"})
 
-    @in_range
+    @checked
     def __init__(self, vocab_size: Size, hidden_dim: Size, *, scale: bool = False) -> None:
         super().__init__(vocab_size, hidden_dim)
         self.scale = scale
@@ -83,7 +83,7 @@ class PatchEmbedding(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"hidden_dim", "patch_size", "channels"})
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

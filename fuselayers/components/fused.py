@@ -25,7 +25,7 @@ from ..ops import (
 from .fused_op import check_names, op_for
 from .hooks import has_hooks
 from .norm import LayerNorm, join
-from .ranges import NotNegative, Probability, Size, in_range
+from .option import NotNegative, Probability, Size, checked
 from .registry import register
 
 
@@ -46,7 +46,7 @@ class BiasedOp(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
-    @in_range
+    @checked
     def __init__(
         self, op: Callable[..., Any], *, p: Probability, bias_shape: Size | None, backend: str, partition: str
     ) -> None:
@@ -95,7 +95,7 @@ class FusedBiasActivationDropout(BiasedOp):
     [0.0, 0.0, 1.0, 2.0]
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         p: Probability,
@@ -130,7 +130,7 @@ class FusedBiasDropoutResidual(BiasedOp):
     [11.0, 12.0]
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         p: Probability,
@@ -174,7 +174,7 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
     [11.0, 12.0]
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         p: Probability,

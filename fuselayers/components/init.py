@@ -26,8 +26,7 @@ from typing import Any, Final, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..names import no_such
-from .ranges import NotNegative, Positive, Size, in_range
+from .option import NotNegative, Positive, Size, checked
 
 Scheme = Literal["gpt2", "bert", "small", "deepnorm", "vit", "mup"]
 
@@ -52,7 +51,7 @@ _NOT_SCALED: Final = (*_OUTSIDE, "without_width")
 _VIT_TOKEN_STD: Final = 1e-6
 
 
-@in_range
+@checked
 def initialise(
     model: nn.Module,
     scheme: Scheme,
@@ -126,9 +125,7 @@ def initialise(
 
 
 def check_scheme(scheme: str, *, base_width: int | None) -> None:
-    """Raise ValueError for an unknown scheme, mup without a base width, or a base width without mup."""
-    if scheme not in SCHEMES:
-        raise ValueError(no_such("init scheme", scheme, SCHEMES))
+    """Raise ValueError for mup without a base width, or a base width without mup."""
     if scheme == "mup" and base_width is None:
         raise ValueError("init 'mup' needs base_width, the width at which std and learning rate were tuned")
     if scheme != "mup" and base_width is not None:
@@ -146,7 +143,7 @@ def logit_factor(hidden_dim: int, base_width: int | None) -> float:
     return 1.0 if base_width is None else base_width / hidden_dim
 
 
-@in_range
+@checked
 def parameter_groups(model: nn.Module, learning_rate: Positive, base_width: Size) -> list[dict[str, Any]]:
     """Return parameter groups for Adam with init mup, which scales the learning rate of matrices by B / D.
 

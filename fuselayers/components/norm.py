@@ -32,7 +32,7 @@ from ..ops import (
 from ..ops.shapes import check_like, check_row_vector, check_rows
 from .checks import check_last_dim
 from .hooks import has_hooks
-from .ranges import NotNegative, Positive, Size, in_range
+from .option import NotNegative, Positive, Size, checked
 from .registry import register
 
 
@@ -134,7 +134,7 @@ class LayerNorm(Norm):
     tensor([1., 3.])
     """
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-5, bias: bool = True) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
@@ -172,7 +172,7 @@ class RMSNorm(Norm):
     tensor([ 1., -1.])
     """
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size, *, eps: NotNegative = 1e-6, unit_offset: bool = False) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
@@ -229,7 +229,7 @@ class DynamicTanh(Norm):
     # Its weight is not the scale of a normalised x; see `carry_weights`.
     weights_mean: ClassVar[str] = "scale of a tanh"
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size, *, alpha: Positive = 0.5, bias: bool = True) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim
@@ -269,7 +269,7 @@ class SkipNorm(Norm):
     tensor([ 3., -3.])
     """
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim

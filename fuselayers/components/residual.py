@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from ..ops import Shard, bias_dropout_residual, dropout
 from .norm import Norm
-from .ranges import Count, Positive, Probability, Size, in_range
-from .registry import Choice, as_choice, create, register
+from .option import Count, Positive, Probability, Size, checked, create
+from .registry import Choice, as_choice, register
 
 Sublayer = Callable[[Tensor], Tensor]
 
@@ -60,7 +60,7 @@ class Residual(nn.Module):
     # Whether a stack of blocks in this style needs a norm after the last one.
     final_norm: ClassVar[bool]
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -191,7 +191,7 @@ class DeepNormResidual(PostResidual):
     2.0
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -261,7 +261,7 @@ class ParallelResidual(Residual):
 
     final_norm: ClassVar[bool] = True
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

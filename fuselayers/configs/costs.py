@@ -15,9 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .._torch.dispatch import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from ..partition.inspect.saved_bytes import saved_by_call
-from .build import build, compose
-from .schemas import Config
-from .sources import Source
+from .build import Source, build, compose
+from .sections import Config
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ..names import shown
-from .build import build
+from .build import Source, build
 from .group_files import choices
 from .hugging_face import config_of, matched
-from .sources import Source
 
 CONFIG: Final = "config.yaml"  # as `fuselayers export` writes it
 _CONFIG: Final = "config.json"

@@ -8,12 +8,6 @@ The shipped folder is `groups`. `hydra.searchpath` adds others with the same lay
 
 # Note: [which file wins] Hydra takes the first file of a name, and searches the shipped folder first. A file that a
 # shipped name or a registered component would hide raises an error. Hydra alone would ignore it silently.
-#
-# Note: [why no structured configs] A dataclass per component, made from its signature and put into Hydra's ConfigStore,
-# would check types while Hydra composes. But it rejects a swap that must work (llama_tiny sets multiple_of, which
-# feedforward=mlp does not have). It accepts "4" as a number and 1 as true, and supports neither Literal nor
-# `Choice | str`. Its errors do not show the value. The groups' files of two lines would remain: a user's Hydra
-# application finds files without importing this library.
 
 import functools
 import os
@@ -31,18 +25,12 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..components import names, options
+from ..components import names
 from ..components.registry import of_another_kind
 from ..names import no_such, shown
-from ..other_names import ours_for
-from .schemas import SECTIONS, section_options
+from .sections import COMPONENT_GROUPS, COMPONENT_SECTIONS, GROUPS, check_group
 from .values import plain_copy, read_yaml
 
-# A choice in these groups names a file or a registered component, so `feedforward=mine` needs no YAML.
-COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
-# The sections that name a component.
-COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
-GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
 SHIPPED: Final = Path(__file__).resolve().parent / "groups"
 
 _PACKAGE: Final = re.compile(r"^[ \t]*#[# \t]*@package[ \t]+(\S+)", flags=re.MULTILINE)
@@ -67,39 +55,13 @@ def choices(group: str, searchpath: Sequence[str] = ()) -> tuple[str, ...]:
     return names_in(open_folders(searchpath), group)
 
 
-def check_group(group: str) -> None:
-    """Raise ValueError, with the nearest name, if there is no such group."""
-    if group not in GROUPS:
-        raise ValueError(no_such("config group", group, GROUPS, elsewhere=paths_with(group)))
-
-
-def paths_with(option: str, *, without: str = "") -> list[str]:
-    """Return the paths of the options with this name, or with ours for it, in every section but one. For error texts.
-
-    >>> paths_with("num_layers"), paths_with("lr")
-    (['model.num_layers'], ['train.learning_rate'])
-    """
-    for wanted in (option, *ours_for(option)):
-        paths = [f"{group}.{wanted}" for group in GROUPS if group != without and wanted in _options_in(group)]
-        if paths:
-            return paths
-    return []
-
-
-def _options_in(group: str) -> set[str]:
-    """Return the names of the options of a section, whichever component it names."""
-    if group in SECTIONS:
-        return {option.name for option in section_options(SECTIONS[group])}
-    return {option.name for name in names(group) for option in options(group, name)}
-
-
 def names_in(folders: Sequence[Path], group: str) -> tuple[str, ...]:
     """Return the sorted names that may be chosen in a group."""
     files = {name for folder in folders for name in _files(folder, group)}
     return tuple(sorted(files.union(names(group) if group in COMPONENT_GROUPS else ())))
 
 
-def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+def composed_files(presets: dict[str, str], folders: tuple[Path, ...]) -> dict[str, dict[str, Any]]:
     """Return every section as composed from the files, with unresolved references and without the components' defaults.
 
     `presets` is group -> choice. The model's file chooses in the other groups.
@@ -107,25 +69,24 @@ def composed_files(presets: dict[str, str], folders: Sequence[Path]) -> dict[str
     Raises:
         ValueError: a group has no such choice, or Hydra cannot compose a user's file.
     """
-    for group, choice in presets.items():
-        _check_name(folders, group, choice)
-    return _composed("config", tuple(f"{group}={choice}" for group, choice in presets.items()), tuple(folders))
+    compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
+    # A copy, since the next call may return the same object.
+    sections: Any = OmegaConf.to_container(compose_files("config", (*presets.items(),), folders), resolve=False)
+    return dict(sections)
 
 
-def component_file(group: str, choice: str, folders: Sequence[Path]) -> dict[str, Any]:
+def component_file(group: str, choice: str, folders: tuple[Path, ...]) -> dict[str, Any]:
     """Return the section of a choice in a group of components: the registered name, or the content of its file.
+
+    The name is None if the file has none.
 
     Raises:
         ValueError: as `composed_files`.
     """
     if choice in names(group):
         return {"name": choice}
-    _check_name(folders, group, choice)
-    section: dict[str, Any] = _composed(None, (f"+{group}={choice}",), tuple(folders))[group]
-    if not isinstance(section.get("name"), str):
-        shown_name = shown(section.get("name"))
-        raise ValueError(f"{group} must name a {group}, got {shown_name}; there are: {', '.join(names(group))}")
-    return section
+    section: Any = OmegaConf.to_container(_by_hydra(None, ((group, choice),), folders), resolve=False)
+    return {"name": None, **section[group]}
 
 
 def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
@@ -135,16 +96,11 @@ def _check_name(folders: Sequence[Path], group: str, name: str) -> None:
         raise ValueError(no_such(group, name, known) + of_another_kind(group, name))
 
 
-def _composed(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> dict[str, Any]:
-    compose_files = _by_hydra_once if folders == (SHIPPED,) else _by_hydra
-    # A copy, since the next call may return the same object.
-    sections: Any = OmegaConf.to_container(compose_files(primary, overrides, folders), resolve=False)
-    for group in sections:
-        check_group(group)  # a file may name another package
-    return dict(sections)
-
-
-def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+def _by_hydra(primary: str | None, choices: tuple[tuple[str, str], ...], folders: tuple[Path, ...]) -> DictConfig:
+    """Return what Hydra composes from a primary config and group choices."""
+    for group, name in choices:
+        _check_name(folders, group, name)
+    overrides = [f"{'' if primary else '+'}{group}={name}" for group, name in choices]
     # Note: [the caller's Hydra] Hydra's public API changes process-wide singletons. A caller may build a model inside
     # their own Hydra application, so all three are restored.
     quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders[1:]]
@@ -155,7 +111,7 @@ def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
         instance.clear()
         try:
             with initialize_config_dir(str(SHIPPED), job_name=name, version_base="1.3"):
-                return compose(primary, [*overrides, search_path])
+                sections = compose(primary, [*overrides, search_path])
         except RecursionError as error:
             raise ValueError(f"{' '.join(overrides)}: the files include each other in a circle") from error
         except (HydraException, OmegaConfBaseException) as error:
@@ -163,6 +119,9 @@ def _by_hydra(primary: str | None, overrides: tuple[str, ...], folders: tuple[Pa
         finally:
             GlobalHydra.set_instance(instance)
             instance.hydra, versions.version_base = hydra, version
+    for section in sections:
+        check_group(str(section))  # a file may name another package
+    return sections
 
 
 # Only for the shipped files, which do not change while the program runs. Hydra takes 50 ms (2 CPU cores).

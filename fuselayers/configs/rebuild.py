@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..components import Carried, carry_weights, compare_weights
-from .build import build, compose
-from .sources import Source
+from .build import Source, build, compose
 
 
 class RebuildWarning(UserWarning):

@@ -1,90 +1,313 @@
-"""Sections of a config that name a component: change them, complete them, and check them against the signature.
+"""The sections of a config: their options, how a change applies, and the finished `Config`.
 
-Such a section is a plain dict {"name": a registered name, option: value, ...}. An option may hold a component too, such
-as a model's block or the expert of a mixture. Its value is such a dict, or only the name.
+The section of a component is a plain dict {"name": a registered name, option: value, ...} with every option that has a
+value. An option may hold a component too, such as a model's block or the expert of a mixture; its value is such a dict.
+The other sections are dataclasses, described by their annotations.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from omegaconf import Container, DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, InterpolationResolutionError
 
-from ..components import REQUIRED, Choice, LayerChange, Option, names, options
+from ..components import REQUIRED, Choice, LayerChange, names
+from ..components.fused_op import check_names
 from ..components.model.layers import PARTS
-from ..components.registry import no_option
+from ..components.option import (
+    Count,
+    Decay,
+    NotNegative,
+    Positive,
+    Range,
+    Size,
+    checked,
+    construct,
+    described,
+    judged,
+    no_option,
+    options_of,
+)
 from ..names import no_such, shown
-from .group_files import COMPONENT_SECTIONS, paths_with
-from .schemas import SECTIONS, Config, alternatives, checked_option, section_options
+from ..other_names import ours_for
+from ..partition import partitioner
 from .values import REFERENCE, plain_copy
 
 # The options of models whose values are lists of {at: layers, component: its name or options}.
 _LAYER_OPTIONS: Final = ("layers", "decoder_layers")
-_MISSING: Final = "???"
 _ABSENT: Final = object()
+Section = TypeVar("Section", bound=type)
+
+
+def _section(name: str) -> Callable[[Section], Section]:
+    """Decorate the dataclass of a section to judge its fields, under their paths in a config."""
+
+    def decorate(section: Section) -> Section:
+        section.__init__ = checked(section.__init__, where=name)  # type: ignore[misc]
+        return section
+
+    return decorate
+
+
+@_section("fusion")
+@dataclass(frozen=True)
+class FusionConfig:
+    """How much of a model is fused, and how.
+
+    Raises:
+        ValueError: an unknown backend, partitioner, compression or scope.
+    """
+
+    backend: Annotated[str, "the compiler of the two graphs, as `fuse` takes it"] = "auto"
+    partition: Annotated[
+        str,
+        "how `fuse` chooses what to save for backward: min_cut, default, budget:0.5 (a share), budget:2GB (bytes), "
+        "budget:peak:2GB (the most that forward and backward hold at once)",
+    ] = "min_cut"
+    compress: Annotated[str | None, "large saved values in fewer bits: int8, float8 or bfloat16; null is exact"] = None
+    scope: Annotated[
+        Literal["none", "block", "model"], "what is fused as one function: none, each block, or the whole model"
+    ] = "block"
+
+    def __post_init__(self) -> None:
+        check_names(self.backend, self.partition, compress=self.compress)
+
+
+@_section("train")
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A training run.
+
+    Raises:
+        ValueError, TypeError: a value is out of range, or has another type.
+    """
+
+    steps: Annotated[Size, "updates of the weights (steps)"]
+    batch_size: Annotated[Size, "sequences in a micro-batch (sequences)"]
+    accumulate: Annotated[Size, "micro-batches whose gradients make one step (micro-batches)"]
+    learning_rate: Annotated[Positive, "the highest rate, after the warm-up (per step)"]
+    min_learning_rate: Annotated[NotNegative, "the rate of the last step, at the end of the cosine (per step)"]
+    warmup_steps: Annotated[Count, "how long the learning rate rises from zero (steps)"]
+    weight_decay: Annotated[NotNegative, "weight decay of AdamW, on matrices only (per unit of learning rate)"]
+    beta1: Annotated[Decay, "decay of AdamW's mean gradient (per step)"]
+    beta2: Annotated[Decay, "decay of AdamW's mean squared gradient (per step)"]
+    clip_norm: Annotated[NotNegative, "the largest norm of the gradient; 0 does not clip"]
+    precision: Annotated[Literal["float32", "bfloat16"], "bfloat16 runs matmuls under autocast; weights stay float32"]
+    seed: Annotated[int, Range(minimum=0, below=2**63), "seed of weights, batches and dropout"]
+    evaluate_every: Annotated[Size, "how often the validation loss is measured (steps)"]
+    evaluate_batches: Annotated[Size, "batches that a validation loss averages (batches)"]
+    checkpoint_every: Annotated[Size, "how often a checkpoint is written (steps)"]
+    keep_checkpoints: Annotated[Size, "how many of the newest checkpoints stay (checkpoints)"]
+    resume: Annotated[str, 'a checkpoint, or the folder of a run, to continue from; "" starts a new run']
+    output: Annotated[str, 'folder of the run; "" makes a new folder in runs/']
+    sample_bytes: Annotated[Count, "length of the text to write at the end; 0 for none (bytes)"]
+    compare: Annotated[bool, "whether to end with a table of eager against fused"]
+    device: Annotated[str, "auto (a GPU where there is one), cpu, or one GPU, such as cuda:0"]
+    log: Annotated[tuple[Literal["tensorboard"], ...], "where the numbers go besides metrics.csv: [] or [tensorboard]"]
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[a-z]+(:[0-9]+)?", self.device):
+            raise ValueError(
+                "train.device must be auto (a GPU where there is one), cpu, or one GPU, such as cuda:0, "
+                f"got {shown(self.device)}"
+            )
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"train.min_learning_rate must be at most train.learning_rate, {self.learning_rate}, "
+                f"got {self.min_learning_rate}; lower it too"
+            )
+
+
+@_section("data")
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The text to train on.
+
+    Raises:
+        ValueError, TypeError: a value is out of range, or has another type.
+    """
+
+    path: Annotated[str, 'a text file or a folder; "" is the source of Python\'s standard library']
+    sequence_length: Annotated[Count, "length of a sequence; 0 for the model's context_length (bytes)"]
+    held_out: Annotated[
+        float, Range(above=0, below=1), "the text held out for validation (share of the files, or of one file's bytes)"
+    ]
+    suffixes: Annotated[
+        tuple[str, ...], "suffixes of the files to read in a folder; [] reads all text files (of Python's library .py)"
+    ]
+
+
+@_section("parallel")
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How a training is spread over the processes that torchrun starts.
+
+    Raises:
+        ValueError: a value has another type or is out of range, `checkpointing` is unknown, or `sequence` is set
+            without `tp`.
+    """
+
+    dp: Annotated[Count, "data parallel: parts of each batch; 0 for as many as the processes allow (groups)"]
+    tp: Annotated[Size, "tensor parallel: parts of each layer (processes of a group)"]
+    sequence: Annotated[bool, "sequence parallel: a tensor-parallel group splits the tokens of the stream too"]
+    shard: Annotated[
+        Literal["none", "ddp", "fsdp"],
+        "with dp above 1: ddp keeps the weights in every process, fsdp (FSDP2) a part of each",
+    ]
+    reshard: Annotated[bool, "whether fsdp frees a block's gathered weights after forward: less memory, more sending"]
+    checkpointing: Annotated[
+        str,
+        "what backward recomputes: none, block (each block), selective (all but attention and every second "
+        "matrix product), or budget:0.5: the fusion core keeps this share of what default saves",
+    ]
+
+    def __post_init__(self) -> None:
+        ways = ("none", "block", "selective")
+        if self.checkpointing not in ways and not self.checkpointing.startswith("budget"):
+            raise ValueError(no_such("parallel.checkpointing", self.checkpointing, (*ways, "budget:0.5")))
+        if self.checkpointing not in ways:
+            partitioner(self.checkpointing)
+        if self.sequence and self.tp == 1:
+            raise ValueError(
+                "parallel.sequence splits the tokens over a tensor-parallel group, but parallel.tp is 1; set "
+                "parallel.tp=2 or more, or leave parallel.sequence out"
+            )
+
+    @property
+    def budget(self) -> str | None:
+        """The partitioner that `checkpointing` names, or None."""
+        return self.checkpointing if self.checkpointing.startswith("budget") else None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A model, its fusion, its training and its data. `compose` makes it.
+
+    A `Choice` names a registered component and holds all of its options. The model's block is a `Choice` too. The
+    model's layers are as the caller wrote them.
+    """
+
+    model: Choice
+    feedforward: Choice
+    attention: Choice
+    norm: Choice
+    residual: Choice
+    position: Choice
+    fusion: FusionConfig
+    train: TrainConfig
+    data: DataConfig
+    parallel: ParallelConfig
+
+
+# The sections that are dataclasses. The others name a component.
+SECTIONS: Final = {"fusion": FusionConfig, "train": TrainConfig, "data": DataConfig, "parallel": ParallelConfig}
+
+# A choice in these groups names a file or a registered component, so `feedforward=mine` needs no YAML.
+COMPONENT_GROUPS: Final = ("feedforward", "attention", "norm", "residual", "position")
+# The sections that name a component.
+COMPONENT_SECTIONS: Final = ("model", *COMPONENT_GROUPS)
+GROUPS: Final = (*COMPONENT_SECTIONS, *SECTIONS)
+
+
+def check_group(group: str) -> None:
+    """Raise ValueError, with the nearest name, if there is no such group."""
+    if group not in GROUPS:
+        raise ValueError(no_such("config group", group, GROUPS, elsewhere=paths_with(group)))
+
+
+def paths_with(option: str, *, without: str = "") -> list[str]:
+    """Return the paths of the options with this name, or with ours for it, in every section but one. For error texts.
+
+    >>> paths_with("num_layers"), paths_with("lr")
+    (['model.num_layers'], ['train.learning_rate'])
+    """
+    known = {group: {*described(SECTIONS[group])} for group in SECTIONS}
+    known |= {group: {key for name in names(group) for key in options_of(group, name)} for group in COMPONENT_SECTIONS}
+    for wanted in (option, *ours_for(option)):
+        paths = [f"{group}.{wanted}" for group in GROUPS if group != without and wanted in known[group]]
+        if paths:
+            return paths
+    return []
 
 
 def changed(
     kind: str,
     section: dict[str, Any],
-    changes: dict[str, Any],
+    changes: str | dict[str, Any],
     *,
     where: str,
     notes: list[str] | None = None,
     merged: bool = False,
 ) -> dict[str, Any]:
-    """Return a section with changes applied. A change of `name` swaps the component first.
+    """Return a section with changes applied. Files, a saved config and overrides are all applied in this way.
 
-    Files, a saved config and overrides are all applied in this way, one after the other. A swap keeps every value that
-    differs from the old component's default, if the new component has the option. Other options take the new
-    component's default.
+    Another `name` starts from the defaults of that component and takes over each set option that it has. An option is
+    set if its value is not the default. Unknown options stay, for `finished` to judge.
 
     Args:
         kind: the kind of the component.
         section: the section before the changes; it may be empty.
-        changes: a section, or options without a name.
+        changes: a name, a section, or options without a name.
         where: the path of the section, for error texts and notes.
         notes: a list that gets one line per swap: the options that it drops, and the defaults that change.
         merged: whether Hydra merged the changes from several files. If so, options of another component are dropped:
             llama_tiny.yaml sets multiple_of for its gated_mlp, also with feedforward=mlp.
 
     Raises:
-        ValueError: no such component or option.
+        ValueError: no such component.
 
     >>> notes = []
-    >>> changed("feedforward", {"name": "mlp", "bias": True}, {"name": "gated_mlp"}, where="feedforward", notes=notes)
-    {'name': 'gated_mlp'}
-    >>> notes
-    ["feedforward=gated_mlp replaces mlp: by default ... activation='silu' (was 'gelu'), bias=False (was True)"]
+    >>> section = changed("feedforward", {}, {"name": "mlp", "dropout": 0.5}, where="feedforward")
+    >>> changed("feedforward", section, {"name": "gated_mlp"}, where="feedforward", notes=notes)["dropout"]
+    0.5
+    >>> notes[0][:69]
+    'feedforward=gated_mlp replaces mlp: by default expansion=2.667 (was 4'
     """
     notes = [] if notes is None else notes
+    changes = {"name": changes} if isinstance(changes, str) else changes
     name = changes.get("name", section.get("name"))
     if not isinstance(name, str):
         raise ValueError(f"{where} must name a {kind}, got {shown(name)}; there are: {', '.join(names(kind))}")
-    known = _options(kind, name)
-    result = {**section, "name": name}
     if section.get("name", name) != name:
-        old = _options(kind, section["name"])
-        kept = [key for key, value in section.items() if key in known and not _is_default(old[key], value)]
-        result = {"name": name, **{key: section[key] for key in kept}}
-        notes += _swap_notes(kind, section, {**result, **changes}, where)
+        section, note = _swapped(kind, section, name, changes)
+        notes += [f"{where}={name} replaces {note}"] if note else []
+    options, result = options_of(kind, name), _defaults(kind, name)
+    result |= section
     for key, value in changes.items():
-        if key == "name":
+        path = f"{where}.{key}"
+        if merged and key not in result.keys() | options.keys() and _knows(kind, key):
+            notes.append(f"{where}: {name} has no option {key}, so {key}={_in_a_note(value)} is dropped")
             continue
-        if key not in known:
-            if merged and any(key in _options(kind, other) for other in names(kind)):
-                notes.append(f"{where}: {name} has no option {key}, so {key}={_in_a_note(value)} is dropped")
-                continue
-            raise ValueError(no_option(kind, name, key, elsewhere=paths_with(key, without=kind)))
-        inner = _kind_within(known[key], value)
-        if inner is not None:
-            path = f"{where}.{key}"
-            before = _as_section(result.get(key, known[key].default) or {}, path)
-            # A default that is not in the section is replaced without a note.
-            noted = notes if key in result else None
-            value = changed(inner, before, _as_section(value, path), where=path, notes=noted, merged=merged)
+        if isinstance(value, (str, dict)) and key in options and (inner := options[key].holds):
+            before = result.get(key) or {}
+            # A default that nobody set is replaced without a note.
+            noted = notes if before != _defaults(kind, name).get(key) else None
+            value = changed(inner, before, value, where=path, notes=noted, merged=merged)
         result[key] = value
     return result
+
+
+def _swapped(kind: str, section: dict[str, Any], name: str, changes: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the options of a section that another component takes over, and what else changes, in words."""
+    old, new = _defaults(kind, section["name"]), _defaults(kind, name)
+    kept, lost = {}, []
+    for key, value in section.items():
+        if key == "name" or value == old.get(key, _ABSENT):
+            continue
+        if key in options_of(kind, name) or key not in options_of(kind, section["name"]):
+            kept[key] = value
+        else:
+            lost.append(f"{key}={_in_a_note(value)}")
+    parts = [
+        f"{key}={_in_a_note(value)} (was {_in_a_note(old[key])})"
+        for key, value in new.items()
+        if key in old and value != old[key] and key not in {"name", *kept, *changes}
+    ]
+    said = [f"by default {', '.join(parts)}"] if parts else []
+    said += [f"dropped {', '.join(lost)}, which {name} does not have"] if lost else []
+    return kept, f"{section['name']}: {'; '.join(said)}" if said else ""
 
 
 def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -92,72 +315,58 @@ def together(kind: str, changes: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     An inner component is chosen before its options are set, in whichever order they come.
     """
+    holders = {key for name in names(kind) for key, option in options_of(kind, name).items() if option.holds}
     sections = [
-        {key: {"name": value} if isinstance(value, str) and _holds_component(kind, key) else value}
+        {key: {"name": value} if isinstance(value, str) and key in holders else value for key, value in change.items()}
         for change in changes
-        for key, value in change.items()
     ]
     merged: dict[str, Any] = OmegaConf.to_container(OmegaConf.merge({}, *sections), resolve=False)  # type: ignore
     return merged
 
 
-def _holds_component(kind: str, key: str) -> bool:
-    return any(
-        key == option.name and _kind_within(option, "") for name in names(kind) for option in options(kind, name)
-    )
+def _knows(kind: str, key: str) -> bool:
+    return any(key in options_of(kind, name) for name in names(kind))
 
 
-def _swap_notes(kind: str, before: dict[str, Any], after: dict[str, Any], where: str) -> list[str]:
-    """Return one line about a swap, or none: options that take another default, and options that are dropped."""
-    old, new = _options(kind, before["name"]), _options(kind, after["name"])
-    parts = [
-        f"{name}={_in_a_note(option.default)} (was {_in_a_note(old[name].default)})"
-        for name, option in new.items()
-        if name in old and name not in after and option.default not in (old[name].default, REQUIRED)
-    ]
-    notes = [f"by default {', '.join(parts)}"] if parts else []
-    dropped = [
-        f"{key}={_in_a_note(value)}"
-        for key, value in before.items()
-        if key != "name" and key not in new and not _is_default(old[key], value)
-    ]
-    if dropped:
-        notes.append(f"dropped {', '.join(dropped)}, which {after['name']} does not have")
-    return [f"{where}={after['name']} replaces {before['name']}: {'; '.join(notes)}"] if notes else []
+def _defaults(kind: str, name: str) -> dict[str, Any]:
+    """Return the section of a component with its defaults, as plain values, without required options."""
+    section: dict[str, Any] = {"name": name}
+    for key, option in options_of(kind, name).items():
+        if isinstance(option.default, (str, Choice)) and (inner := option.holds):
+            default = option.default if isinstance(option.default, str) else plain_copy(option.default)
+            section[key] = changed(inner, {}, default, where=key)
+        elif option.default is not REQUIRED:
+            section[key] = list(option.default) if isinstance(option.default, tuple) else option.default
+    return section
 
 
 def _in_a_note(value: Any) -> str:
     """Return a value as text for the log: a component by its name, a number with four digits."""
-    if isinstance(value, Choice):
-        return value.name
     if isinstance(value, dict) and "name" in value:
         return str(value["name"])
     return f"{value:.4g}" if isinstance(value, float) else shown(value)
 
 
-def _is_default(option: Option, value: Any) -> bool:
-    if option.default is REQUIRED:
-        return False
-    inner = _kind_within(option, value)
-    if inner is None or option.default is None:
-        return bool(value == plain_copy(option.default))
-    value, default = _as_section(value, option.name), _as_section(option.default, option.name)
-    return completed(inner, {**default, **value}, where="") == completed(inner, default, where="")
-
-
-def checked_config(sections: dict[str, dict[str, Any]]) -> Config:
-    """Return the config of all sections, each completed, with references resolved, and checked.
+def finished(sections: dict[str, dict[str, Any]]) -> Config:
+    """Return the config of all sections, with references resolved, and each option judged.
 
     Raises:
         ValueError: an option is missing, is unknown, has another type or is out of range; or a reference names an
             unknown option, a section, a list, or itself.
     """
-    complete = {kind: completed(kind, sections[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    every: dict[str, Any] = {**sections, **complete}
-    tree = OmegaConf.create(every)
-    plain = {name: _resolved(section, name, tree) for name, section in every.items()}
-    components: dict[str, Any] = {kind: checked_choice(kind, plain[kind], where=kind) for kind in COMPONENT_SECTIONS}
-    config = Config(**components, **{name: _section(name, plain[name]) for name in SECTIONS})
+    tree = OmegaConf.create(sections)
+    plain = {name: _resolved(section, name, tree) for name, section in sections.items()}
+    parts: dict[str, Any] = {kind: _choice(kind, plain[kind], kind) for kind in COMPONENT_SECTIONS}
+    for name, section in SECTIONS.items():
+        known = described(section)
+        # OmegaConf's mark of a missing value
+        values = {key: value for key, value in plain[name].items() if value != "???"}
+
+        def unknown(key: str, name: str = name, known: Any = known) -> str:
+            return no_such(f"{name} option", key, known, elsewhere=paths_with(key, without=name))
+
+        parts[name] = construct(section, **judged(values, known, owner=name, where=name, unknown=unknown))
+    config = Config(**parts)
     with_layer_changes(config)  # raises for a wrong layer before anything is built
     return config
 
@@ -184,51 +393,22 @@ def _resolved(value: Any, where: str, tree: DictConfig) -> Any:
     return named
 
 
-def _section(name: str, values: dict[str, Any]) -> Any:
-    known = [option.name for option in section_options(SECTIONS[name])]
-    for option, value in values.items():
-        if option not in known:
-            raise ValueError(no_such(f"{name} option", option, known, elsewhere=paths_with(option, without=name)))
-        if value == _MISSING:
-            raise ValueError(f"{name}.{option} has no value yet; set {name}.{option}=")
-    return SECTIONS[name](**values)
+def _choice(kind: str, section: dict[str, Any], where: str) -> Choice:
+    """Return a section as a `Choice` of judged options."""
+    options = options_of(kind, section["name"])
+    values = {key: value for key, value in section.items() if key != "name"}
+    for key, option in options.items():
+        if isinstance(values.get(key), dict) and (inner := option.holds):
+            values[key] = _choice(inner, values[key], f"{where}.{key}")
+        elif kind == "model" and key in _LAYER_OPTIONS:
+            values[key] = () if values[key] == [] else _layers_as_written(values[key], where=f"{where}.{key}")
 
+    def unknown(key: str) -> str:
+        return no_option(kind, section["name"], key, elsewhere=paths_with(key, without=kind))
 
-def completed(kind: str, section: dict[str, Any], *, where: str) -> dict[str, Any]:
-    """Return a section with all options, in the order of the component's signature.
-
-    Raises:
-        ValueError: no such component, or an option without a default is missing.
-    """
-    result = {"name": section["name"]}
-    for name, option in _options(kind, section["name"]).items():
-        value = section.get(name, option.default)
-        if value is REQUIRED:
-            meaning = f" ({option.doc})" if option.doc else ""
-            raise ValueError(f"{kind} {section['name']!r} needs the option {name!r}{meaning}")
-        inner = _kind_within(option, value)
-        path = f"{where}.{name}"
-        result[name] = value if inner is None else completed(inner, _as_section(value, path), where=path)
-    return result
-
-
-def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
-    """Return a completed section as a `Choice`, each option checked against its annotation and its range.
-
-    Raises:
-        ValueError: an option has another type or is out of range.
-    """
-    fitted: dict[str, Any] = {}
-    for name, option in _options(kind, section["name"]).items():
-        path = f"{where}.{name}"
-        inner = _kind_within(option, section[name])
-        if inner is not None:
-            fitted[name] = checked_choice(inner, section[name], where=path)
-        elif kind == "model" and name in _LAYER_OPTIONS:
-            fitted[name] = _checked_layers(section[name], where=path)
-        else:
-            fitted[name] = checked_option(path, section[name], option)
-    return Choice(section["name"], fitted)
+    owner = f"{kind} {section['name']!r}"
+    values = judged(values, options, owner=owner, where=where, unknown=unknown)
+    return Choice(section["name"], values, judged=values)
 
 
 # Note: [layers as written]
@@ -236,7 +416,7 @@ def checked_choice(kind: str, section: dict[str, Any], *, where: str) -> Choice:
 # entries would hide an override of a saved config: attention.soft_cap=null must also apply to the layers that differ.
 
 
-def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
+def _layers_as_written(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
     """Return the entries of `model.layers` as they were written, with each `at` as text."""
     if not isinstance(entries, (list, tuple)):
         raise ValueError(f"{where} must be a list of mappings {{at: ..., component: ...}}, got {shown(entries)}")
@@ -252,7 +432,7 @@ def _checked_layers(entries: Any, *, where: str) -> tuple[dict[str, Any], ...]:
 
 
 def with_layer_changes(config: Config) -> Choice:
-    """Return the `Choice` of a config's model, with its layers as `LayerChange`s of completed and checked components.
+    """Return the `Choice` of a config's model, with its layers as `LayerChange`s of judged components.
 
     An entry changes a component in the same way as an override.
 
@@ -261,14 +441,11 @@ def with_layer_changes(config: Config) -> Choice:
     """
     model = config.model
     changes = {
-        option: tuple(
-            _layer_change(config, entry, f"model.{option}[{index}]")
-            for index, entry in enumerate(model.options[option])
-        )
+        option: tuple(_layer_change(config, entry, f"model.{option}[{index}]") for index, entry in enumerate(entries))
         for option in _LAYER_OPTIONS
-        if option in model.options
+        if (entries := model.options.get(option))
     }
-    return Choice(model.name, {**model.options, **changes})
+    return replace(model, options={**model.options, **changes}) if changes else model
 
 
 def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerChange:
@@ -279,36 +456,12 @@ def _layer_change(config: Config, entry: dict[str, Any], where: str) -> LayerCha
         path = f"{where}.{kind}"
         # The block is an option of the model. The other components are sections.
         base = config.model.options.get("block") if kind == "block" else getattr(config, kind)
+        if not isinstance(change, (str, dict)):
+            raise ValueError(f"{path} must be a name or a mapping of options, got {shown(change)}")
         try:
-            before = {} if base is None else _as_section(plain_copy(base), path)
-            section = completed(kind, changed(kind, before, _as_section(change, path), where=path), where=path)
+            before = {} if base is None else plain_copy(base)
+            choices[kind] = _choice(kind, changed(kind, before, change, where=path), path)
         except ValueError as error:
             # Some errors do not name the path, and only some layers have this component.
             raise ValueError(str(error) if path in str(error) else f"{path}: {error}") from error
-        choices[kind] = checked_choice(kind, section, where=path)
     return LayerChange(entry["at"], **choices)
-
-
-def _options(kind: str, name: str) -> dict[str, Option]:
-    return {option.name: option for option in options(kind, name)}
-
-
-def _kind_within(option: Option, value: Any) -> str | None:
-    """Return the kind of the component that an option holds, or None if it holds none."""
-    wanted = alternatives(option.annotation)
-    if value is None and type(None) in wanted:
-        return None
-    return option.kind if Choice in wanted else None
-
-
-def _as_section(value: Any, where: str) -> dict[str, Any]:
-    """Return a component as a section. The value is its name, its section or its `Choice`."""
-    if isinstance(value, Choice):
-        return {"name": value.name, **value.options}
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, dict):
-        return value
-    if value is REQUIRED:
-        return {}
-    raise ValueError(f"{where} must be a name or a mapping of options, got {shown(value)}")

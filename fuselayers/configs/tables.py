@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..components import KINDS, REQUIRED, Option, names, options
+from ..components.option import described
 from ..names import no_such
 from .build import compose
-from .schemas import SECTIONS, section_options
+from .sections import SECTIONS
 
 # The kinds and sections that have a table.
 TABLES: Final = (*KINDS, *SECTIONS)
@@ -39,7 +40,7 @@ def option_rows(kind: str) -> list[OptionRow]:
         raise ValueError(no_such("kind", kind, TABLES))
     if kind in SECTIONS:
         shipped = getattr(compose(), kind)
-        return [_row(kind, option, getattr(shipped, option.name)) for option in section_options(SECTIONS[kind])]
+        return [_row(kind, option, getattr(shipped, option.name)) for option in described(SECTIONS[kind]).values()]
     rows = []
     for name in names(kind):
         rows += [_row(name, option, option.default) for option in options(kind, name)] or [OptionRow(name)]

@@ -4,6 +4,7 @@ from ..other_names import missing_attribute as __getattr__  # noqa: F401
 from .activations import ACTIVATIONS as ACTIVATIONS
 from .activations import activate as activate
 from .activations import check_activation as check_activation
+from .attention import attention as attention
 from .bias_activation_dropout import bias_activation_dropout as bias_activation_dropout
 from .bias_dropout_residual import bias_dropout_residual as bias_dropout_residual
 from .bias_dropout_residual_layer_norm import bias_dropout_residual_layer_norm as bias_dropout_residual_layer_norm

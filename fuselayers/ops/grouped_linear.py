@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .implementations import autocast_dtype, define
-from .linear import onednn_wins, product
+from .linear import product, takes_onednn
 
 __all__ = ["grouped_linear"]
 
@@ -67,8 +67,8 @@ def _run_weight_gradients(dy_RF: Tensor, x_RD: Tensor, ends_E: Tensor) -> Tensor
 
 
 def _multiply(a_MK: Tensor, b_KN: Tensor, out_MN: Tensor) -> None:
-    if a_MK.is_cpu and onednn_wins():
-        out_MN.copy_(product(a_MK, b_KN))  # oneDNN has no form that writes into a tensor
+    if takes_onednn(a_MK, b_KN, least_flops=1 << 24):  # it cannot write into a tensor, so the result is copied
+        out_MN.copy_(product(a_MK, b_KN))
     else:
         torch.mm(a_MK, b_KN, out=out_MN)
 

@@ -6,7 +6,7 @@
 
     dx = dy weight      dweight = dy^T x      dbias = sum over rows of dy
 
-Saved for backward: x and the weight, as `F.linear` saves them.
+Saved for backward: x if the weight needs a gradient, the weight if x needs one; as `F.linear` saves them.
 
 Note: [oneDNN on an AMD processor] In float32 torch calls MKL, which on a processor of AMD takes its AVX2 code even
 where there is AVX-512. oneDNN takes AVX-512. GFLOP/s of one core (AMD EPYC, Zen 5, torch 2.13), MKL / oneDNN:
@@ -35,10 +35,12 @@ from ..hardware import processor_is_amd
 from .cpu import has_kernels, rows, run
 from .implementations import PLAIN, define, in_cpp, needs_grad
 
-__all__ = ["is_faster_in_onednn", "linear", "onednn_wins", "product"]
+__all__ = ["is_faster_in_onednn", "linear", "onednn_wins", "product", "takes_onednn"]
 
 # Measured over 170 shapes. A call of oneDNN takes 12 us, one of MKL 1 us.
 _LEAST_FLOPS: Final = 1 << 22
+# An autograd function in Python takes 40 us for both directions.
+_LEAST_FLOPS_RECORDED: Final = 1 << 24
 _LEAST_RESULT: Final = 1 << 12  # elements: MKL is the faster one for [4096, 2] at any inner size
 _LEAST_SIZE: Final = 4
 
@@ -65,7 +67,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     x_RK = x.reshape(-1, x.shape[-1])
     if needs_grad(x, weight, bias):
-        y_RN: Tensor = _Linear.apply(x_RK, weight, bias)  # type: ignore[no-untyped-call]
+        y_RN: Tensor = _Linear.apply(x_RK, weight.t(), bias)  # type: ignore[no-untyped-call]
     else:
         y_RN = _onednn_product(x_RK, weight.t(), bias)
     # The view is made here, since a view that a custom function returns cannot be written into.
@@ -74,21 +76,26 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product(a_MK: Tensor, b_KN: Tensor) -> Tensor:
     """Return a @ b, by the rule of `linear`. For code that autograd does not record, such as backwards."""
+    return _onednn_product(a_MK, b_KN) if takes_onednn(a_MK, b_KN) else a_MK @ b_KN
+
+
+def takes_onednn(a_MK: Tensor, b_KN: Tensor, *, least_flops: int = _LEAST_FLOPS) -> bool:
+    """Return whether `product` calls oneDNN. Used also where a product's result would have to be copied."""
     if is_intercepted() or not _are_plain(a_MK, b_KN) or not onednn_wins():
-        return a_MK @ b_KN
+        return False
     (rows, inner), columns = a_MK.shape, b_KN.shape[1]
     batched = is_batched_gradient(a_MK) or is_batched_gradient(b_KN)
-    return a_MK @ b_KN if batched or not is_faster_in_onednn(rows, inner, columns) else _onednn_product(a_MK, b_KN)
+    return not batched and is_faster_in_onednn(rows, inner, columns, least_flops=least_flops)
 
 
-def is_faster_in_onednn(rows: int, inner: int, columns: int) -> bool:
+def is_faster_in_onednn(rows: int, inner: int, columns: int, *, least_flops: int = _LEAST_FLOPS) -> bool:
     """Return whether oneDNN multiplies [rows, inner] by [inner, columns] faster than MKL, where `onednn_wins`.
 
     >>> is_faster_in_onednn(1024, 128, 512), is_faster_in_onednn(64, 64, 64)
     (True, False)
     """
     return (
-        2 * rows * inner * columns >= _LEAST_FLOPS
+        2 * rows * inner * columns >= least_flops
         and rows * columns >= _LEAST_RESULT
         and min(rows, inner, columns) >= _LEAST_SIZE
     )
@@ -106,22 +113,23 @@ def _machine_prefers_onednn() -> bool:
 
 
 def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    if is_intercepted() or not _are_plain(x, weight) or not onednn_wins():  # a compiler must not trace the others
+    # A compiler must not trace the rest. Then the test that most calls fail: a token takes 1 us more, not 4.
+    if is_intercepted() or not _are_plain(x, weight) or x.dim() < 2 or weight.dim() != 2 or not x.shape[-1]:
         return False
-    if torch.is_autocast_enabled("cpu") or jit_is_tracing():
+    sizes = x.numel() // x.shape[-1], x.shape[-1], weight.shape[0]
+    records = needs_grad(x, weight, bias)
+    if not is_faster_in_onednn(*sizes, least_flops=_LEAST_FLOPS_RECORDED if records else _LEAST_FLOPS):
         return False
-    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1] or not x.shape[-1]:
-        return False  # a vector, an empty sum, or an error of torch
-    if bias is not None and not (_are_plain(bias) and bias.is_contiguous() and bias.shape == weight.shape[:1]):
-        return False
-    return is_faster_in_onednn(x.numel() // x.shape[-1], x.shape[-1], weight.shape[0])
+    if not onednn_wins() or torch.is_autocast_enabled("cpu") or jit_is_tracing() or x.shape[-1] != weight.shape[1]:
+        return False  # torch raises for sizes that do not fit
+    return bias is None or (_are_plain(bias) and bias.is_contiguous() and bias.shape == weight.shape[:1])
 
 
 def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return a @ b + bias. The bias must be contiguous.
 
-    oneDNN reads `b` with any strides. torch copies an `a` that is not contiguous, such as the dy^T of a weight's
-    gradient, on one thread: this copy took half of the time on two threads.
+    oneDNN reads `b` in place with any strides. torch copies an `a` that is not contiguous, such as the dy^T of a
+    weight's gradient, on one thread: this copy took half of the time on two threads.
     """
     if not a_MK.is_contiguous() and a_MK.stride(0) == 1 and in_cpp(a_MK) and has_kernels():
         transposed = a_MK.new_empty(a_MK.shape)
@@ -131,26 +139,35 @@ def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) ->
 
 
 def _are_plain(*tensors: Tensor) -> bool:
-    return all(type(tensor) in PLAIN and tensor.dtype == torch.float32 and tensor.is_cpu for tensor in tensors)
+    return all(
+        type(tensor) in PLAIN
+        and tensor.is_cpu
+        and tensor.dtype == torch.float32
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        for tensor in tensors
+    )
 
 
 class _Linear(torch.autograd.Function):
+    # The weight comes transposed, as `F.linear` saves it: a checkpoint compares what forward and its repetition save.
     @staticmethod
-    def forward(ctx: Any, x_RK: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x_RK, weight)
-        return _onednn_product(x_RK, weight.t(), bias)
+    def forward(ctx: Any, x_RK: Tensor, weight_KN: Tensor, bias: Tensor | None) -> Tensor:
+        wants_x, wants_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x_RK if wants_weight else None, weight_KN if wants_x else None)
+        ctx.by_rows = weight_KN.stride(0) == 1
+        return _onednn_product(x_RK, weight_KN, bias)
 
     @staticmethod
     def backward(ctx: Any, dy_RN: Tensor) -> tuple[Tensor | None, ...]:
-        x_RK, weight = ctx.saved_tensors
+        x_RK, weight_KN = ctx.saved_tensors
         # Under create_graph autograd records this backward, and can differentiate torch's product only.
         multiply = torch.matmul if torch.is_grad_enabled() else product
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
-        return (
-            multiply(dy_RN, weight) if wants_x else None,
-            multiply(dy_RN.t(), x_RK) if wants_weight else None,
-            dy_RN.sum(0) if wants_bias else None,
-        )
+        dweight_KN = None
+        if wants_weight:  # autograd would copy a gradient whose layout is not the weight's
+            dweight_KN = multiply(dy_RN.t(), x_RK).t() if ctx.by_rows else multiply(x_RK.t(), dy_RN)
+        return multiply(dy_RN, weight_KN.t()) if wants_x else None, dweight_KN, dy_RN.sum(0) if wants_bias else None
 
 
 def _run_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -65,8 +65,9 @@ def fuse(
             the module's class. Both share all attributes: parameters, buffers, submodules, mode and hooks. The module
             itself still runs eagerly. Only `forward` is compiled. A `__call__` that the class defines runs eagerly
             before it, so that errors of its argument checks keep their text.
-        backend: "auto" (Inductor if it can compile here, else eager; nothing is measured), "eager", "inductor",
-            "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's package, on a GPU).
+        backend: "auto" ("triton" on a GPU, "inductor" elsewhere, "eager" where neither compiles; nothing is measured),
+            "eager", "inductor", "triton" (Inductor with this library's kernels, on a GPU), or "nvfuser" (NVIDIA's
+            package, on a GPU).
         partition: "min_cut", "default", "budget:0.5" or `budget(0.5)`, "budget:peak:2GB" or `budget(peak="2 GB")`, or a
             function with AOTAutograd's partitioner signature.
         compress: "int8", "float8" or "bfloat16" saves large values for backward in fewer bits, with any partitioner;
@@ -77,9 +78,10 @@ def fuse(
         dynamic: None makes a size symbolic when it first changes; True from the start; False never.
         fullgraph: True raises where Dynamo would split the function in several graphs; the message says at which line.
         torch_random: True draws torch's own random ops (`F.dropout`, `rand_like`) from torch's generator in eager's
-            order, so that `torch.manual_seed` gives the numbers of the plain function. False lets the backend draw
-            its own masks, which is cheaper. Neither saves a mask on the CPU. True saves 5 KB of generator state for
-            each op, which no budget counts. This library's ops give the same mask on every backend either way.
+            order, so that `torch.manual_seed` gives the numbers of the plain function. False gives `F.dropout` the
+            masks of this library, the same on every backend and device, which is cheaper. Neither saves a mask on the
+            CPU. True saves 5 KB of generator state for each op, which no budget counts. This library's ops give the
+            same mask on every backend either way.
 
     Raises:
         ValueError: an unknown backend, partitioner or compression; the message lists what there is.

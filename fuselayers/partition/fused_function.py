@@ -14,7 +14,7 @@ import torch
 import torch.fx as fx
 from torch import nn
 
-from .._torch.dispatch import is_compiling, tangents_are_active
+from .._torch.dispatch import is_compiling, is_recorded, tangents_are_active
 from .._torch.guards import compilations_of_frame, inner_error, torch_compile
 from ..errors import BackendUnavailableError
 from ..names import name_of
@@ -104,8 +104,8 @@ class FusedFunction:
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        # Another compiler traces the plain function. Compiled code does not support forward-mode tangents.
-        if is_compiling() or is_fusion_disabled() or tangents_are_active():
+        # Another compiler or tracer gets the plain function. Compiled code does not support forward-mode tangents.
+        if is_compiling() or is_recorded() or is_fusion_disabled() or tangents_are_active():
             return self.fn(*args, **kwargs)
         compiled = self._compiled
         if compiled is None:
@@ -194,15 +194,38 @@ class FusedFunction:
     def __deepcopy__(self, memo: dict[int, Any]) -> "FusedFunction":
         return FusedFunction(copy.deepcopy(self.fn, memo), options=self.options, owner=self.owner)
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        # pickle finds a decorated function by its name.
-        name = getattr(self, "__qualname__", "")
-        named: Any = sys.modules.get(getattr(self, "__module__", ""))
-        for attribute in name.split("."):
-            named = getattr(named, attribute, None)
-        if named is self:
-            return str(name)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _by_name(self.__dict__.get("__module__"), self.__dict__.get("__qualname__")) is self:
+            return _unpickled, (self._again,)
         return functools.partial(FusedFunction, options=self.options, owner=self.owner), (self.fn,)
+
+    @functools.cached_property
+    def _again(self) -> Callable[[], "FusedFunction"]:
+        """A function that makes this one again, under the name of an attribute of it.
+
+        pickle stores a function as its name. cloudpickle and joblib, which send work to other processes, store the code
+        if the module cannot be imported there, but only of a real function. So a decorated function is stored as this
+        one.
+        """
+        fn, options, owner = self.fn, self.options, self.owner
+
+        def again() -> FusedFunction:
+            return FusedFunction(fn, options=options, owner=owner)
+
+        again.__module__, again.__qualname__ = self.__module__, f"{vars(self)['__qualname__']}._again"
+        return again
+
+
+def _unpickled(again: Callable[[], FusedFunction]) -> FusedFunction:
+    named = _by_name(again.__module__, again.__qualname__.removesuffix("._again"))
+    return named if isinstance(named, FusedFunction) and named._again is again else again()
+
+
+def _by_name(module: str | None, qualified_name: str | None) -> Any:
+    value: Any = sys.modules.get(module or "")
+    for name in (qualified_name or "").split("."):
+        value = getattr(value, name, None)
+    return value
 
 
 def _sizes(tensor: torch.Tensor) -> str:

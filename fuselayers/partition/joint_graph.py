@@ -38,6 +38,7 @@ from .passes import (
     compress_saved_pass,
     early_getitems_pass,
     held_by_caller,
+    joined_kernels_pass,
     keep_mutated_inputs_pass,
     late_recompute_pass,
     merge_equal_nodes_pass,
@@ -259,8 +260,8 @@ class JointGraph:
         backward = unread_collectives_pass(backward, forward)
         if kept:
             backward = recompute_again_pass(backward, {node.name for node in kept})
-        backward = early_getitems_pass(one_mask_pass(late_recompute_pass(backward)))
-        forward = early_getitems_pass(one_permutation_pass(forward))
+        backward = joined_kernels_pass(early_getitems_pass(one_mask_pass(late_recompute_pass(backward))))
+        forward = joined_kernels_pass(early_getitems_pass(one_permutation_pass(forward)))
         if self.compress is None:
             return forward, backward
         return compress_saved_pass(

@@ -126,6 +126,19 @@ def is_collective(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target.namespace in _COLLECTIVES and not writes(node)
 
 
+def is_own_kernel(node: fx.Node) -> bool:
+    """True for a kernel of this library's ops, which reads its inputs and writes its results once.
+
+    Ops that run products of matrices inside are not included.
+    """
+    target = node.target
+    return (
+        isinstance(target, OpOverload)
+        and target.namespace == "fuselayers"
+        and not schema_of(target).name.startswith("fuselayers::linear_")
+    )
+
+
 def only_moves(node: fx.Node) -> bool:
     """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS

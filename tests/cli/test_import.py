@@ -16,7 +16,7 @@ MODULE = '''
 from torch import nn
 
 from fuselayers.components import register
-from fuselayers.components.ranges import Positive, in_range
+from fuselayers.components.option import Positive, checked
 
 
 @register("feedforward", "tripled")
@@ -27,7 +27,7 @@ class Tripled(nn.Module):
         times: the number.
     """
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: int, *, times: Positive = 3.0) -> None:
         super().__init__()
         self.scale = nn.Linear(hidden_dim, hidden_dim)

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from fuselayers.cli.main import main
-from fuselayers.components import registry
+from fuselayers.components import options, registry
 from fuselayers.configs import choices
-from fuselayers.configs.group_files import COMPONENT_GROUPS, GROUPS
+from fuselayers.configs.sections import COMPONENT_GROUPS, GROUPS
 
 
 def _list(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -33,7 +33,7 @@ def test_a_pipe_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"  gated_mlp           {summary}" in _list(capsys).splitlines()
     lines = _list(capsys, "feedforward.gated_mlp").splitlines()
     assert lines[:2] == ["feedforward.gated_mlp", f"  {summary}"]
-    assert len(lines) == 2 + len(registry.options("feedforward", "gated_mlp"))
+    assert len(lines) == 2 + len(options("feedforward", "gated_mlp"))
 
 
 def test_a_component_shows_every_option(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +41,7 @@ def test_a_component_shows_every_option(capsys: pytest.CaptureFixture[str]) -> N
         words = _list(capsys, kind).split()
         for name in registry.names(kind):
             assert f"{kind}.{name}" in words
-            assert {option.name for option in registry.options(kind, name)} <= set(words), (kind, name)
+            assert {option.name for option in options(kind, name)} <= set(words), (kind, name)
 
 
 def test_overrides_show_the_config_they_make_and_its_parameters(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,13 @@ def test_a_folder_of_transformers(tmp_path: Path, capsys: pytest.CaptureFixture[
     transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
     assert main(["swap", str(tmp_path), "--level", "layers", "--where", "model.layers.*"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "swap, level layers: 6 modules"
-    rows = {tuple(line.split()[:3]): line.split()[3] for line in lines[2:4]}
-    assert rows.keys() == {("LlamaMLP", "gated_mlp", "2"), ("LlamaRMSNorm", "rms_norm", "4")}
+    assert lines[0] == "swap, level layers: 8 modules"
+    rows = {tuple(line.split()[:3]): line.split()[3] for line in lines[2:5]}
+    assert rows.keys() == {
+        ("LlamaMLP", "gated_mlp", "2"),
+        ("LlamaRMSNorm", "rms_norm", "4"),
+        ("LlamaAttention", "attention", "2"),
+    }
     assert all(float(error) < 1e-2 for error in rows.values())
 
 

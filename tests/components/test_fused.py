@@ -79,7 +79,7 @@ def test_training_and_eval(name: str, backend: str, p: float, bias: int | None) 
         (
             FusedBiasDropoutResidualLayerNorm,
             {"d_model": 4, "style": "posted"},
-            "no norm style 'posted'; did you mean 'post'?",
+            "no style 'posted'; did you mean 'post'?",
         ),
     ],
 )

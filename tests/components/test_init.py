@@ -190,7 +190,7 @@ NO_WIDTH = "init 'mup' needs the model's width, but Linear has no hidden_dim; se
         (initialise, {"std": -0.1}, "std must be at least 0, got -0.1"),
         (
             *(initialise, {"scheme": "gpt"}),
-            "no init scheme 'gpt'; did you mean 'gpt2'? there are: bert, deepnorm, gpt2, mup, small, vit",
+            "no scheme 'gpt'; did you mean 'gpt2'? there are: bert, deepnorm, gpt2, mup, small, vit",
         ),
         (
             *(initialise, {"scheme": "mup"}),

@@ -5,18 +5,8 @@ import pytest
 from torch import nn
 
 from fuselayers import components
-from fuselayers.components.registry import (
-    KINDS,
-    REQUIRED,
-    Choice,
-    Option,
-    accepted,
-    create,
-    get,
-    names,
-    options,
-    register,
-)
+from fuselayers.components.option import REQUIRED, Option, accepted, create, options
+from fuselayers.components.registry import KINDS, Choice, get, names, register
 
 EVERY_COMPONENT = [(kind, name) for kind in KINDS for name in names(kind)]
 

@@ -175,7 +175,7 @@ class TestSources:
         (["fusion.scop=model"], "no fusion option 'scop'; did you mean 'scope'? there are: backend, compress, parti"),
         (["fusion.compress=int4"], "no compression 'int4'; did you mean 'int8'? there are: bfloat16, float8, int8"),
         (["feedforward.expansion=four"], "feedforward.expansion must be a number, got 'four'"),
-        (["feedforward.expansion=inf"], "feedforward.expansion must be a number, got inf"),
+        (["feedforward.expansion=inf"], "feedforward.expansion must be above 0 and finite, got inf"),
         (["feedforward.bias=1"], "feedforward.bias must be true or false, got 1"),
         (["feedforward.activation=3"], "feedforward.activation must be text or null, got 3"),
         (["model.hidden_dim=128.5"], "model.hidden_dim must be a whole number, got 128.5"),
@@ -190,7 +190,11 @@ class TestSources:
         (["train.precision=fp16"], "no train.precision 'fp16'; there are: bfloat16, float32"),
         (["fusion.backend=null"], "fusion.backend must be text, got None"),
         (["fusion.partition=mincut"], "no partitioner 'mincut'; did you mean 'min_cut'?"),
-        (["data=text"], "data.path has no value yet; set data.path="),
+        (
+            ["data=text"],
+            "data needs the option 'path' (a text file or a folder; \"\" is the source of Python's standard library); "
+            "set data.path=",
+        ),
         (["data.suffixes=.py"], "data.suffixes must be a list, got '.py'; write [.py]"),
         # A case for each kind of range and type, and each rule between fields.
         (["train.steps=0"], "train.steps must be at least 1, got 0"),

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
 
 import fuselayers
 from fuselayers.cli.main import main
 from fuselayers.components import MultiHeadAttention
-from fuselayers.components.attention import kernels
 from fuselayers.configs import choices
 from fuselayers.partition import explain, saved_bytes
 from tests.components.compare import run
@@ -143,19 +143,29 @@ class TestCudaGraph:
 
 
 @pytest.mark.parametrize("options", [{"window": 70}, {"soft_cap": 5.0}, {"sinks": True, "num_kv_heads": 2}], ids=str)
-def test_flex_is_chosen_and_right(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[int] = []
-    flex = kernels.flex
-    monkeypatch.setattr(kernels, "flex", lambda *args: called.append(1) or flex(*args))
-    layer = MultiHeadAttention(128, num_heads=4, **options).to(DEVICE, torch.bfloat16)
+def test_flex_with_a_block_mask_is_right(options: dict[str, Any]) -> None:
+    blocks = create_block_mask(lambda b, h, t, s: (t - s) % 3 < 2, None, None, 257, 257, device=DEVICE)
+    place = torch.arange(257, device=DEVICE)
+    allowed = (place[:, None] - place) % 3 < 2
+    layer = MultiHeadAttention(128, num_heads=4, kernel="flex", **options).to(DEVICE, torch.bfloat16)
     plain = MultiHeadAttention(128, num_heads=4, kernel="plain", **options).to(DEVICE, torch.float64)
     plain.load_state_dict(layer.state_dict())
     x = torch.randn(2, 257, 128, device=DEVICE, dtype=torch.bfloat16)
-    expected, got = run(plain, [x.double()]), run(layer, [x])
-    assert called
+    expected, got = run(Masked(plain, allowed), [x.double()]), run(Masked(layer, blocks), [x])
     for name, value in expected.items():
         error = (got[name].double() - value).abs().max() / value.abs().max()
         assert error < 0.03, name
+
+
+class Masked(nn.Module):
+    """A layer with a mask."""
+
+    def __init__(self, layer: nn.Module, mask: Any) -> None:
+        super().__init__()
+        self.layer, self.mask = layer, mask
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x, mask=self.mask)
 
 
 @pytest.mark.parametrize("name", DECODERS)

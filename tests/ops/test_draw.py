@@ -72,3 +72,22 @@ def test_torch_accepts_the_drawing_op() -> None:
     torch.library.opcheck(
         torch.ops.fuselayers.draw_seed.default, (fresh,), {"device": torch.device("cpu")}, test_utils=tests
     )
+
+
+# Each takes ten seconds to compile.
+@pytest.mark.parametrize(
+    "compiled", [pytest.param(torch.compile, marks=pytest.mark.slow), fuse(backend="inductor", fallback=())]
+)
+def test_dropout_under_the_wrapper_in_cpp(compiled: Callable[..., Any]) -> None:
+    def two_masks(x: torch.Tensor) -> torch.Tensor:
+        return dropout(dropout(x, 0.5).cos(), 0.3)
+
+    x = torch.randn(4, 64, requires_grad=True)
+    torch.manual_seed(3)
+    expected = two_masks(x)
+    with inductor.patch(cpp_wrapper=True):
+        torch.manual_seed(3)
+        got = compiled(two_masks)(x)
+    torch.testing.assert_close(got, expected)
+    incoming = torch.randn(4, 64)
+    torch.testing.assert_close(torch.autograd.grad(got, x, incoming), torch.autograd.grad(expected, x, incoming))

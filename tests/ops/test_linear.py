@@ -7,11 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops, testing
 from fuselayers._torch.onednn import has_onednn
 from fuselayers.ops.linear import PRODUCT_OP, is_faster_in_onednn, linear, product
+from fuselayers.partition import saved_bytes
 
 linear_module: Any = sys.modules["fuselayers.ops.linear"]
 
@@ -41,17 +43,17 @@ def inputs(*shape: int, width: int = 192, bias: bool = True, **options: Any) -> 
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(300, 129), (3, 100, 129)])
+@pytest.mark.parametrize("shape", [(400, 129), (4, 100, 129)])
 def test_values_and_gradients(prefers_onednn: list[Any], shape: tuple[int, ...], bias: bool) -> None:
     tensors = [tensor for tensor in inputs(*shape, bias=bias) if tensor is not None]
     testing.assert_as_good_as(linear, F.linear, tensors)
-    assert (300, 129, 192) in prefers_onednn  # forward
-    assert (300, 192, 129) in prefers_onednn  # the gradient of x
-    assert (192, 300, 129) in prefers_onednn  # the gradient of the weight
+    assert (400, 129, 192) in prefers_onednn  # forward
+    assert (400, 192, 129) in prefers_onednn  # the gradient of x
+    assert (192, 400, 129) in prefers_onednn  # the gradient of the weight
 
 
-def test_strided_inputs_are_read_in_place(prefers_onednn: list[Any]) -> None:
-    packed = torch.randn(300, 3, 128)
+def test_strided_inputs(prefers_onednn: list[Any]) -> None:
+    packed = torch.randn(400, 3, 128)
     weight = torch.randn(128, 192).t()
     x = packed[:, 1]
     y = linear(x, weight)
@@ -60,9 +62,50 @@ def test_strided_inputs_are_read_in_place(prefers_onednn: list[Any]) -> None:
     assert prefers_onednn
 
 
+@pytest.mark.parametrize("frozen", ["x", "weight", None])
+def test_saves_what_torch_saves(prefers_onednn: list[Any], frozen: str | None) -> None:
+    x, weight, bias = inputs(400, 128)
+    for name, tensor in (("x", x), ("weight", weight)):
+        tensor.requires_grad_(name != frozen)
+    assert saved_bytes(linear, x, weight, bias) == saved_bytes(F.linear, x, weight, bias)
+    h = x * 1
+    y = linear(h, weight, bias)
+    assert prefers_onednn
+    if frozen == "weight":
+        h += 1  # h is not saved
+        y.sum().backward()
+
+
+def test_a_checkpoint_may_repeat_a_call_by_the_other_library(prefers_onednn: list[Any]) -> None:
+    x, weight, bias = inputs(400, 128)
+    with torch.backends.mkldnn.flags(enabled=False):
+        y = checkpoint(lambda x: linear(x, weight, bias).sin(), x, use_reentrant=False)
+    y.sum().backward()
+    assert prefers_onednn
+
+
+def test_the_gradient_of_a_weight_has_its_layout(prefers_onednn: list[Any]) -> None:
+    for weight in (torch.randn(192, 128), torch.randn(128, 192).t()):
+        weight.requires_grad_()
+        (dweight,) = torch.autograd.grad(linear(torch.randn(400, 128), weight).sum(), weight)
+        assert dweight.stride() == weight.stride()
+
+
+@pytest.mark.parametrize("layout", ["sparse weight", "nested x"])
+def test_other_layouts(prefers_onednn: list[Any], layout: str) -> None:
+    x, weight = torch.randn(400, 128), torch.randn(192, 128)
+    if layout == "nested x":
+        nested = torch.nested.nested_tensor([x, x[:200]])
+        torch.testing.assert_close(linear(nested, weight)[1], F.linear(x[:200], weight))
+    else:
+        sparse = weight.relu().to_sparse_csr()
+        torch.testing.assert_close(linear(x, sparse), F.linear(x, sparse.to_dense()))
+    assert prefers_onednn == []
+
+
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
 def test_only_the_wanted_gradients_are_computed(prefers_onednn: list[Any], wanted: tuple[bool, ...]) -> None:
-    tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs(300, 128), wanted, strict=True)]
+    tensors = [tensor.detach().requires_grad_(want) for tensor, want in zip(inputs(400, 128), wanted, strict=True)]
     linear(*tensors).sum().backward()
     assert [tensor.grad is not None for tensor in tensors] == list(wanted)
     assert len(prefers_onednn) == (1 if wanted[2] else 2)
@@ -74,7 +117,7 @@ OTHERS = ("small", "float64", "bfloat16", "autocast", "disabled", "precision", "
 @pytest.mark.parametrize("why", [*OTHERS, "trace"])
 def test_other_calls_go_to_torch(prefers_onednn: list[Any], why: str) -> None:
     dtype = {"float64": torch.float64, "bfloat16": torch.bfloat16}.get(why, torch.float32)
-    x, weight, bias = (tensor.detach() for tensor in inputs(300, 128, dtype=dtype))
+    x, weight, bias = (tensor.detach() for tensor in inputs(400, 128, dtype=dtype))
     if why == "small":
         x = x[:3]
     if why == "a strided bias":
@@ -102,7 +145,7 @@ def test_other_calls_go_to_torch(prefers_onednn: list[Any], why: str) -> None:
 
 def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
-    x, weight, bias = inputs(300, 128)
+    x, weight, bias = inputs(400, 128)
     assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
 
 
@@ -126,13 +169,13 @@ def test_sizes() -> None:
 
 def test_second_derivatives_and_transforms(prefers_onednn: list[Any]) -> None:
     def penalty(fn: Any) -> list[Tensor]:
-        x, weight, bias = inputs(300, 128)
+        x, weight, bias = inputs(400, 128)
         (dx,) = torch.autograd.grad(fn(x, weight, bias).sin().sum(), x, create_graph=True)
         return list(torch.autograd.grad(dx.square().sum(), [x, weight, bias]))
 
     for gradient, wanted in zip(penalty(linear), penalty(F.linear), strict=True):
         torch.testing.assert_close(gradient, wanted, rtol=1e-3, atol=1e-3)
-    x, weight, bias = (tensor.detach() for tensor in inputs(300, 128))
+    x, weight, bias = (tensor.detach() for tensor in inputs(400, 128))
     gradient = torch.func.grad(lambda w: linear(x, w, bias).sin().sum())(weight)
     torch.testing.assert_close(gradient, torch.func.grad(lambda w: F.linear(x, w, bias).sin().sum())(weight))
     tangent = torch.func.jvp(lambda x: linear(x, weight, bias), (x,), (torch.ones_like(x),))[1]
@@ -140,7 +183,7 @@ def test_second_derivatives_and_transforms(prefers_onednn: list[Any]) -> None:
 
 
 def test_batched_gradients(prefers_onednn: list[Any]) -> None:
-    x, weight, bias = inputs(300, 128)
+    x, weight, bias = inputs(400, 128)
     y = linear(x, weight, bias)
     seeds = torch.randn(3, *y.shape)
     (batched,) = torch.autograd.grad(y, x, seeds, is_grads_batched=True)
@@ -148,7 +191,7 @@ def test_batched_gradients(prefers_onednn: list[Any]) -> None:
 
 
 def test_a_result_may_be_written_into(prefers_onednn: list[Any]) -> None:
-    x, weight, bias = inputs(3, 100, 128)
+    x, weight, bias = inputs(4, 100, 128)
     y = linear(x, weight, bias)
     y += 1
     y.sum().backward()
@@ -157,32 +200,32 @@ def test_a_result_may_be_written_into(prefers_onednn: list[Any]) -> None:
 
 def test_errors_are_those_of_torch(prefers_onednn: list[Any]) -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
-        linear(torch.ones(300, 128), torch.ones(192, 127))
+        linear(torch.ones(400, 128), torch.ones(192, 127))
     with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
-        linear(torch.ones(300, 128), torch.ones(192, 128, dtype=torch.float64))
+        linear(torch.ones(400, 128), torch.ones(192, 128, dtype=torch.float64))
     with pytest.raises(RuntimeError, match="expanded size"):
-        linear(torch.ones(300, 128), torch.ones(192, 128), torch.ones(191))
+        linear(torch.ones(400, 128), torch.ones(192, 128), torch.ones(191))
 
 
 def test_without_rows_or_columns(prefers_onednn: list[Any]) -> None:
-    for rows, inner, columns in ((0, 128, 192), (300, 0, 192), (300, 128, 0)):
+    for rows, inner, columns in ((0, 128, 192), (400, 0, 192), (400, 128, 0)):
         x, weight = torch.ones(rows, inner), torch.ones(columns, inner)
         assert torch.equal(linear(x, weight), F.linear(x, weight))
 
 
 def test_product(prefers_onednn: list[Any]) -> None:
-    a, b = torch.randn(300, 128), torch.randn(128, 192)
+    a, b = torch.randn(400, 128), torch.randn(128, 192)
     torch.testing.assert_close(product(a, b), a @ b, rtol=1e-4, atol=1e-4)
-    assert prefers_onednn == [(300, 128, 192)]
+    assert prefers_onednn == [(400, 128, 192)]
     assert torch.equal(product(a[:2], b), a[:2] @ b)
 
 
 def test_the_node_of_a_graph_counts_its_flops() -> None:
-    a, b = torch.randn(300, 128), torch.randn(128, 192)
+    a, b = torch.randn(400, 128), torch.randn(128, 192)
     torch.library.opcheck(PRODUCT_OP, (a, b, torch.randn(192)), test_utils=("test_schema", "test_faketensor"))
     with FlopCounterMode(display=False) as counter:
         PRODUCT_OP(a, b, None)
-    assert counter.get_total_flops() == 2 * 300 * 128 * 192
+    assert counter.get_total_flops() == 2 * 400 * 128 * 192
 
 
 def test_it_is_exported_as_an_op() -> None:

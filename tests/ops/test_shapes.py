@@ -39,6 +39,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] =
     "softmax": (ops.softmax, {"scores": X, "mask": X > 0}, {}),
     "log_softmax": (ops.log_softmax, {"scores": X, "mask": X}, {}),
     "rotary": (ops.rotary, {"q": HEADS, "k": HEADS, "cos": TABLE, "sin": TABLE}, {}),
+    "attention": (ops.attention, {"q": HEADS, "k": HEADS, "v": HEADS, "bias": X[:, :4], "sinks": X[0, :2]}, {"p": 0.1}),
     "cross_entropy": (ops.cross_entropy, {"logits": X, "target": TARGET}, {}),
     "linear_cross_entropy": (
         ops.linear_cross_entropy,
@@ -71,7 +72,7 @@ def test_sparse_tensors_are_refused(op: str, name: str) -> None:
             call(op, **{name: sparse})
 
 
-@pytest.mark.parametrize("op", [name for name in CALLS if name not in ("dropout", "activate", "rotary")])
+@pytest.mark.parametrize("op", [name for name in CALLS if name not in ("dropout", "activate", "attention", "rotary")])
 def test_a_tensor_without_dimensions_is_refused(op: str) -> None:
     name = next(iter(CALLS[op][1]))
     with pytest.raises(ValueError, match=rf"^{name} must be \[..., N\], got a tensor without dimensions; add one"):
@@ -91,7 +92,9 @@ def test_a_tensor_that_an_op_needs_is_not_none(op: str, name: str) -> None:
 
 
 ROW_VECTORS = [
-    case for case in TENSORS if case.values[1] in ("weight", "bias", "norm_bias") and "linear" not in case.id
+    case
+    for case in TENSORS
+    if case.values[1] in ("weight", "bias", "norm_bias") and case.values[0] not in ("attention", "linear_cross_entropy")
 ]
 
 
@@ -201,7 +204,7 @@ def test_the_checks_are_traced(op: str) -> None:
 
 # Each backend of each op scales by 1 / (1 - p) in separate code.
 @pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])
-@pytest.mark.parametrize("op", list(SEEDED))
+@pytest.mark.parametrize("op", [op for op in SEEDED if op != "attention"])
 def test_p_of_1_drops_everything(op: str, backend: str) -> None:
     # Enough elements that some random numbers are large.
     device = DEVICE if backend == "triton" else "cpu"

@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from fuselayers.partition import (
     saved_bytes,
 )
 from fuselayers.testing import results
+from tests.processes import run
 
 # Compiling takes seconds, and `fuse` does the same around every backend.
 either_backend = pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -288,7 +290,7 @@ def decorated(x: Tensor) -> Tensor:
 
 def test_as_a_decorator() -> None:
     assert isinstance(decorated, FusedFunction)
-    assert decorated.options.chain == ("inductor", "eager")
+    assert decorated.options.chain == ("auto", "inductor", "eager")
     assert decorated.__name__ == "decorated"
     assert repr(decorated) == "<fused function decorated>"
     assert repr(decorated.report()) == str(decorated.report()), "a notebook shows the text"
@@ -300,6 +302,39 @@ def test_as_a_decorator() -> None:
     torch.testing.assert_close(decorated_with_options(x, shift=1.0), (x + 1).sin().exp().cos())
     assert saved_bytes(decorated_with_options, x) <= 16 * 16 * 4 * 3 // 2
     assert decorated_with_options.served_by == ("eager",)
+
+
+_SENDS = """
+import pickle, sys, cloudpickle, torch
+from fuselayers import fuse
+@fuse(backend="eager")
+def double(x):
+    return x * 2
+class Scale:
+    factor = 3.0
+    @fuse(backend="eager")
+    def times(self, x):
+        return x * self.factor
+assert pickle.loads(pickle.dumps(double)) is double
+with open(sys.argv[1], "wb") as file:
+    cloudpickle.dump((double, lambda x: double(x), Scale().times), file)
+"""
+_RECEIVES = """
+import pickle, sys, torch
+with open(sys.argv[1], "rb") as file:
+    double, calls_double, triple = pickle.load(file)
+print(double, double(torch.ones(1)), calls_double(torch.ones(1)), triple(torch.ones(1)))
+"""
+
+
+def test_functions_of_a_script_reach_other_processes(tmp_path: Path) -> None:
+    """cloudpickle and joblib send the code of functions of `__main__`, which the other process cannot import."""
+    pytest.importorskip("cloudpickle")
+    path = str(tmp_path / "sent")
+    sent = run(_SENDS, path)
+    assert sent.code == 0, sent.errors
+    received = run(_RECEIVES, path)
+    assert received.printed == "<fused function double> tensor([2.]) tensor([2.]) tensor([3.])\n", received.errors
 
 
 @pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])

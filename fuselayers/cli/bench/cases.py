@@ -1,7 +1,7 @@
 """The ops that `fuselayers bench` and `benchmarks.lint_kernels` call: inputs, and versions in plain PyTorch.
 
 Legend of the shapes: x is [T, D], where T stands for all dimensions but the last one, and E = 4 D is the output width
-of a linear layer. For `rotary` x is [B, T, D], split into heads of 64 channels.
+of a linear layer. For `attention` and `rotary` x is [B, T, D], split into heads of 64 channels.
 """
 
 import math
@@ -23,6 +23,7 @@ from ...ops import NormStyle
 Outputs = Tensor | tuple[Tensor, ...]
 
 _HEAD_DIM: Final = 64
+_OF_HEADS: Final = ("attention", "rotary")
 _EXPANSION: Final = 4
 # By style. "post" and "pre" write no second gradient for the residual: it is dx, or dy itself.
 _FLOORS: Final[dict[NormStyle, tuple[float, float]]] = {"post": (4, 4), "pre": (4, 3), "prenorm": (4, 5)}
@@ -77,7 +78,7 @@ def op_case(name: str, settings: Settings) -> OpCase:
     return OpCase(
         op=op,
         plain=plain,
-        tensors=_rotary_tensors(settings) if name == "rotary" else _tensors(name, shared, settings),
+        tensors=_head_tensors(name, settings) if name in _OF_HEADS else _tensors(name, shared, settings),
         options={option: value for option, value in options.items() if option in shared},
         floor=_FLOORS[settings.style] if "style" in shared else floor,
     )
@@ -143,6 +144,10 @@ def _bias_dropout_residual_norm(
     return (y, total) if style == "prenorm" else y
 
 
+def _attention(q: Tensor, k: Tensor, v: Tensor, *, p: float) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=p)
+
+
 def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, -2), target.flatten())
 
@@ -160,6 +165,7 @@ _layer_norm_after_dropout = partial(_bias_dropout_residual_norm, _layer_norm)
 _rms_norm_after_dropout = partial(_bias_dropout_residual_norm, _rms_norm)
 OPS: Final[Mapping[str, tuple[Callable[..., Outputs], tuple[float, float] | None]]] = MappingProxyType(
     {
+        "attention": (_attention, None),
         "activate": (lambda z, activation: _activated(z, activation), (2, 3)),
         "bias_activation_dropout": (_bias_activation_dropout, (2, 3)),
         "bias_dropout_residual": (_bias_dropout_residual, (3, 2)),
@@ -198,16 +204,18 @@ def _tensors(op: str, names: Iterable[str], settings: Settings) -> dict[str, Ten
     return tensors
 
 
-def _rotary_tensors(settings: Settings) -> dict[str, Tensor]:
+def _head_tensors(op: str, settings: Settings) -> dict[str, Tensor]:
     if len(settings.shape) != 3 or settings.shape[-1] % _HEAD_DIM:
         raise ValueError(
-            f"rotary needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of {_HEAD_DIM} (a head), "
+            f"{op} needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of {_HEAD_DIM} (a head), "
             f"got {'x'.join(map(str, settings.shape))}"
         )
     batch, length, width = settings.shape
     # As a projection returns them: the heads of a token side by side.
     shape = batch, length, width // _HEAD_DIM, _HEAD_DIM
-    q, k = (_drawn(shape, settings, seed).transpose(1, 2).requires_grad_() for seed in (0, 1))
+    q, k, v = (_drawn(shape, settings, seed).transpose(1, 2).requires_grad_() for seed in (0, 1, 2))
+    if op == "attention":
+        return {"q": q, "k": k, "v": v}
     frequencies = 10000.0 ** -(torch.arange(0, _HEAD_DIM, 2, device=settings.device) / _HEAD_DIM)
     angles = torch.arange(length, device=settings.device)[:, None] * frequencies
     # The rotation is computed in the dtype of the tables, float32 at least.

@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from ...configs import compose
-from ...configs.sources import split_source
+from ...configs.build import split_source
 from ...hardware import GPUS, Machine
 from ...names import no_such, shown
 from ...text_table import amount

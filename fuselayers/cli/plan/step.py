@@ -10,7 +10,7 @@ from typing import Final
 from ...configs import ParallelConfig
 from ...hardware import Machine
 from ...names import shown
-from ...ops.linear_cross_entropy.chunks import chunk_rows
+from ...ops.linear_cross_entropy.chunks import LOGITS_AT_ONCE, chunk_rows
 from ...partition import partitioner
 from .model import PlannedModel
 
@@ -87,7 +87,7 @@ def memory_of(model: PlannedModel, layout: ParallelConfig, *, batch: int) -> Ste
     saved = kept.saved / tp if layout.sequence else kept.saved - kept.inside * (1 - 1 / tp)
     tokens = batch * model.tokens
     if model.vocabulary and model.fused_loss:
-        rows = chunk_rows(tokens, model.width, model.vocabulary)
+        rows = chunk_rows(tokens, model.width, model.vocabulary, at_once=LOGITS_AT_ONCE // model.itemsize)
         logits = 2 * model.itemsize * rows * model.vocabulary + _FLOAT32 * model.width * model.vocabulary
     else:
         logits = (model.itemsize + 2 * _FLOAT32) * tokens * model.vocabulary

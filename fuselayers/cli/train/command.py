@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
+from ...components.option import described
 from ...configs import DataConfig, ParallelConfig, TrainConfig
-from ...configs.schemas import section_options
 from ...errors import MissingPackageError
 from ...partition import FallbackWarning
 from ..parser import add_imports
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_imports(parser)
     lines = ["what can be set:"]
     for section, schema in (("train", TrainConfig), ("data", DataConfig), ("parallel", ParallelConfig)):
-        lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in section_options(schema)]
+        lines += [f"  {section + '.' + option.name:<26} {option.doc}" for option in described(schema).values()]
     parser.epilog = "\n".join([*lines, "", "`fuselayers list` shows the options of the model's parts."])
 
 

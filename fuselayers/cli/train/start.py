@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, build, compose, to_yaml
-from ...configs.sources import split_source
+from ...configs.build import split_source
 from ..files import write_text
 from ..machine import describe_machine
 from ..text import say

@@ -4,7 +4,7 @@ import argparse
 
 from rich.console import Console
 
-from ...configs.sources import split_source
+from ...configs.build import split_source
 from ..machine import choose_device, measured_machine
 from ..parser import add_device, add_imports
 from ..text import print_table, say

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..ranges import Size, in_range
+from ..option import Size, checked
 
 
 class KeyValueCache:
@@ -35,7 +35,7 @@ class KeyValueCache:
     (4, tensor([1., 1., 1., 0.]))
     """
 
-    @in_range
+    @checked
     def __init__(self, capacity: Size | None = None) -> None:
         self.capacity = capacity
         self.length = 0

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...ops import dropout as dropout_op
-from ..ranges import Count, Probability, Size, in_range
+from ..option import Count, Probability, Size, checked
 from ..registry import register
 from .kernel_sums import kernel_attention
 from .packed_heads import CrossHeads
@@ -52,7 +52,7 @@ class FavorAttention(CrossHeads):
     shown: ClassVar[tuple[str, ...]] = ("num_features", "seed", "dropout", "causal")
     directions: Tensor
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_input, zero_padding
-from ..ranges import Size, in_range
+from ..option import Size, checked
 from ..registry import register
 
 
@@ -32,7 +32,7 @@ class FourierMix(nn.Module):
     [3.0, -1.0]
     """
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim

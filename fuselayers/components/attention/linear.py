@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..ranges import Size, in_range
+from ..option import Size, checked
 from ..registry import register
 from .inputs import Rotate
 from .kernel_sums import kernel_attention
@@ -40,7 +40,7 @@ class LinearAttention(PackedHeads):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     shown: ClassVar[tuple[str, ...]] = ("causal",)
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

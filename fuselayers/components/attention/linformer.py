@@ -10,7 +10,6 @@
 Wang et al., "Linformer: self-attention with linear complexity", 2020, section 4.
 """
 
-import math
 from typing import ClassVar
 
 import torch.nn.functional as F
@@ -19,10 +18,8 @@ from torch import Tensor, nn
 from ..checks import check_length, zero_padding
 from ..hooks import is_plain_linear
 from ..linear import Linear
-from ..ranges import Probability, Size, in_range
+from ..option import Probability, Size, checked
 from ..registry import register
-from .kernels import attend
-from .masks import Rules
 from .packed_heads import PackedHeads
 
 
@@ -52,7 +49,7 @@ class LinformerAttention(PackedHeads):
     # The projections are [P, L]: they do not grow with the width of the model.
     without_width: ClassVar[frozenset[str]] = frozenset({"key_projection", "value_projection"})
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -77,8 +74,7 @@ class LinformerAttention(PackedHeads):
         check_length(q_BHTC.shape[-2], self.context_length, built="attention")
         k_BGPC = self._mixtures(self.key_projection, zero_padding(k_BGTC, key_padding_mask))
         v_BGPC = self._mixtures(self.value_projection, zero_padding(v_BGTC, key_padding_mask))
-        rules = Rules(scale=1 / math.sqrt(self.head_dim))
-        return attend(q_BHTC, k_BGPC, v_BGPC, rules, p=self.dropout if self.training else 0.0, layout=self.layout)
+        return self.attend(q_BHTC, k_BGPC, v_BGPC, p=self.dropout)
 
     def _mixtures(self, projection: nn.Linear, x_BGTC: Tensor) -> Tensor:
         """Project along the tokens: [B, G, T, C] -> [B, G, P, C]."""

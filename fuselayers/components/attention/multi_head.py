@@ -9,40 +9,41 @@
 
     y = out(softmax(scale q k^T, over the allowed keys) v),   scale = 1 / sqrt(C)
 
-See `kernels` for the cap and the sinks, and `masks` for the window.
+See `ops.attention` for the cap, the sinks and the window.
 
 Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023; norms of queries and keys: Dehghani et al.,
 "Scaling vision transformers to 22 billion parameters", 2023, section 2; window: Jiang et al., "Mistral 7B", 2023.
 """
 
 import math
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from ...names import no_such
+from ...ops.attention.by_torch import attention_by_torch
 from ..checks import check_padding, check_sequence
 from ..linear import Linear
-from ..ranges import NotNegative, Positive, Probability, Size, in_range
-from ..registry import Choice, create, options, register
+from ..option import NotNegative, Positive, Probability, Size, checked, create, options
+from ..registry import Choice, register
 from .cache import KeyValueCache
+from .flex import flex
 from .inputs import Rotate
-from .kernels import KERNELS, Kernel, attend
-from .masks import Rules, check_bias, check_mask
+from .masks import check_block_mask
 from .packed_heads import PackedHeads
 
 Projections = Literal["packed", "separate", "shared"]
+Kernel = Literal["auto", "sdpa", "flex", "plain"]
+KERNELS: Final[tuple[Kernel, ...]] = get_args(Kernel)
 
 
 @register("attention", "multi_head")
 class MultiHeadAttention(PackedHeads):
     """Softmax attention. By default one packed projection makes queries, keys and values.
 
-    It calls torch's `scaled_dot_product_attention` if that supports the options. With dropout in training it computes
-    the softmax in plain torch, because dropout must use the library's mask, which is the same on every backend. This
-    saves B x H x T x S probabilities for backward.
+    It calls `ops.attention`, whose kernels save no probabilities for backward.
 
     Args:
         bias: whether the projection of queries, keys and values has a bias.
@@ -57,8 +58,8 @@ class MultiHeadAttention(PackedHeads):
             bound.
         sinks: whether each head has a learned logit that joins the softmax without a value, as in GPT-OSS.
         scale: the factor of the scores; None for 1 / sqrt(head_dim).
-        kernel: "sdpa" is torch's fused attention, "flex" its flex attention (on a GPU; on a CPU without gradients),
-            "plain" the formula, "auto" the fastest one that supports the options.
+        kernel: "auto" is `ops.attention`, "plain" its formula, "sdpa" torch's fused attention. "flex" is torch's flex
+            attention for a `BlockMask` (on a GPU; on a CPU without gradients), else "auto".
         projections: "packed" has one layer `qkv` and is the fastest; "separate" has three layers `q`, `k` and `v`, for
             example to put an adapter on one of them; "shared" has one layer `q`, used for all three.
         causal: whether a token looks only at itself and the tokens before it.
@@ -75,7 +76,7 @@ class MultiHeadAttention(PackedHeads):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
     shown: ClassVar[tuple[str, ...]] = ("dropout", "causal")
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -179,10 +180,7 @@ class MultiHeadAttention(PackedHeads):
                 check_padding(key_padding_mask, x_BTD, before=first)
         if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1:
             mask = self.layout.own(mask, 1)
-        if mask is not None:
-            check_mask(mask, (batch, self.num_heads, tokens, keys), kernel=self.kernel)
-        if bias is not None:
-            check_bias(bias, (self.num_heads, tokens, keys))
+        check_block_mask(mask, tokens, keys, kernel=self.kernel)
         if values is not None and (memory is None or values.shape != memory.shape):
             wanted = "given with a memory" if memory is None else f"{list(memory.shape)} as the memory is"
             raise ValueError(f"values must be {wanted}, got {list(values.shape)}")
@@ -190,19 +188,25 @@ class MultiHeadAttention(PackedHeads):
             q_BHTC, k_BGSC, v_BGSC = self._look_around(x_BTD, rotate, cache)
         else:
             q_BHTC, k_BGSC, v_BGSC = self._look_at(memory, values, x_BTD, cache)
-        rules = Rules(
-            scale=self.scale,
-            causal=self.causal,
-            window=self.window,
-            first=first,
-            soft_cap=self.soft_cap,
-            sinks_H=self.sinks,
-            bias_HTS=bias,
-            key_padding_mask=key_padding_mask,
-            mask=mask,
-        )
-        p = self.dropout if self.training else 0.0
-        return self.join(attend(q_BHTC, k_BGSC, v_BGSC, rules, kernel=self.kernel, p=p, layout=self.layout))
+        rules: dict[str, Any] = {
+            "scale": self.scale,
+            "causal": self.causal,
+            "window": self.window,
+            "first": first,
+            "soft_cap": self.soft_cap,
+            "sinks": self.sinks,
+            "bias": bias,
+            "key_padding_mask": key_padding_mask,
+        }
+        if isinstance(mask, BlockMask):
+            if batch:
+                return self.join(flex(q_BHTC, k_BGSC, v_BGSC, mask, **rules))
+            mask = None  # the formula that flex runs on a CPU fails for most empty batches
+        if self.kernel == "sdpa":
+            del rules["soft_cap"]
+            return self.join(attention_by_torch(q_BHTC, k_BGSC, v_BGSC, mask=mask, documents=None, **rules))
+        backend = "eager" if self.kernel == "plain" else "auto"
+        return self.join(self.attend(q_BHTC, k_BGSC, v_BGSC, p=self.dropout, mask=mask, backend=backend, **rules))
 
     def check_memory(self) -> None:
         """Raise ValueError if the options exclude a memory."""

@@ -17,14 +17,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ...ops import attention, softmax
 from ...ops import dropout as dropout_op
-from ...ops import softmax
 from ..autocast import without_autocast
 from ..checks import check_odd, zero_padding
-from ..ranges import Probability, Size, in_range
+from ..option import Probability, Size, checked
 from ..registry import register
-from .kernels import attend
-from .masks import Rules
 from .packed_heads import CrossHeads
 
 
@@ -55,7 +53,7 @@ class NystromAttention(CrossHeads):
     # The result of a query depends on the other queries.
     mixes_queries: ClassVar[bool] = True
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -111,17 +109,16 @@ class NystromAttention(CrossHeads):
         group = self.num_heads // self.num_kv_heads
         q_means_BHMC = _means(q_BHTC, of_q_BMT)
         k_means_BHNC = _means(k_BGSC, of_k_BNS).repeat_interleave(group, dim=1)
-        rules = Rules(scale=1 / math.sqrt(self.head_dim))
         mask_B11N = used_B1MN = None
         if key_padding_mask is not None:
             # Some landmarks may have no tokens.
             mask_B11N = of_k_BNS.any(-1)[:, None, None]
             used_B1MN = mask_B11N & of_q_BMT.any(-1)[:, None, :, None]
-        gathered_BHMC = attend(q_means_BHMC, k_BGSC, v_BGSC, rules._replace(key_padding_mask=key_padding_mask), p=0.0)
+        gathered_BHMC = attention(q_means_BHMC, k_BGSC, v_BGSC, key_padding_mask=key_padding_mask)
         passed_on_BHNC = _through_inverse(
             q_means_BHMC, k_means_BHNC, gathered_BHMC, used_B1MN, iterations=self.inverse_iterations
         )
-        mixed_BHTC = attend(q_BHTC, k_means_BHNC, passed_on_BHNC, rules._replace(mask=mask_B11N), p=0.0)
+        mixed_BHTC = attention(q_BHTC, k_means_BHNC, passed_on_BHNC, mask=mask_B11N)
         if self.value_conv is not None:
             mixed_BHTC = mixed_BHTC + self.value_conv(
                 zero_padding(v_BGSC, key_padding_mask).repeat_interleave(group, dim=1)

@@ -6,12 +6,12 @@ q        [B, H, T, C]   H query heads, C channels of a head
 k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T without a memory
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from ...ops import linear
+from ...ops import Shard, attention, linear
 from ..checks import check_input, check_padding, check_sequence
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
@@ -114,6 +114,12 @@ class PackedHeads(nn.Module):
             packed = self.qkv(x_BTD)[..., rows]
         parts = torch.unflatten(packed, -1, (-1, self.head_dim))
         return [parts] if len(own) == 1 else list(parts.split(own, dim=-2))  # type: ignore[no-untyped-call]
+
+    def attend(self, q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, *, p: float, **rules: Any) -> Tensor:
+        """Return `ops.attention` of the heads that this process has, with dropout of probability p in training."""
+        of_q = self.layout.shard(q_BHTC, 1)
+        shard = None if of_q is None else Shard(of_q.start, (*of_q.shape[:3], k_BGSC.shape[2]))
+        return attention(q_BHTC, k_BGSC, v_BGSC, p=p, training=self.training, shard=shard, **rules)
 
     def join(self, mixed_BHTC: Tensor) -> Tensor:
         """Join the heads and project them: [B, H, T, C] -> [B, T, D]."""

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_input, zero_padding
-from ..ranges import Size, in_range
+from ..option import Size, checked
 from ..registry import register
 
 
@@ -37,7 +37,7 @@ class PoolingMix(nn.Module):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"causal"})
 
-    @in_range
+    @checked
     def __init__(self, hidden_dim: Size, *, window: Size = 2, causal: bool = False) -> None:
         super().__init__()
         self.hidden_dim = hidden_dim

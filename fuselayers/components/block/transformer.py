@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from ...ops import Shard
 from ..attention.inputs import check_able, takes
 from ..layout import WHOLE, Layout
-from ..ranges import Count, Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, check_base, create, register, title
+from ..option import Count, Probability, Size, accepted, checked, create
+from ..registry import Choice, as_choice, check_base, register, title
 from ..residual import Residual, Sublayer
 
 
@@ -69,7 +69,7 @@ class TransformerBlock(nn.Module):
         }
     )
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

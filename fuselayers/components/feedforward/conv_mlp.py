@@ -20,7 +20,7 @@ from ...ops import dropout
 from ..checks import check_input, check_odd, zero_padding
 from ..layout import WHOLE, Layout
 from ..linear import Linear
-from ..ranges import Positive, Probability, Size, in_range
+from ..option import Positive, Probability, Size, checked
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
@@ -55,7 +55,7 @@ class ConvMLP(nn.Module):
     takes_padding: ClassVar[bool] = True
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

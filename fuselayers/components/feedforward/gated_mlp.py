@@ -18,7 +18,7 @@ from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
 from ..layout import WHOLE, Layout
 from ..linear import Linear
-from ..ranges import Positive, Probability, Size, in_range
+from ..option import Positive, Probability, Size, checked
 from ..registry import register
 from .hidden import custom_activation, hidden_width
 from .packed import save_in_parts
@@ -55,7 +55,7 @@ class GatedMLP(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -6,7 +6,7 @@ x, z   [..., D], [..., F]   D model, F hidden
 from torch import Tensor, nn
 
 from ...ops import ACTIVATIONS, activate, check_activation
-from ..registry import create
+from ..option import create
 
 
 def hidden_width(hidden_dim: int, *, expansion: float, width: int | None = None, multiple_of: int = 1) -> int:

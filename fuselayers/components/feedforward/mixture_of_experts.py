@@ -20,21 +20,20 @@ random numbers by position.
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
-from ...names import no_such
 from ...ops.grouped_linear import grouped_linear
 from ..autocast import without_autocast
 from ..checks import check_input, check_last_dim
 from ..hooks import has_hooks, is_plain_linear
 from ..linear import Linear
-from ..ranges import Count, NotNegative, Positive, Probability, Size, in_range
-from ..registry import Choice, Component, accepted, as_choice, create, register
+from ..option import Component, Count, NotNegative, Positive, Probability, Size, accepted, checked, create
+from ..registry import Choice, as_choice, register
 from .gated_mlp import GatedMLP
 from .mlp import MLP, FusedMLP
 
@@ -103,7 +102,7 @@ class MixtureOfExperts(nn.Module):
     built_in: ClassVar[frozenset[str]] = frozenset({"causal", "backend", "partition"})
     takes_padding: ClassVar[bool] = True
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -125,8 +124,6 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         if top_k > num_experts:
             raise ValueError(f"top_k must be at most num_experts, {num_experts}, got {top_k}")
-        if gating not in get_args(Gating):
-            raise ValueError(no_such("gating", gating, get_args(Gating)))
         if gating == "expert_choice" and causal:
             raise ValueError(
                 "gating 'expert_choice' lets a later token displace an earlier token, which a causal model must not; "

@@ -18,7 +18,7 @@ from ..fused_op import check_names, op_for
 from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
 from ..linear import Linear
-from ..ranges import Positive, Probability, Size, in_range
+from ..option import Positive, Probability, Size, checked
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 
@@ -48,7 +48,7 @@ class MLP(nn.Module):
 
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,
@@ -111,7 +111,7 @@ class FusedMLP(MLP):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"backend", "partition"})
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

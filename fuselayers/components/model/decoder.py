@@ -21,9 +21,9 @@ from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..linear import Linear
 from ..norm import Norm
+from ..option import Count, NotNegative, Positive, Probability, Share, Size, checked, create
 from ..position import Position
-from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
-from ..registry import Choice, create, register
+from ..registry import Choice, register
 from .layers import LayerChange
 from .sampling import continued, generating, next_token
 from .stack import Stack
@@ -32,7 +32,6 @@ from .tokens import (
     ModelWithHead,
     build_token_embedding,
     check_like_tokens,
-    check_loss,
     check_tokens,
 )
 
@@ -55,7 +54,7 @@ class Decoder(ModelWithHead, Stack):
     torch.Size([1, 3, 10])
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
@@ -86,7 +85,8 @@ class Decoder(ModelWithHead, Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
-        check_loss(loss, soft_cap=logit_soft_cap)
+        if loss == "fused" and logit_soft_cap is not None:
+            raise ValueError("the loss 'fused' cannot cap logits; use 'auto', or leave logit_soft_cap out")
         super().__init__(
             hidden_dim,
             num_layers=num_layers,
@@ -204,7 +204,7 @@ class Decoder(ModelWithHead, Stack):
         placed_BSD: Tensor = self.position(moved_BSD)
         return placed_BSD.gather(1, place_BTD)
 
-    @in_range
+    @checked
     @torch.no_grad()
     def generate(
         self,

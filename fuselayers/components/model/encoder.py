@@ -18,8 +18,8 @@ from ...ops import dropout as dropout_op
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..linear import Linear
 from ..norm import Norm
-from ..ranges import Count, NotNegative, Probability, Size, in_range
-from ..registry import Choice, create, register
+from ..option import Count, NotNegative, Probability, Size, checked, create
+from ..registry import Choice, register
 from .layers import LayerChange
 from .stack import Stack
 from .tokens import (
@@ -27,7 +27,6 @@ from .tokens import (
     ModelWithHead,
     build_token_embedding,
     check_like_tokens,
-    check_loss,
     check_tokens,
 )
 
@@ -50,7 +49,7 @@ class Encoder(ModelWithHead, Stack):
 
     logit_soft_cap = None
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
@@ -77,7 +76,6 @@ class Encoder(ModelWithHead, Stack):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
-        check_loss(loss)
         super().__init__(
             hidden_dim,
             num_layers=num_layers,

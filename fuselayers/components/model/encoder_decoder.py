@@ -20,8 +20,8 @@ from ...ops import dropout as dropout_op
 from ..attention import KeyValueCache
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..linear import Linear
-from ..ranges import Count, NotNegative, Positive, Probability, Share, Size, in_range
-from ..registry import Choice, Component, as_choice, register
+from ..option import Component, Count, NotNegative, Positive, Probability, Share, Size, checked
+from ..registry import Choice, as_choice, register
 from .layers import LayerChange
 from .sampling import continued, generating, next_token
 from .stack import Stack
@@ -31,7 +31,6 @@ from .tokens import (
     ModelWithHead,
     build_token_embedding,
     check_like_tokens,
-    check_loss,
     check_tokens,
 )
 
@@ -71,7 +70,7 @@ class EncoderDecoder(ModelWithHead):
 
     logit_soft_cap = None
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
@@ -102,7 +101,6 @@ class EncoderDecoder(ModelWithHead):
         partition: str = "min_cut",
     ) -> None:
         check_scheme(init, base_width=base_width)
-        check_loss(loss)
         if start_token >= vocab_size:
             raise ValueError(f"start_token must be in 0..{vocab_size - 1}, got {start_token}")
         super().__init__()
@@ -247,7 +245,7 @@ class EncoderDecoder(ModelWithHead):
         """Return inputs of `forward` in training: source and targets of a full context, [B, T] each, all 0."""
         return self.encoder.example_inputs(batch_size, device)
 
-    @in_range
+    @checked
     @torch.no_grad()
     def generate(
         self,

@@ -24,8 +24,8 @@ from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise
 from ..linear import Linear
-from ..ranges import NotNegative, Probability, Range, Size, in_range
-from ..registry import Choice, as_choice, options, register
+from ..option import NotNegative, Probability, Size, checked, options
+from ..registry import Choice, as_choice, register
 from .layers import LayerChange, matching_layers
 from .stack import Stack
 from .vision_transformer import Classifier
@@ -65,16 +65,16 @@ class HierarchicalVision(Classifier):
 
     patch: nn.ModuleList
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
         image_size: Size,
         num_classes: Size,
-        widths: tuple[int, ...],
-        depths: tuple[int, ...],
-        patch_sizes: tuple[int, ...],
-        strides: tuple[int, ...],
+        widths: tuple[Size, ...],
+        depths: tuple[Size, ...],
+        patch_sizes: tuple[Size, ...],
+        strides: tuple[Size, ...],
         attention: Choice | str,
         channels: Size = 3,
         feedforward: Choice | str = "mlp",
@@ -151,8 +151,6 @@ def _check_stages(**lists: tuple[int, ...]) -> None:
     for name, values in lists.items():
         if len(values) != stages or not values:
             raise ValueError(f"{name} must have one number for each stage, {stages or 'at least one'}, got {[*values]}")
-        for index, value in enumerate(values):
-            Range(minimum=1).check(f"{name}[{index}]", value)
 
 
 def _with_heads(attention: Choice | str, hidden_dim: int, first_dim: int) -> Choice:

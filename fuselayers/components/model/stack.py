@@ -17,9 +17,9 @@ from ..attention.inputs import check_able
 from ..attention.masks import block_diagonal_mask
 from ..block.reversible import run_reversible
 from ..norm import Norm
+from ..option import Probability, Size, accepted, checked, create
 from ..position import Position
-from ..ranges import Probability, Size, in_range
-from ..registry import Choice, accepted, as_choice, check_base, create, title
+from ..registry import Choice, as_choice, check_base, title
 from .layers import LayerChange, changed_parts
 from .model import Model
 
@@ -34,7 +34,7 @@ class Stack(Model):
         causal: whether a token looks only at itself and the tokens before it.
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         hidden_dim: Size,

@@ -5,17 +5,17 @@ logits            [B, T, V]   V vocabulary
 """
 
 import functools
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_intercepted
-from ...names import no_such
 from ...ops import linear, linear_cross_entropy
 from ..hooks import is_plain_linear
-from ..registry import Choice, as_choice, create
+from ..option import create
+from ..registry import Choice, as_choice
 from .model import Model
 
 # The target of a position that does not count in the loss, as in torch.
@@ -93,14 +93,6 @@ def build_token_embedding(embedding: Choice | str, *, vocab_size: int, hidden_di
             f"embedding {as_choice(embedding).name!r} must be a subclass of nn.Embedding, a table of tokens"
         )
     return built
-
-
-def check_loss(loss: str, *, soft_cap: float | None = None) -> None:
-    """Raise ValueError for an unknown loss, or the fused loss with capped logits. Used by the models of tokens."""
-    if loss not in get_args(Loss):
-        raise ValueError(no_such("loss", loss, get_args(Loss)))
-    if loss == "fused" and soft_cap is not None:
-        raise ValueError("the loss 'fused' cannot cap logits; use 'auto', or leave logit_soft_cap out")
 
 
 class ModelWithHead(Model):

@@ -10,18 +10,17 @@ Dosovitskiy et al., "An image is worth 16x16 words", 2021, section 3.1.
 """
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ...names import no_such
 from ...ops import dropout as dropout_op
 from ..embedding import PatchEmbedding
 from ..init import Scheme, check_scheme, initialise, logit_factor
 from ..linear import Linear
-from ..ranges import NotNegative, Probability, Size, in_range
-from ..registry import Choice, create, register
+from ..option import NotNegative, Probability, Size, checked, create
+from ..registry import Choice, register
 from .layers import LayerChange
 from .stack import Stack
 from .tokens import Loss, ModelWithHead, check_like_tokens
@@ -117,7 +116,7 @@ class VisionTransformer(Classifier, Stack):
     torch.Size([2, 5])
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
@@ -143,8 +142,6 @@ class VisionTransformer(Classifier, Stack):
         backend: str = "auto",
         partition: str = "min_cut",
     ) -> None:
-        if pooling not in get_args(Pooling):
-            raise ValueError(no_such("pooling", pooling, get_args(Pooling)))
         check_scheme(init, base_width=base_width)
         with_class_token = pooling == "class_token"
         patch: nn.Module = create(

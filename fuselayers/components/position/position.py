@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..checks import check_length
 from ..layout import WHOLE, Layout
-from ..ranges import Positive, Size, in_range
+from ..option import Positive, Size, checked
 from ..registry import register
 
 
@@ -89,7 +89,7 @@ class LearnedPosition(Position):
 
     built_in: ClassVar[frozenset[str]] = frozenset({"context_length", "hidden_dim"})
 
-    @in_range
+    @checked
     def __init__(self, context_length: Size, hidden_dim: Size) -> None:
         super().__init__()
         self.table = nn.Embedding(context_length, hidden_dim)
@@ -125,7 +125,7 @@ class SinusoidalPosition(Position):
              [0.8415, 0.5403]]])
     """
 
-    @in_range
+    @checked
     def __init__(self, *, base: Positive = 10000.0) -> None:
         super().__init__()
         self.base = base
@@ -164,7 +164,7 @@ class ALiBiPosition(Position):
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads"})
     layout: Layout = WHOLE
 
-    @in_range
+    @checked
     def __init__(self, *, num_heads: Size | None) -> None:
         super().__init__()
         self.num_heads = _check_has_heads("alibi", num_heads)
@@ -211,7 +211,7 @@ class RelativePosition(Position):
     # In other classes `table` holds vectors; see `carry_weights`.
     weights_mean: ClassVar[str] = "biases of distances"
 
-    @in_range
+    @checked
     def __init__(
         self, *, num_heads: Size | None, num_buckets: Size = 32, max_distance: Size = 128, causal: bool = False
     ) -> None:

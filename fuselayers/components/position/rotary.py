@@ -19,14 +19,13 @@ Su et al., "RoFormer", 2021, section 3.2.2. linear: Chen et al. 2023, section 2.
 """
 
 import math
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from ...names import no_such
 from ...ops import rotary
-from ..ranges import Positive, Share, Size, in_range
+from ..option import Positive, Share, Size, checked
 from ..registry import register
 from .position import Position
 
@@ -67,7 +66,7 @@ class RotaryPosition(Position):
             [0.5403, 0.8415]])
     """
 
-    @in_range
+    @checked
     def __init__(
         self,
         *,
@@ -84,8 +83,6 @@ class RotaryPosition(Position):
         high_frequency_factor: Positive = 4.0,
     ) -> None:
         super().__init__()
-        if scaling not in get_args(RotaryScaling):
-            raise ValueError(no_such("rotary scaling", scaling, get_args(RotaryScaling)))
         if "original_length" in _OPTIONS.get(scaling, ()) and original_length is None:
             raise ValueError(f"scaling {scaling!r} needs original_length, the length of the sequences in training")
         if scaling == "yarn" and beta_fast <= beta_slow:

@@ -1,6 +1,7 @@
 """Fuse repeated blocks, with one function per class."""
 
 import collections
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -9,12 +10,12 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..._torch.dispatch import is_compiling
+from ..._torch.dispatch import is_compiling, is_recorded
 from ...partition import fuse
 from .cache import is_cache
+from .capture import captures, nothing_captured
 from .fallbacks import note
 from .parts import is_linear
-from .seeded_attention import SeededDropout
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -114,18 +115,19 @@ def block_members(cls: Any, backend: str, compress: str | None, sizes: Hashable)
     that way, and backward must drop the same elements.
     """
     forward = cls.forward
-    fused = fuse(
-        _with_seeded_attention(forward, f"{cls.__name__}_{next(_numbers)}"), backend=backend, compress=compress
-    )
+    name = f"{cls.__name__}_{next(_numbers)}"
+    fused = fuse(_to_trace(forward, name, has_captures=False), backend=backend, compress=compress)
+    capturing = fuse(_to_trace(forward, f"{name}_capturing", has_captures=True), backend=backend, compress=compress)
 
     @functools.wraps(forward)
     def fused_forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not (torch.is_grad_enabled() or self.training):  # a compiler fuses the block itself
+        saves_values = torch.is_grad_enabled() or self.training
+        if is_compiling() or is_recorded() or not saves_values:  # a compiler fuses the block itself
             return forward(self, *args, **kwargs)
         if any(map(is_cache, (*args, *kwargs.values()))):
             note(self, "it fills a cache of keys and values; pass use_cache=False")
             return forward(self, *args, **kwargs)
-        return fused(self, *args, **kwargs)
+        return (capturing if captures(self) else fused)(self, *args, **kwargs)
 
     options = {"block_backend": backend, "block_compress": compress, "block_function": fused}
     return {"forward": fused_forward, "rule": "block", **options}
@@ -139,10 +141,12 @@ def sizes_of(block: nn.Module) -> tuple[tuple[str, torch.Size], ...]:
 _numbers: Final = itertools.count()
 
 
-def _with_seeded_attention(forward: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _to_trace(forward: Callable[..., Any], name: str, *, has_captures: bool) -> Callable[..., Any]:
+    """Return a block's forward for Dynamo, without hooks that have nothing to return."""
+
     # Without functools.wraps, with which Dynamo would trace the wrapped function instead.
     def call(*args: Any, **kwargs: Any) -> Any:
-        with SeededDropout():
+        with contextlib.nullcontext() if has_captures else nothing_captured():
             return forward(*args, **kwargs)
 
     call.__name__ = name  # Dynamo remembers by this name which sizes have changed

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from ...components import REQUIRED, Option
-from ...components.ranges import Range
+from ...components.option import Range, judged_value
 from ...names import no_such, shown
-from ..schemas import checked_option
 
 _ACTIVATIONS: Final = {
     "gelu": "gelu",
@@ -44,7 +43,7 @@ class Fields:
     def checked(self, name: str, kind: type, *, default: Any = REQUIRED, **bounds: float) -> Any:
         """Return a field that must have this type and, if it is a number, lie within the bounds of a `Range`."""
         option = Option(name, annotation=kind, default=REQUIRED, doc="", range=Range(**bounds))
-        return checked_option(f"{name} of config.json", self.get(name, default), option)
+        return judged_value(f"{name} of config.json", self.get(name, default), option)
 
     def optional(self, name: str, default: Any = None) -> Any:
         """Return a field, or its default if it is missing. Null is a value of its own."""

@@ -19,14 +19,15 @@ from torch import Tensor
 from ..._torch.dispatch import constant_in_dynamo
 from ...errors import FallbackWarning
 
-__all__ = ["Heads", "Rows", "has_kernels", "name_of", "pointer", "rows", "run", "vector"]
+__all__ = ["TYPES", "Heads", "Rows", "has_kernels", "name_of", "pointer", "rows", "run", "vector"]
 
 _FOLDER: Final = Path(__file__).parent
 _REBUILD: Final = (
     "install a C++ compiler (apt install g++) and this library again: "
     "pip install --force-reinstall --no-deps --no-cache-dir"
 )
-_TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The numbers that the kernels have for dtypes."""
 
 
 class Rows(ctypes.Structure):
@@ -48,7 +49,7 @@ class Heads(ctypes.Structure):
     @classmethod
     def of(cls, x_BHTC: Tensor) -> "Heads":
         """Return a tensor as the kernels take it; the caller must keep the tensor alive."""
-        return cls(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], _TYPES[x_BHTC.dtype])
+        return cls(x_BHTC.data_ptr(), *x_BHTC.stride()[:3], TYPES[x_BHTC.dtype])
 
 
 # The arguments of each function but the last, the number of threads. R: rows, H: heads, p: a pointer, s: a name, n: a
@@ -62,6 +63,8 @@ _ARGUMENTS: Final = {
     "gated_forward": "RRRsnn",
     "gated_backward": "RRRRRsnn",
     "rotary": "HHppnnnnnnii",
+    "attention_forward": "pHp",
+    "attention_backward": "pHHppHHHHHn",
     "cross_entropy_forward": "Rpnffpppnn",
     "cross_entropy_backward": "pnRpppnffRnn",
     "transpose": "RRnn",
@@ -88,7 +91,7 @@ def rows(x: Tensor | None) -> Rows:
         x = x.reshape(-1, x.shape[-1])
         x = x if x.stride(1) == 1 else x.contiguous()
         stride = x.stride(0)
-    made = Rows(x.data_ptr(), stride, _TYPES[x.dtype])
+    made = Rows(x.data_ptr(), stride, TYPES[x.dtype])
     made.tensor = x
     return made
 

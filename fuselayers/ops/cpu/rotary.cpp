@@ -10,19 +10,6 @@ using namespace fuselayers;
 // EPYC).
 constexpr int64_t TOKENS = 64, HEADS = 4;
 
-// Heads [B, H, T, C], in any order of the first three dimensions: strides in elements.
-struct Heads {
-  void* data;
-  int64_t batch, head, token;
-  int32_t type;
-
-  // The channels of a head, as a row.
-  Rows at(int64_t sequence, int64_t index, int64_t place) const {
-    const int64_t width = type == FLOAT32 ? 4 : 2;
-    return {static_cast<char*>(data) + width * (sequence * batch + index * head + place * token), 0, type};
-  }
-};
-
 // x, y: [B, H, T, C]. cos, sin: [T, pairs] or [B, T, pairs], dense; `tables` is the stride from one sequence to the
 // next, 0 if all share a table. Pair i is channels (i, i + pairs), or (2 i, 2 i + 1) if interleaved. back: rotate by
 // -angle.

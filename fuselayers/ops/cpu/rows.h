@@ -100,6 +100,23 @@ struct Rows {
   }
 };
 
+// Heads [B, H, T, C], in any order of the first three dimensions: strides in elements.
+struct Heads {
+  void* data;
+  int64_t batch, head, token;
+  int32_t type;
+
+  // The channels of a head, as a row.
+  Rows at(int64_t sequence, int64_t index, int64_t place) const {
+    const int64_t width = type == FLOAT32 ? 4 : 2;
+    return {static_cast<char*>(data) + width * (sequence * batch + index * head + place * token), 0, type};
+  }
+  // A place of a mask, whose elements are bytes.
+  const uint8_t* bytes(int64_t sequence, int64_t index, int64_t place) const {
+    return static_cast<const uint8_t*>(data) + sequence * batch + index * head + place * token;
+  }
+};
+
 template <class Step>
 void for_pieces(int64_t first, int64_t end, Step step) {
   for (int64_t column = first; column < end; column += PIECE) step(column, std::min(PIECE, end - column));

@@ -15,16 +15,22 @@ constexpr int64_t TILE = 16;
 typedef float Vector __attribute__((vector_size(4 * TILE), aligned(4)));
 typedef int32_t Index __attribute__((vector_size(4 * TILE)));
 
+// Indices 0 to 15 are lanes of a, the others lanes of b.
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Index{__VA_ARGS__})
+#endif
+
 // Row i gets the columns without the bit from itself, and those with it from row i + BIT; row i + BIT the others.
 template <int BIT, int... LANE>
 inline void exchange(Vector* rows, std::integer_sequence<int, LANE...>) {
   constexpr int size = TILE;
-  const Index low = {(LANE & BIT ? size + LANE - BIT : LANE)...}, high = {(LANE & BIT ? size + LANE : LANE + BIT)...};
   for (int i = 0; i < size; ++i) {
     if (i & BIT) continue;
     const Vector a = rows[i], b = rows[i + BIT];
-    rows[i] = __builtin_shuffle(a, b, low);
-    rows[i + BIT] = __builtin_shuffle(a, b, high);
+    rows[i] = SHUFFLE(a, b, (LANE & BIT ? size + LANE - BIT : LANE)...);
+    rows[i + BIT] = SHUFFLE(a, b, (LANE & BIT ? size + LANE : LANE + BIT)...);
   }
 }
 

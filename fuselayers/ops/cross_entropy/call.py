@@ -42,7 +42,7 @@ from ..shapes import check_rows
 from .formula import loss_by_formula
 from .kernels import fused_loss, fused_loss_gradients
 
-__all__ = ["cross_entropy"]
+__all__ = ["cross_entropy", "fused_cross_entropy"]
 
 
 def cross_entropy(
@@ -98,7 +98,7 @@ def _formula(
 
 
 def _fused(logits: Tensor, target: Tensor, *options: Any) -> Tensor:
-    loss: Tensor = _differentiable(logits, target, *options, loss_dtype(logits.dtype, logits.device))
+    loss: Tensor = fused_cross_entropy(logits, target, *options, loss_dtype(logits.dtype, logits.device))
     return loss
 
 
@@ -125,5 +125,5 @@ class _CrossEntropy(torch.autograd.Function):
         return dlogits, None, *(None for _ in ctx.options)
 
 
-_differentiable = differentiable(_CrossEntropy, lambda *call: fused_loss(*call)[0])
+fused_cross_entropy = differentiable(_CrossEntropy, lambda *call: fused_loss(*call)[0])
 _op = Op("cross_entropy", _formula, _fused, cpu_from=1 << 20)  # torch has one kernel for all but the mean

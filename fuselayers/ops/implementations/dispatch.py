@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from ..._torch.dispatch import (
+    OpOverload,
     is_compiling,
     is_dynamo_tracing,
     is_wrapper,
@@ -47,9 +48,10 @@ CPU_KERNELS_FROM: Final = 1 << 16
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
 PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
-_KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
+KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
 _library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_nodes: dict[str, OpOverload] = {}
 
 
 class Op:
@@ -60,12 +62,16 @@ class Op:
     other compiler takes `formula`. A graph that runs without a compiler calls the op as in eager mode, but takes the
     kernels for small norms too.
 
+    On a CPU compilers take `formula`, which they fuse with its neighbours. An op that they could not fuse, such as an
+    attention, is one node there too, and the kernels in C++ run in it.
+
     Args:
         name: the name of the node.
         formula: the op in plain torch; its annotations are the node's schema.
         fused: the same op, with gradients, through the ops that `define` returned.
         cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed
-            "auto" takes them at any size: the formula's mask costs more than a call.
+            "auto" takes them at any size: the formula's mask costs more than a call. At 0 it does without too.
+        in_graphs_on_a_cpu: whether compiled functions on a CPU take the kernels in C++ too, as opaque ops.
     """
 
     def __init__(
@@ -75,8 +81,10 @@ class Op:
         fused: Callable[..., Any],
         *,
         cpu_from: int = CPU_KERNELS_FROM,
+        in_graphs_on_a_cpu: bool = False,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
+        self._in_graphs_on_a_cpu = in_graphs_on_a_cpu
         parameters = list(inspect.signature(formula).parameters)
         self._seed = parameters.index("seed") if "seed" in parameters else None
         # Without defaults: torch omits arguments that are equal to their defaults, and `fused` needs all of them.
@@ -84,10 +92,10 @@ class Op:
         assert "[" not in schema, "a list has commas of its own"
         self._num_tensors = schema.partition(")")[0].count("Tensor")
         # torch's cache on disk identifies an op by its name, not by its code.
-        name = f"{name}_node_{sources_hash()[:8]}"
+        own_name, name = name, f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
         _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
-        self._node = getattr(torch.ops.fuselayers, name).default
+        self._node = _nodes[own_name] = getattr(torch.ops.fuselayers, name).default
 
     def __call__(
         self,
@@ -117,17 +125,17 @@ class Op:
         """
         first = tensors[0]
         assert first is not None
-        if backend == "auto" and is_dynamo_tracing() and _is_on_gpu(first):
+        if backend == "auto" and is_dynamo_tracing() and is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
+        if backend == "auto" and self._in_graphs_on_a_cpu and _records_a_graph(tensors) and runs_cpp(tensors):
+            return self._node(*tensors, *options)
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
             use_fused = (
-                not INTERPRETED
-                and not is_compiling()
+                not is_compiling()
                 and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
-                and _unsupported_reason(tensors) is None
-                and has_kernels()
+                and runs_cpp(tensors)
             )
         else:
             use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
@@ -142,12 +150,18 @@ class Op:
 
     def _is_large(self, first: Tensor) -> bool:
         # A kernel works row by row, and each row has a fixed cost.
-        return first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST
+        return not self._cpu_from or (first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST)
 
     def _inside_the_node(self, *arguments: Any) -> Any:
-        if takes_own_kernels() and not (transforms_are_active() or any(map(is_wrapper, arguments))):
+        takes_kernels = takes_own_kernels() or (self._in_graphs_on_a_cpu and arguments[0].is_cpu and not INTERPRETED)
+        if takes_kernels and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
         return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
+
+
+def node_of(name: str) -> OpOverload:
+    """Return the node that stands for an op in a Dynamo graph on a GPU. Its arguments are those of the op's formula."""
+    return _nodes[name]
 
 
 def without_repeats(tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
@@ -183,7 +197,7 @@ def uses_kernels(backend: str, *tensors: Tensor | None, unsupported_reason: str 
     assert tensors[0] is not None
     device = tensors[0].device
     if backend == "auto":
-        if not _is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
+        if not is_on_gpu(tensors[0]) or is_compiling() or INTERPRETED:
             return False
         return why_no_kernels(device) is None and (unsupported_reason or _unsupported_reason(tensors)) is None
     unavailable = why_no_kernels(device) if backend == "triton" else _why_no_cpp(device)
@@ -203,7 +217,22 @@ def _why_no_cpp(device: torch.device) -> str | None:
     return None if has_kernels() else "the kernels in C++ were not built when this library was installed"
 
 
-def _is_on_gpu(tensor: Tensor) -> bool:
+def _records_a_graph(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether Dynamo, or AOTAutograd behind it, traces a call, outside of `torch.func` and of `torch.export`."""
+    if torch.compiler.is_dynamo_compiling():
+        return is_dynamo_tracing()
+    within = is_compiling() and not torch.compiler.is_exporting()
+    return within and not (transforms_are_active() or any(map(is_wrapper, tensors)))
+
+
+def runs_cpp(tensors: Sequence[Tensor | None]) -> bool:
+    """Return whether the kernels in C++ run here and take these tensors."""
+    first = tensors[0]
+    assert first is not None
+    return first.is_cpu and not INTERPRETED and _unsupported_reason(tensors) is None and has_kernels()
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
     return tensor.is_cuda  # a function, so that tests without a GPU can replace it
 
 
@@ -213,7 +242,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
     for tensor in tensors:
         if tensor is None:
             continue
-        if tensor.dtype not in _KERNEL_DTYPES and tensor.is_floating_point():
+        if tensor.dtype not in KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
         if not compiling and type(tensor) not in PLAIN:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
@@ -285,7 +314,9 @@ def gradients_by_formula(
         leaf = iter(leaves)
         return formula(*(next(leaf) if want else tensor for tensor, want in zip(inputs, wanted, strict=True)))
 
-    if not is_compiling() and transforms_are_active():  # inside a transform autograd finds no graph
+    # Inside a transform autograd finds no graph. Dynamo breaks the graph at `torch.autograd.grad`, here under compiled
+    # autograd: AOTAutograd then returns the leaves and the output of the first part without the path between them.
+    if is_compiling() or transforms_are_active():
         pull: Any = torch.func.vjp(of_chosen, *chosen)[1]
         gradients = iter(pull(incoming))
     else:

@@ -7,7 +7,11 @@
 
 The rows are processed in chunks (see chunks). On a CPU rows with ignore_index are not computed, except in 2. below.
 
-Note: [three ways] There are three ways to compute the gradients. Only gradients that are required are computed.
+Note: [all logits fit] If all logits take at most 256 MiB on a GPU, it is cross_entropy(F.linear(x, weight, bias),
+target). Forward computes no gradient, which a call without a backward would not need, nothing is computed twice, and
+no sum over chunks moves dW. Saved: the logits, as in plain torch, and no softmax.
+
+Note: [three ways] Else there are three ways to compute the gradients. Only gradients that are required are computed.
 
 1. "mean" and "sum": forward computes the gradients with the loss, and backward multiplies them by the incoming
    gradient. 3 matmuls of 2 R V D operations each, as many as without chunks. Saved: dx and dW (and dbias) in their
@@ -41,10 +45,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
-from ..cross_entropy import cross_entropy, cross_entropy_reference
-from ..implementations import autocast_dtype, define, uses_kernels, without_repeats
+from ..cross_entropy import cross_entropy, cross_entropy_reference, fused_cross_entropy
+from ..implementations import autocast_dtype, define, in_cpp, uses_kernels, without_repeats
+from ..linear import product
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
+from . import chunks
 from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, loss_of_chunk
 
 
@@ -96,8 +102,10 @@ def linear_cross_entropy(
     check_loss_options(ignore_index, label_smoothing, z_loss, reduction)
     inputs = x, weight, bias
     x, weight, bias = under_autocast(x, weight, bias)
-    uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
+    by_kernel = uses_kernels(backend, x, weight, bias)  # raises early if the backend cannot take the call
     compiling = is_compiling()
+    # Inside a compiler `uses_kernels` is False for "auto", but the kernels take the call there too.
+    by_kernel = by_kernel or (compiling and backend == "auto" and x.is_cuda and x.dtype != torch.float64)
     dtype = loss_dtype(x.dtype, x.device) if dtype is None else dtype
     if needs_all_logits(x, weight, bias):
         logits = F.linear(x, weight, bias)
@@ -110,6 +118,11 @@ def linear_cross_entropy(
             reduction=reduction,
             backend=backend,
         ).to(dtype)
+    if by_kernel and not in_cpp(x) and target.numel() * weight.shape[0] * x.element_size() <= chunks.LOGITS_AT_ONCE:
+        fitting: Tensor = fused_cross_entropy(
+            F.linear(x, weight, bias), target, ignore_index, float(label_smoothing), float(z_loss), reduction, dtype
+        )
+        return fitting
     records = torch.is_grad_enabled()
     wanted = [records and tensor is not None and tensor.requires_grad for tensor in (x, weight, bias)]
     options = ignore_index, float(label_smoothing), float(z_loss), backend
@@ -216,9 +229,9 @@ class _WithDlogits(torch.autograd.Function):
         x_RD = x.reshape(dlogits_RV.shape[0], x.shape[-1])
         dx = dweight = dbias = None
         if wants_x:
-            dx = (dlogits_RV @ weight * dloss).view(x.shape)
+            dx = (product(dlogits_RV, weight) * dloss).view(x.shape)
         if wants_weight:
-            dweight = dlogits_RV.mT @ (x_RD * dloss)
+            dweight = product(dlogits_RV.mT, x_RD * dloss)
         if wants_bias:
             wide = torch.promote_types(x.dtype, torch.float32)
             dbias = cast(dlogits_RV.sum(0, dtype=wide) * dloss, weight.dtype)

@@ -4,13 +4,14 @@ For each chunk, with the losses and dlogits of cross_entropy:
 
     logits = x W^T + bias      dx = dlogits W      dW += dlogits^T x      dbias += dlogits summed over the rows
 
-dW and dbias are accumulated in float32 at least. For 16-bit inputs that takes dW in float32 and an eighth more, since
-a chunk's product is computed for a slice of the classes at a time. A single chunk's product is dW itself.
+dW and dbias are accumulated in float32 at least. For 16-bit inputs that takes dW in float32, and on a CPU an eighth
+more, since a chunk's product is computed for a slice of the classes at a time. A single chunk's product is dW itself.
 
-All chunks have nearly the same number of rows, at most max(R * D / V, D, 512). The logits of a chunk then take as many
-bytes as the larger of x and weight, which is little extra memory for an op that reads both. Each chunk but the first
-reads and writes all of dW, 8 V D bytes in float32, for 6 V D floating-point operations per row: with D rows per chunk,
-that is a few per cent of a GPU's time at the widths of a large model; with fewer rows it is more.
+All chunks have nearly the same number of rows, at most max(R * D / V, D, 512), or on a GPU as many as fit in 256 MiB of
+logits (LOGITS_AT_ONCE), if that is more. The logits of a chunk then take as many bytes as the larger of x and weight,
+which is little extra memory for an op that reads both, or 256 MiB. Each chunk but the first reads and writes all of dW,
+8 V D bytes in float32, for 6 V D floating-point operations per row: with D rows per chunk, that is a few per cent of a
+GPU's time at the widths of a large model; with fewer rows it is more.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,22 +24,27 @@ from torch import Tensor
 
 from ..._torch.dispatch import FakeTensor
 from ..cross_entropy import fused_loss, fused_loss_gradients
+from ..linear import product, takes_onednn
 from ..rows import cdiv
 
 FEWEST_ROWS: Final = 512
+LOGITS_AT_ONCE: Final = 1 << 28
+"""Bytes of logits that a GPU may hold at once, even if neither x nor weight is that large."""
 _SLICES: Final = 8
 _FEWEST_CLASSES: Final = 4096  # of a slice, so that its matmul fills a GPU
 Wanted = Sequence[bool]  # of x, weight and bias
 Gradients = tuple[Tensor, Tensor, Tensor]  # empty if not wanted
 
 
-def chunk_rows(num_rows: int, width: int, num_classes: int) -> int:
-    """Return the number of rows of a chunk; see the top of this file.
+def chunk_rows(num_rows: int, width: int, num_classes: int, *, at_once: int = 0) -> int:
+    """Return the number of rows of a chunk; see the top of this file. `at_once` is a number of logits that fit.
 
     >>> chunk_rows(8192, 4096, 128256), chunk_rows(4097, 4096, 128256), chunk_rows(65536, 768, 50257)
     (4096, 2049, 993)
+    >>> chunk_rows(65536, 768, 50257, at_once=1 << 27)
+    2622
     """
-    most = max(num_rows * width // num_classes, width, FEWEST_ROWS)
+    most = max(num_rows * width // num_classes, width, FEWEST_ROWS, at_once // num_classes)
     return max(cdiv(num_rows, max(cdiv(num_rows, most), 1)), 1)
 
 
@@ -72,7 +78,8 @@ def in_chunks(
         kept = (target_R != skipped).nonzero()[:, 0]
         kept = None if len(kept) == num_rows else kept
     count = num_rows if kept is None else len(kept)
-    size = chunk_rows(count, x_RD.shape[1], weight.shape[0])
+    at_once = LOGITS_AT_ONCE // x.element_size() if x.is_cuda else 0
+    size = chunk_rows(count, x_RD.shape[1], weight.shape[0], at_once=at_once)
     wide = torch.promote_types(x.dtype, torch.float32)
     dx_RD = x.new_zeros(x_RD.shape if wanted[0] else 0)
     dweight = dbias = None
@@ -94,10 +101,10 @@ def in_chunks(
             if dlogits_CV is None:
                 continue
             if wanted[0]:
-                if kept is None:
+                if kept is None and not takes_onednn(dlogits_CV, weight):
                     torch.mm(dlogits_CV, weight, out=dx_RD[rows])
                 else:
-                    dx_RD[rows] = dlogits_CV @ weight
+                    dx_RD[rows] = product(dlogits_CV, weight)
             if wanted[1]:
                 dweight = _plus_product(dweight, dlogits_CV, x_CD, x.dtype if size >= count else wide)
             if wanted[2]:
@@ -112,6 +119,14 @@ def in_chunks(
     )
 
 
+def logits_of_chunk(x_CD: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the logits of a chunk, [C, V]. Autograd does not record this."""
+    if takes_onednn(x_CD, weight.t()):
+        logits_CV = product(x_CD, weight.t())
+        return logits_CV if bias is None else logits_CV.add_(bias)
+    return F.linear(x_CD, weight, bias)
+
+
 def loss_of_chunk(
     factors: tuple[Tensor, Tensor, Tensor | None],
     target_C: Tensor,
@@ -123,7 +138,7 @@ def loss_of_chunk(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the losses with cross_entropy's m and l, and dlogits (None without a scale)."""
     # The matmul is here and not in the caller, whose frame would keep the logits alive until this call returns.
-    logits_CV = F.linear(*factors)
+    logits_CV = logits_of_chunk(*factors)
     if by_kernel:
         if numbers_3C is None:
             losses_C, sums_2C, _ = fused_loss(logits_CV, target_C, *options, "none", torch.float32)
@@ -200,8 +215,15 @@ def _plus_product(total_VD: Tensor | None, dlogits_CV: Tensor, x_CD: Tensor, dty
     slow = x_CD.device.type == "cpu" and x_CD.dtype == torch.float16
     multiplied = torch.float32 if slow else x_CD.dtype
     if multiplied == x_CD.dtype == dtype:
-        return dlogits_CV.mT @ x_CD if total_VD is None else total_VD.addmm_(dlogits_CV.mT, x_CD)
+        if total_VD is None or takes_onednn(dlogits_CV.mT, x_CD):
+            product_VD = product(dlogits_CV.mT, x_CD)
+            return product_VD if total_VD is None else total_VD.add_(product_VD)
+        return total_VD.addmm_(dlogits_CV.mT, x_CD)
     first = total_VD is None
+    if x_CD.is_cuda and dtype == torch.float32:  # its products take 16-bit factors and give float32
+        if total_VD is None:
+            return torch.mm(dlogits_CV.mT, x_CD, out_dtype=dtype)
+        return torch.addmm(total_VD, dlogits_CV.mT, x_CD, out_dtype=dtype, out=total_VD)
     num_classes = dlogits_CV.shape[1]
     if total_VD is None:
         total_VD = x_CD.new_empty(num_classes, x_CD.shape[1], dtype=dtype)

@@ -9,10 +9,10 @@
                entropy   = l - sum_j p_j (z_j - m)             p_j = exp(z_j - m - l), 0 log 0 = 0
     backward   dz_j = dlog_prob * ([j = target] - p_j) - dentropy * p_j (log p_j + entropy)
 
-The rows are processed in the chunks of linear_cross_entropy. Rows with ignore_index are not computed; on a GPU the host
-waits once for their number. Backward recomputes the logits. Saved: x, weight, bias and target, which exist already, and
-five numbers per row. The op is differentiable once. Inside a transform of `torch.func`, and for tensor subclasses, it
-computes all logits. Under compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
+The rows are processed in the chunks of linear_cross_entropy. On a CPU rows with ignore_index are not computed. Backward
+recomputes the logits. Saved: x, weight, bias and target, which exist already, and five numbers per row. The op is
+differentiable once. Inside a transform of `torch.func`, and for tensor subclasses, it computes all logits. Under
+compilers each pass is one op: see linear_cross_entropy's [opaque to compilers].
 """
 
 from typing import Final
@@ -26,7 +26,7 @@ from ..implementations import without_repeats
 from ..losses import check_loss_options, check_target
 from ..shapes import check_linear
 from .call import Recomputed, define_opaque, empty_gradients, needs_all_logits, under_autocast
-from .chunks import Gradients, Wanted, cast, in_chunks
+from .chunks import Gradients, Wanted, cast, in_chunks, logits_of_chunk
 
 _ONLY_ONCE: Final = (
     "linear_log_prob can be differentiated only once; for a backward under create_graph or in a transform "
@@ -48,7 +48,7 @@ def linear_log_prob(
         weight: [V, D].
         target: [...], int64: classes in [0, V), or ignore_index.
         bias: [V], or None.
-        ignore_index: rows with this target are not computed: their results are 0, 0 and False.
+        ignore_index: the results of rows with this target are 0, 0 and False.
 
     Returns:
         log_prob and entropy in nats, and is_argmax, each [...]. If several classes are likeliest, it is True for each.
@@ -100,7 +100,16 @@ def linear_log_prob_reference(
 
 def _run_numbers(x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ignore_index: int) -> Tensor:
     """Return log_prob, entropy, 1 for the likeliest, m and l: [5, R]."""
-    return in_chunks(x, weight, bias, target, _chunk, skipped=ignore_index)[0]
+    if not _computes_ignored_rows(x):
+        return in_chunks(x, weight, bias, target, _chunk, skipped=ignore_index)[0]
+    used_R = target.flatten() != ignore_index
+    numbers = in_chunks(x, weight, bias, target.flatten().where(used_R, 0), _chunk, skipped=None)[0]
+    return numbers.where(used_R, 0.0)
+
+
+def _computes_ignored_rows(x: Tensor) -> bool:
+    # The host would wait for the number of the others. A function, so that tests without a GPU can replace it.
+    return x.is_cuda
 
 
 def _run_backward(
@@ -113,21 +122,24 @@ def _run_backward(
     ignore_index: int,
     wanted: Wanted,
 ) -> Gradients:
-    return in_chunks(
-        x, weight, bias, target, _chunk, skipped=ignore_index, scale=dnumbers[:2], wanted=wanted, numbers=numbers
-    )[1]
+    scale, skipped = dnumbers[:2], None if _computes_ignored_rows(x) else ignore_index
+    if _computes_ignored_rows(x):
+        used_R = target.flatten() != ignore_index
+        target, scale = target.flatten().where(used_R, 0), scale.where(used_R, 0.0)
+    return in_chunks(x, weight, bias, target, _chunk, skipped=skipped, scale=scale, wanted=wanted, numbers=numbers)[1]
 
 
 def _chunk(
     factors: tuple[Tensor, Tensor, Tensor | None], target_C: Tensor, scale_2C: Tensor | None, numbers_5C: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    logits_CV = F.linear(*factors)
-    dtype = logits_CV.dtype
-    logits_CV = logits_CV.to(torch.promote_types(dtype, torch.float32))
+    logits_CV = logits_of_chunk(*factors)
+    dtype, wide = logits_CV.dtype, torch.promote_types(logits_CV.dtype, torch.float32)
     target_C1 = target_C[:, None]
+    largest_C1 = logits_CV.amax(-1, keepdim=True).to(wide) if numbers_5C is None else numbers_5C[3, :, None]
+    # The one tensor of this size in float32 at least, and the logits themselves if they have its dtype.
+    below_CV = logits_CV.sub_(largest_C1) if dtype == wide else logits_CV - largest_C1
+    del logits_CV
     if numbers_5C is None:
-        largest_C1 = logits_CV.amax(-1, keepdim=True)
-        below_CV = logits_CV.sub_(largest_C1)
         of_target_C = below_CV.gather(1, target_C1)[:, 0]
         exponentials_CV = below_CV.exp()
         total_C = exponentials_CV.sum(-1)
@@ -136,11 +148,12 @@ def _chunk(
         likeliest_C = (of_target_C == 0).to(entropy_C.dtype)
         return torch.stack((of_target_C - log_total_C, entropy_C, likeliest_C, largest_C1[:, 0], log_total_C)), None
     assert scale_2C is not None
-    dlog_prob_C1, dentropy_C1 = scale_2C.to(logits_CV.dtype)[..., None]
-    entropy_C1, largest_C1, log_total_C1 = numbers_5C[1, :, None], numbers_5C[3, :, None], numbers_5C[4, :, None]
-    log_p_CV = logits_CV.sub_(largest_C1).sub_(log_total_C1).clamp_(min=_LOWEST)
+    dlog_prob_C1, dentropy_C1 = scale_2C.to(wide)[..., None]
+    entropy_C1, log_total_C1 = numbers_5C[1, :, None], numbers_5C[4, :, None]
+    log_p_CV = below_CV.sub_(log_total_C1).clamp_(min=_LOWEST)
     p_CV = log_p_CV.exp()
-    dlogits_CV = log_p_CV.add_(entropy_C1).mul_(-dentropy_C1).sub_(dlog_prob_C1).mul_(p_CV)
+    of_p_C1 = -dentropy_C1 * entropy_C1 - dlog_prob_C1
+    dlogits_CV = torch.addcmul(of_p_C1, log_p_CV, -dentropy_C1, out=log_p_CV).mul_(p_CV)
     # Not scatter_add_, which is nondeterministic on a GPU; here each row has one target.
     dlogits_CV.scatter_(1, target_C1, dlogits_CV.gather(1, target_C1) + dlog_prob_C1)
     return numbers_5C, cast(dlogits_CV, dtype)

@@ -17,6 +17,7 @@ from .forward import in_dtype
 
 def _launch_backward(
     dy: Tensor,
+    more_dy: Tensor | None,
     ds: Tensor | None,
     s: Tensor,
     weight: Tensor,
@@ -33,12 +34,13 @@ def _launch_backward(
     sums_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx, dresidual, sums_KN = _empty_gradients(
-        dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype
+        dy, more_dy, ds, s, wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype
     )
     if not dy.numel():
         return dx, dresidual, sums_KN.zero_()
     dresidual_or_none = None if residual_dtype is None else dresidual
     if in_cpp(dy):
+        dy = dy if more_dy is None else dy + more_dy
         weight = weight.to(s.dtype).float().contiguous()
         wide_KN = sums_KN if sums_KN.dtype == torch.float32 else torch.empty_like(sums_KN, dtype=torch.float32)
         run(
@@ -50,17 +52,18 @@ def _launch_backward(
         return dx, dresidual, wide_KN.to(sums_KN.dtype)
     dy_RN, s_RN = as_rows(dy), as_rows(s)
     ds_RN = None if ds is None else as_rows(ds)
-    ds_stride = 0 if ds_RN is None else ds_RN.stride(0)
-    vector = vector_of(s_RN.shape[1], dy_RN.stride(0), s_RN.stride(0), ds_stride)
+    more_RN = None if more_dy is None else as_rows(more_dy)
+    ds_stride, more_stride = (0 if rows_RN is None else rows_RN.stride(0) for rows_RN in (ds_RN, more_RN))
+    vector = vector_of(s_RN.shape[1], dy_RN.stride(0), s_RN.stride(0), ds_stride, more_stride)
     block_rows, block_columns, num_warps = tile_of_rows(*s_RN.shape)
     grid = (cdiv(s_RN.shape[0], block_rows),)
     warps = {"num_warps": num_warps, "persistent_warps": WARPS_WITH_SUMS}
     num_programs = most_programs(grid, dy.device, **warps)
     partial_PKN = torch.empty(num_programs, *sums_KN.shape, dtype=torch.float32, device=dy.device)
     arguments = (
-        *(dy_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R),
+        *(dy_RN, more_RN, ds_RN, s_RN, in_dtype(weight, s.dtype), None if rms else mean, rstd, seed, row_R),
         *(dx, dresidual_or_none, partial_PKN),
-        *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector),
+        *(s_RN.shape[0], s_RN.shape[1] // vector, dy_RN.stride(0) // vector, more_stride // vector),
         *(ds_stride // vector, s_RN.stride(0) // vector, *mask_numbers(p)),
     )
     constants = wants_norm_bias, wants_bias, rms, vector, block_rows, block_columns
@@ -69,7 +72,9 @@ def _launch_backward(
     return dx, dresidual, sums_KN
 
 
-def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_gradients(
+    dy: Tensor, more_dy: Tensor | None, ds: Tensor | None, s: Tensor, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     wants_norm_bias, wants_bias, x_dtype, residual_dtype, sums_dtype = rest[-5:]
     dx = torch.empty(s.shape, dtype=x_dtype, device=s.device)
     shape = (0,) if residual_dtype is None else s.shape
@@ -82,6 +87,7 @@ def _empty_gradients(dy: Tensor, ds: Tensor | None, s: Tensor, *rest: Any) -> tu
 @kernel
 def _backward_kernel(  # type: ignore[no-untyped-def]
     dy_ptr,
+    more_dy_ptr,
     ds_ptr,
     s_ptr,
     weight_ptr,
@@ -95,6 +101,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     num_rows,
     num_columns,
     dy_stride,
+    more_dy_stride,
     ds_stride,
     s_stride,
     threshold,
@@ -123,6 +130,9 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
         row = rows.to(tl.int64)[:, None]
         out = row * width + columns[None, :]
         dy = tl.load(dy_ptr + row * dy_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
+        if more_dy_ptr is not None:
+            more = tl.load(more_dy_ptr + row * more_dy_stride * VECTOR + columns[None, :], mask=live, other=0.0)
+            dy += more.to(tl.float32)
         n = tl.load(s_ptr + row * s_stride * VECTOR + columns[None, :], mask=live, other=0.0).to(tl.float32)
         rstd = tl.load(rstd_ptr + rows, mask=in_column, other=0.0)[:, None]
         if not RMS:
@@ -156,8 +166,8 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 
 
 normalise_backward = define(
-    "normalise_backward(Tensor dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed, "
-    "Tensor? row_indices, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
+    "normalise_backward(Tensor dy, Tensor? more_dy, Tensor? ds, Tensor s, Tensor weight, Tensor mean, Tensor rstd, "
+    "Tensor? seed, Tensor? row_indices, float p, bool rms, bool wants_norm_bias, bool wants_bias, ScalarType x_dtype, "
     "ScalarType? residual_dtype, ScalarType? sums_dtype) -> (Tensor, Tensor, Tensor)",
     _launch_backward,
     _empty_gradients,

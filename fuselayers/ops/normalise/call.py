@@ -138,7 +138,7 @@ class _Normalise(torch.autograd.Function):
             vectors = weight.dtype, norm_bias.dtype if wants_norm_bias else None, bias_dtype if wants_bias else None
             sums_dtypes = {dtype for dtype in vectors if dtype is not None}
             dx, dresidual, sums_KN = normalise_backward(
-                *(dy, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype),
+                *(dy, None, ds, s, weight, mean, rstd, seed, row_R, p, rms, wants_norm_bias, wants_bias, x_dtype),
                 *(residual_dtype if apart else None, weight.dtype if len(sums_dtypes) == 1 else None),
             )
             sums = iter(sums_KN)

@@ -19,10 +19,11 @@ to it. Intermediate values are float32 (float64 where s is float64).
 
 Saved for backward: s, mean and rstd (two numbers per row), and a seed (see dropout, also for shards).
 
-Bytes moved by the kernels: forward reads x and residual, writes y, and s if it is not x. Backward reads dy, s and the
-incoming gradient of s, writes dx, and dresidual if it is neither dx nor dy. In addition there are the statistics, and
-for each program one read of the vectors and a float32 row for each sum. A row is read once. Up to 8192 columns it
-stays in registers; longer rows spill (see `rows.tile_of_rows`). Beyond 32768 columns a GPU runs the formula.
+Bytes moved by the kernels: forward reads x and residual, writes y, and s if it is not x. Backward reads dy, in a
+compiled graph also as two summands, s and the incoming gradient of s; it writes dx, and dresidual if it is neither dx
+nor dy. In addition there are the statistics, and for each program one read of the vectors and a float32 row for each
+sum. A row is read once. Up to 8192 columns it stays in registers; longer rows spill (see `rows.tile_of_rows`). Beyond
+32768 columns a GPU runs the formula.
 
 Note: [the sums over rows] Only as many programs start as run at a time, and each takes many rows. A program reads the
 weight once and keeps its partial sums in registers. A second kernel adds the partial sums, one float32 row per program,

@@ -28,7 +28,16 @@ from ..._torch.dispatch import tree_map
 from ..._torch.tracing import is_opaque, is_sym_node, overload_packet, size_hint
 from ...hardware import Machine
 from ..joint_graph import JointGraph
-from ..node_kinds import is_fusible, looks_at_its_input, num_bytes, num_elements, only_moves, prefers_save, storage_of
+from ..node_kinds import (
+    is_fusible,
+    is_own_kernel,
+    looks_at_its_input,
+    num_bytes,
+    num_elements,
+    only_moves,
+    prefers_save,
+    storage_of,
+)
 
 _SYMBOL_BYTES: Final = 8.0
 # An elementwise op's arithmetic that memory traffic does not hide, in FLOPs per element read or written, whichever is
@@ -151,7 +160,8 @@ class CostModel:
             moved = reads + 2.0 * size + self._arithmetic(node) + self.machine.bytes_of_kernel
         packet = overload_packet(node)
         priced = packet in _PRICED or packet in flop_registry
-        reluctant = prefers_save(node) or not (is_fusible(node) or only_moves(node) or priced)
+        known = is_fusible(node) or only_moves(node) or is_own_kernel(node) or priced
+        reluctant = prefers_save(node) or not known
         return NodePrice(moved=moved, arithmetic=arithmetic, reluctance=_RELUCTANCE if reluctant else 1.0)
 
     def _arithmetic(self, node: fx.Node) -> float:

@@ -11,6 +11,7 @@ import torch.fx as fx
 from ..._torch.tracing import aot_autograd, boxed, forget_donated_buffers
 from ..choose.partitioners import Partitioner
 from ..passes import (
+    attention_calls_pass,
     onednn_products_pass,
     plain_dropout_calls_pass,
     replayed_dropout_pass,
@@ -77,4 +78,5 @@ def compile_ahead_of_time(
         keep_inference_input_mutations=True,
         decompositions=decompositions,
     )
-    return backend(plain_dropout_calls_pass(graph_module), example_inputs)
+    graph_module = attention_calls_pass(plain_dropout_calls_pass(graph_module), torch_random=torch_random)
+    return backend(graph_module, example_inputs)

@@ -14,7 +14,14 @@ from ...ops.linear import onednn_wins
 from ...sources import sources_hash
 from ..choose.machine import machine_of
 from ..choose.partitioners import Partitioner, SavePolicy
-from ..passes import onednn_products_pass, plain_dropout_calls_pass, replayed_dropout_pass, seeded_dropout_calls_pass
+from ..passes import (
+    attention_calls_pass,
+    onednn_products_pass,
+    ops_of_calls_pass,
+    plain_dropout_calls_pass,
+    replayed_dropout_pass,
+    seeded_dropout_calls_pass,
+)
 
 
 def why_inductor_is_unavailable(device_type: str) -> str | None:
@@ -46,9 +53,11 @@ def compile_inductor(
 
     With `op_by_op` nothing is compiled: the two graphs, as Inductor receives them, run op by op.
     """
-    graph_module = plain_dropout_calls_pass(graph_module)
+    graph_module = attention_calls_pass(plain_dropout_calls_pass(graph_module), torch_random=torch_random)
     if not torch_random:
         graph_module = seeded_dropout_calls_pass(graph_module)
+    if takes_own_kernels():
+        graph_module = ops_of_calls_pass(graph_module)
 
     def cut(joint_module: fx.GraphModule, joint_inputs: Any, **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         # Without `torch_random` the graph already has seeded masks.

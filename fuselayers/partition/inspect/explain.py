@@ -15,6 +15,7 @@ from torch import nn
 from ..._torch.tracing import copy_of, is_sym_node, size_hint, torch_default_partition, torch_min_cut_partition
 from ...names import name_of
 from ...text_table import readable_bytes
+from ..backends import expanded
 from ..choose.cost import flops_of
 from ..choose.partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from ..choose.peak_bytes import peak_bytes
@@ -56,7 +57,8 @@ def explain(
         fn: a function of tensors, a module, or a fused one, which is explained with its own options. Fused modules
             inside it become a part of its graph, with the options of the call.
         args: its arguments: real tensors, or tensors on the meta device.
-        backend: "inductor" (the default), "triton", "nvfuser" or "eager". It decides the graph and the prices.
+        backend: "inductor", "triton", "nvfuser" or "eager"; by default that of a fused function, or what "auto"
+            tries first for the device of the tensors. It decides the graph and the prices.
         partition: as in `fuse`. Masks are made from seeds, as without `torch_random`.
         compress: as in `fuse`.
         device: the device that tensors on the meta device are taken to be on.
@@ -81,10 +83,14 @@ def explain(
     fused = type(fn)._fused if isinstance(fn, FusedModule) else fn
     if isinstance(fused, FusedFunction):
         options = fused.options
-        backend = backend or next(iter(options.chain), None)  # `aot_function` has no named backend
+        backend = backend or next(iter(options.chain), "inductor")  # `aot_function` has no named backend
         if partition is None:
             partition, compress = options.partition, compress or options.compress
-    backend, cut = backend or "inductor", partitioner(partition or "min_cut", compress=compress)
+    tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]
+    if backend is None or backend == "auto":
+        on = {torch.device(device).type if tensor.is_meta else tensor.device.type for tensor in tensors}
+        backend = expanded(("auto",), on)[0]
+    cut = partitioner(partition or "min_cut", compress=compress)
     way = compression(getattr(cut, "compress", None))
     with (
         fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static),
@@ -106,7 +112,6 @@ def explain(
         )
     errors_of_values: list[dict[str, float]] = []
     errors_of_gradients: dict[str, float] = {}
-    tensors = [*tensors_of((args, kwargs)), *(fn.parameters() if isinstance(fn, nn.Module) else ())]
     if way is not None and not any(tensor.is_meta for tensor in tensors):
         errors_of_values, errors_of_gradients = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [

@@ -1,5 +1,6 @@
 """Passes: each file changes a graph in one way, then lints and recompiles it."""
 
+from .attention_calls import attention_calls_pass as attention_calls_pass
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
 from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
@@ -9,6 +10,7 @@ from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
 from .compress_saved import way_for as way_for
 from .early_getitems import early_getitems_pass as early_getitems_pass
+from .joined_kernels import joined_kernels_pass as joined_kernels_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
 from .late_recompute import late_recompute_pass as late_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
@@ -16,6 +18,7 @@ from .one_mask import one_mask_pass as one_mask_pass
 from .one_permutation import one_permutation_pass as one_permutation_pass
 from .onednn_products import copied_bytes as copied_bytes
 from .onednn_products import onednn_products_pass as onednn_products_pass
+from .ops_of_calls import ops_of_calls_pass as ops_of_calls_pass
 from .recompute_again import AGAIN as AGAIN
 from .recompute_again import recompute_again_pass as recompute_again_pass
 from .seeded_dropout import MASK_OPS as MASK_OPS

@@ -17,6 +17,7 @@ from ..._torch.dispatch import disable_current_modes
 from ..._torch.tracing import CheckpointPolicy, all_nodes, recompiled, size_hint
 from ...ops import draw_seed, keep_mask, keep_scale
 from ...ops.dropout import dropout_reference
+from ...ops.implementations import dispatch
 from .inlined import inlined
 
 # A joint graph gets the mask as one op of a seed and a size; a Dynamo graph gets the formula, in `_dropout`.
@@ -87,17 +88,53 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Use the masks of `seeded_dropout_pass` in a Dynamo graph, where a compiler has not decomposed `F.dropout` yet.
 
     Inductor's own random numbers cost a Philox call per element on a CPU: dropout of 2048x1024 float32 takes 10.1 ms in
-    eager, 8.0 ms compiled by torch, and 2.0 ms with these masks (two cores of an AMD EPYC). On a GPU Inductor's
-    generator is cheap, so it is kept.
+    eager, 8.0 ms compiled by torch, and 2.0 ms with these masks (two cores of an AMD EPYC). On a GPU they repeat in
+    torch 2.13 and later (https://github.com/pytorch/pytorch/issues/198333). There the dropout becomes the node of this
+    library's op, with a node for its seed.
     """
     for node, arguments in _dropout_calls(graph_module):
         x, p = arguments["input"], arguments.get("p", 0.5)
         # `torch.dropout` has no default for training; `F.dropout` has True.
         drops = arguments.get("training", arguments.get("train", True)) is True and isinstance(p, float) and 0 < p < 1
         value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
-        if drops and not arguments.get("inplace") and value is not None and value.device.type == "cpu":
+        if not drops or arguments.get("inplace") or value is None:
+            continue
+        if not dispatch.is_on_gpu(value):
             node.target, node.args, node.kwargs = _dropout, (x, p), {}
+            continue
+        with node.graph.inserting_before(node):
+            seed = node.graph.call_function(draw_seed, (), {"device": value.device})
+        node.target, node.args, node.kwargs = dispatch.node_of("dropout"), (x, seed, None, 0, p), {}
+    for node in [
+        node for node in all_nodes(graph_module) if node.target is torch.nn.functional.scaled_dot_product_attention
+    ]:
+        call: dict[str, Any] = dict(zip(_ATTENTION, node.args, strict=False)) | node.kwargs
+        value = call["query"].meta.get("example_value")
+        p = call.get("dropout_p", 0.0)
+        # On a GPU torch's kernels drop with torch's generator; a mask would cost all probabilities in memory.
+        if isinstance(p, float) and 0 < p < 1 and value is not None and not dispatch.is_on_gpu(value):
+            node.target, node.args, node.kwargs = _attention, (), call
     return recompiled(graph_module)
+
+
+_ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """torch's attention, whose kernels for a CPU take no dropout, with the mask of a seed."""
+    keep = keep_mask(draw_seed(device=query.device), (*query.shape[:-1], key.shape[-2]), p=dropout_p)
+    p = 1 - 1 / keep_scale(dropout_p)
+    attention = torch.ops.aten._scaled_dot_product_attention_math
+    y: Tensor = attention(query, key, value, attn_mask, p, is_causal, keep, **options)[0]
+    return y
 
 
 def _dropout_calls(graph_module: fx.GraphModule) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -47,7 +47,7 @@ _EXPONENTS: Final = MappingProxyType(
 _FACTORS: Final = MappingProxyType(
     {"linear_cross_entropy_backward": ("x", "weight"), "linear_log_prob_backward": ("x", "weight")}
 )
-_FACTORS_OF_ATTENTION: Final = ("query", "key")
+_FACTORS_OF_ATTENTION: Final = ("query", "key", "q", "k")
 # Other ops between the saved value and a query or key, as in rotary positions.
 _JOINS: Final = frozenset({torch.ops.aten.cat, torch.ops.aten.stack})
 

@@ -37,7 +37,7 @@ def test_every_op_of_the_library_can_be_timed() -> None:
 
 
 def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(ValueError, match=r"no op 'dropuot'; did you mean 'dropout'\? there are: activate, bias_"):
+    with pytest.raises(ValueError, match=r"no op 'dropuot'; did you mean 'dropout'\? there are: activate, attention"):
         op_case("dropuot", _SETTINGS)
     for changed, text in (
         ({"shape": (4, 64)}, "rotary needs a shape BATCHxTOKENSxWIDTH whose width is a multiple of 64"),

@@ -106,7 +106,7 @@ def test_scalings_are_those_of_transformers(options: dict[str, object], channels
     [
         (
             {"scaling": "lama3"},
-            "no rotary scaling 'lama3'; did you mean 'llama3'? there are: linear, llama3, none, ntk, yarn",
+            "no scaling 'lama3'; did you mean 'llama3'? there are: linear, llama3, none, ntk, yarn",
         ),
         (
             {"scaling": "llama3", "factor": 8.0},

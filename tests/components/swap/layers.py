@@ -105,7 +105,7 @@ LAYERS: Final[dict[str, tuple[Callable[[], nn.Module], str]]] = {
     "head": (lambda: BertPredictionHeadTransform(_OF_BERT), "dense_activation_norm"),
     "dropout": (lambda: nn.Dropout(0.5), "dropout"),
     "gelu": (FastGELUActivation, "gelu_tanh"),
-    "attention": (Attention, "attention_dropout"),
+    "attention": (Attention, "attention"),
 }
 """Each layer, and the rule that fits it."""
 

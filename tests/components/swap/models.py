@@ -65,29 +65,34 @@ def _torch_encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2, enable_nested_tensor=False)
 
 
-_OF_LLAMA: Final = {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 5}
-_OF_QWEN3: Final = {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 9}
-_OF_ROBERTA: Final = {"attention_dropout": 2, "dense_dropout_residual_norm": 4, "dropout": 7}
+_OF_LLAMA: Final = {"attention": 2, "causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 5}
+_OF_QWEN3: Final = {"attention": 2, "causal_lm_loss": 1, "gated_mlp": 2, "rms_norm": 9}
+_OF_ROBERTA: Final = {"attention": 2, "dense_dropout_residual_norm": 4, "dropout": 7}
 _OF_BERT: Final = {**_OF_ROBERTA, "dense_activation_norm": 1}
-_OF_VIT: Final = {"dropout": 3, "mlp": 2}
+_OF_VIT: Final = {"attention": 2, "dropout": 3, "mlp": 2}
 _OF_SWIN: Final = (
     # Older versions have no SwinMLP.
-    {"dropout": 5, "mlp": 4} if hasattr(transformers.models.swin.modeling_swin, "SwinMLP") else {"dropout": 9}
+    {"attention": 4, "dropout": 5, "mlp": 4}
+    if hasattr(transformers.models.swin.modeling_swin, "SwinMLP")
+    else {"attention": 4, "dropout": 9}
 )
 
 FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
     "gpt2": (
         _model("GPT2", "LMHeadModel", n_embd=32, n_layer=2, n_head=4, **_TOKENS),
-        {"attention_dropout": 2, "causal_lm_loss": 1, "dropout": 7, "gelu_tanh": 2, "mlp": 2},
+        {"attention": 2, "causal_lm_loss": 1, "dropout": 7, "gelu_tanh": 2, "mlp": 2},
     ),
     "llama": (_decoder("Llama"), _OF_LLAMA),
     "mistral": (_decoder("Mistral"), _OF_LLAMA),
-    "mixtral": (_decoder("Mixtral", num_local_experts=2), {"rms_norm": 5}),
+    "mixtral": (_decoder("Mixtral", num_local_experts=2), {"attention": 2, "rms_norm": 5}),
     "qwen3": (_decoder("Qwen3"), _OF_QWEN3),
-    "gemma": (_decoder("Gemma"), {"causal_lm_loss": 1, "gated_mlp": 2, "rms_norm_from_one": 5}),
-    "gemma2": (_decoder("Gemma2"), {"gated_mlp": 2, "rms_norm_from_one": 9}),
+    "gemma": (_decoder("Gemma"), {"attention": 2, "causal_lm_loss": 1, "gated_mlp": 2, "rms_norm_from_one": 5}),
+    "gemma2": (_decoder("Gemma2"), {"attention": 2, "gated_mlp": 2, "rms_norm_from_one": 9}),
     "olmo2": (_decoder("Olmo2"), _OF_QWEN3),
-    "phi3": (_decoder("Phi3"), {"causal_lm_loss": 1, "dropout": 4, "packed_gated_mlp": 2, "rms_norm": 5}),
+    "phi3": (
+        _decoder("Phi3"),
+        {"attention": 2, "causal_lm_loss": 1, "dropout": 4, "packed_gated_mlp": 2, "rms_norm": 5},
+    ),
     "bert": (_model("Bert", "ForMaskedLM", **TEXTS), _OF_BERT),
     "roberta": (_model("Roberta", "ForMaskedLM", **TEXTS), _OF_ROBERTA),
     "electra": (_model("Electra", "ForMaskedLM", **TEXTS, embedding_size=16), _OF_BERT),
@@ -97,39 +102,48 @@ FAMILIES: Final[dict[str, tuple[Callable[..., nn.Module], dict[str, int]]]] = {
     ),
     "distilbert": (
         _model("DistilBert", "ForMaskedLM", vocab_size=99, dim=32, n_layers=2, n_heads=4, hidden_dim=64),
-        {"attention_dropout": 2, "dropout": 5},
+        {"attention": 2, "dropout": 5},
     ),
-    "bart": (_model("Bart", "ForConditionalGeneration", **_BART), {}),
-    "mbart": (_model("MBart", "ForConditionalGeneration", **_BART), {}),
+    "bart": (_model("Bart", "ForConditionalGeneration", **_BART), {"attention": 6}),
+    "mbart": (_model("MBart", "ForConditionalGeneration", **_BART), {"attention": 6}),
     "t5": (
         _model("T5", "ForConditionalGeneration", **_T5),
-        {"attention_dropout": 6, "dropout": 16, "gated_mlp": 4, "gelu_tanh": 4, "wide_rms_norm": 12},
+        {"attention": 6, "dropout": 16, "gated_mlp": 4, "gelu_tanh": 4, "wide_rms_norm": 12},
     ),
     "opt": (
         _model("OPT", "ForCausalLM", **_LAYERS, ffn_dim=64, word_embed_proj_dim=32, vocab_size=99),
-        {"causal_lm_loss": 1},
+        {"attention": 2, "causal_lm_loss": 1},
     ),
     "bloom": (
         _model("Bloom", "ForCausalLM", **_BLOOM),
-        {"attention_dropout": 2, "dropout": 2},
+        {"attention": 2, "dropout": 2},
     ),
     "falcon": (
         _model("Falcon", "ForCausalLM", vocab_size=99, hidden_dropout=0.1, **_LAYERS),
-        {"attention_dropout": 2, "dropout": 2, "mlp": 2},
+        {"attention": 2, "dropout": 2, "mlp": 2},
     ),
-    "gpt_neox": (_model("GPTNeoX", "ForCausalLM", **TEXTS), {"causal_lm_loss": 1, "dropout": 5, "mlp": 2}),
-    "phi": (_model("Phi", "ForCausalLM", **TEXTS), {"causal_lm_loss": 1, "dropout": 3, "gelu_tanh": 2, "mlp": 2}),
-    "cohere": (_decoder("Cohere"), {"gated_mlp": 2}),
+    "gpt_neox": (
+        _model("GPTNeoX", "ForCausalLM", **TEXTS),
+        {"attention": 2, "causal_lm_loss": 1, "dropout": 5, "mlp": 2},
+    ),
+    "phi": (
+        _model("Phi", "ForCausalLM", **TEXTS),
+        {"attention": 2, "causal_lm_loss": 1, "dropout": 3, "gelu_tanh": 2, "mlp": 2},
+    ),
+    "cohere": (_decoder("Cohere"), {"attention": 2, "gated_mlp": 2}),
     "stablelm": (
         _model("StableLm", "ForCausalLM", **TEXTS, num_key_value_heads=2),
-        {"causal_lm_loss": 1, "dropout": 2, "gated_mlp": 2},
+        {"attention": 2, "causal_lm_loss": 1, "dropout": 2, "gated_mlp": 2},
     ),
-    "starcoder2": (_model("Starcoder2", "ForCausalLM", **TEXTS, num_key_value_heads=2), {"causal_lm_loss": 1}),
-    "whisper": (_model("Whisper", "ForConditionalGeneration", **_WHISPER), {}),
-    "wav2vec2": (_model("Wav2Vec2", "Model", **_WAV2VEC2), {"attention_dropout": 2, "dropout": 8, "mlp": 2}),
-    "siglip": (_model("SiglipVision", "Model", **IMAGES), {"mlp": 3}),
-    "dinov2": (_model("Dinov2", "Model", **IMAGES), {"dropout": 1, "mlp": 2}),
-    "clip": (_model("CLIPVision", "Model", **IMAGES), {"mlp": 2}),
+    "starcoder2": (
+        _model("Starcoder2", "ForCausalLM", **TEXTS, num_key_value_heads=2),
+        {"attention": 2, "causal_lm_loss": 1},
+    ),
+    "whisper": (_model("Whisper", "ForConditionalGeneration", **_WHISPER), {"attention": 6}),
+    "wav2vec2": (_model("Wav2Vec2", "Model", **_WAV2VEC2), {"attention": 2, "dropout": 8, "mlp": 2}),
+    "siglip": (_model("SiglipVision", "Model", **IMAGES), {"attention": 2, "mlp": 3}),
+    "dinov2": (_model("Dinov2", "Model", **IMAGES), {"attention": 2, "dropout": 1, "mlp": 2}),
+    "clip": (_model("CLIPVision", "Model", **IMAGES), {"attention": 2, "mlp": 2}),
     "vit": (_model("ViT", "ForImageClassification", hidden_dropout_prob=0.1, **IMAGES), _OF_VIT),
     "deit": (_model("DeiT", "ForImageClassification", hidden_dropout_prob=0.1, **IMAGES), _OF_VIT),
     "swin": (_model("Swin", "ForImageClassification", **_SWIN), _OF_SWIN),

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers import ops
+from fuselayers._torch.tracing import aot_autograd, boxed
 from fuselayers.components.swap import swap
 from fuselayers.partition import saved_bytes
 
@@ -27,7 +28,7 @@ class OwnAttention(nn.Module):
 
 def swapped(**options: Any) -> nn.Module:
     module = OwnAttention(**options)
-    swap(module, level="layers", verify=False).require("attention_dropout")
+    swap(module, level="layers", verify=False).require("attention")
     return module
 
 
@@ -64,13 +65,14 @@ def test_as_torch_with_the_same_elements_dropped(mask: str, causal: bool) -> Non
 
 
 def test_it_saves_no_weights() -> None:
+    """Saved: q, k, v, the result, a number for each query, and a seed."""
     q, k, v = tensors()
-    assert saved_bytes(swapped(), q, k, v) == sum(x.numel() for x in (q, k, v)) * 4 + 8
+    assert saved_bytes(swapped(), q, k, v) == sum(x.numel() for x in (q, k, v, q, q[..., 0])) * 4 + 8
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout_p": 1.0}, {"enable_gqa": True}, {"attn_mask": torch.zeros(5, 7, dtype=torch.float64)}],
+    [{"dropout_p": 1.0}, {"attn_mask": torch.zeros(5, 7, dtype=torch.float64)}],
     ids=lambda options: next(iter(options)),
 )
 def test_calls_that_are_left_to_torch(options: dict[str, Any]) -> None:
@@ -83,5 +85,13 @@ def test_calls_that_are_left_to_torch(options: dict[str, Any]) -> None:
 
 
 def test_it_is_one_op_for_a_compiler() -> None:
-    arguments = *tensors(), None, torch.tensor(3), 0.3, False, 0.5
-    torch.library.opcheck(torch.ops.fuselayers.seeded_attention.default, arguments)
+    inputs, module = tensors(), swapped()
+    targets: list[Any] = []
+
+    def compiler(graph_module: torch.fx.GraphModule, _: Any) -> Any:
+        targets.extend(node.target for node in graph_module.graph.nodes)
+        return boxed(graph_module)
+
+    torch.compile(module, backend=aot_autograd(fw_compiler=compiler))(*inputs).sum().backward()
+    ops = torch.ops.fuselayers
+    assert [targets.count(op.default) for op in (ops.attention_forward, ops.attention_backward)] == [1, 1]

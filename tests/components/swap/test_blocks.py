@@ -374,3 +374,56 @@ def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(ki
     x = torch.randn(64, 8)
     report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))
     assert (report.level, report.saved_after) == ("layers", layers.saved_after)
+
+
+class Attending(Feedforward):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.act(self.up(self.attention(x))))
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.5])
+def test_a_hook_in_a_block_retains_a_gradient(probability: float) -> None:
+    blocks = nn.Sequential(Attending(), Attending()).train(not probability)
+    for block in blocks.modules():
+        block.dropout = probability
+    outputs: list[Tensor] = []
+
+    def retain(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        output.retain_grad()
+        outputs.append(output)
+
+    assert swap_at("blocks", blocks).sites
+    blocks[0].up.register_forward_hook(retain)
+    blocks(torch.randn(6, 8)).square().sum().backward()
+    assert [output.grad is not None for output in outputs] == [True]
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_call_that_returns_hidden_states_leaves_later_calls_whole(backend: str, reentrant: bool | None) -> None:
+    """The first such call gives a model of transformers hooks for good, at which Dynamo breaks graphs."""
+    plain, swapped = pair("llama", "blocks")
+    unswap(swapped)
+    swap_at("blocks", swapped, backend=backend)
+    batch = batch_for("llama")
+    before = saved_bytes(swapped, **batch)
+    for model in (plain, swapped):
+        model.set_attn_implementation("eager")
+        if reentrant is not None:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    results = [model(**batch, output_hidden_states=True, output_attentions=True) for model in (plain, swapped)]
+    for name in ("hidden_states", "attentions"):
+        assert len(results[1][name]) > 1
+        torch.testing.assert_close(results[1][name], results[0][name])
+    for result in results:
+        (result.loss + result.hidden_states[1].square().mean()).backward()
+    assert_same_values(*({name: value.grad for name, value in model.named_parameters()} for model in (plain, swapped)))
+    swapped.set_attn_implementation("sdpa")
+    swapped.gradient_checkpointing_disable()
+    counters.clear()
+    assert saved_bytes(swapped, **batch) == before
+    assert not counters["graph_break"]

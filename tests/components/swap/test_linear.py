@@ -25,7 +25,7 @@ def test_large_layers_take_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     run = linear_module.onednn_product
     monkeypatch.setattr(linear_module, "onednn_product", lambda *factors: calls.append(factors) or run(*factors))
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
-    plain, swapped, x = model(), model(), torch.randn(4, 64, 128)
+    plain, swapped, x = model(), model(), torch.randn(8, 64, 128)
     report = swap(swapped, level="layers", batch=x)
     assert [(site.name, site.rule) for site in report.sites] == [("0", "linear"), ("2", "linear")]
     calls.clear()
@@ -38,7 +38,20 @@ def test_large_layers_take_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(swapped[0]) is nn.Linear
 
 
+@pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
+def test_swapped_feedforwards_take_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    run = linear_module.onednn_product
+    monkeypatch.setattr(linear_module, "onednn_product", lambda *factors: calls.append(factors) or run(*factors))
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
+    model = nn.Sequential(nn.Linear(128, 192), nn.GELU(), nn.Linear(192, 128))
+    assert "mlp" in {site.rule for site in swap(model, level="layers", batch=torch.randn(512, 128)).sites}
+    calls.clear()
+    model(torch.randn(512, 128, requires_grad=True)).sum().backward()
+    assert len(calls) == 6
+
+
 def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
     with pytest.warns(UserWarning, match="swap found nothing to swap"):
-        assert swap(model(), level="layers", batch=torch.randn(4, 64, 128)).sites == ()
+        assert swap(model(), level="layers", batch=torch.randn(8, 64, 128)).sites == ()

@@ -1,7 +1,8 @@
 /* CUDA's driver, runtime and BLAS on a machine without a GPU, as one library that is loaded before all others.
 
    Device memory is host memory: allocations and copies are real, and fresh memory is zero. A kernel does nothing, but its
-   launch is counted, for the device that was current. Each call that waits for the GPU is counted too. The functions are
+   launch is counted, for the device that was current; copies and fills are counted apart. Each call that waits for the GPU
+   is counted too. The functions are
    those that torch 2.14 and Triton 3.8 call here; all others are NVIDIA's own. Numbers of attributes are from cuda.h and driver_types.h. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -15,7 +16,7 @@
 #define ARENA (1UL << 38)
 #define OK(name) int name() { return 0; }
 
-long hollow_launches[DEVICES], hollow_waits[DEVICES];
+long hollow_launches[DEVICES], hollow_waits[DEVICES], hollow_copies[DEVICES];
 static __thread int current;
 
 /* A graph is a count of the kernels that were launched while its stream captured. Copies run at once, and a replay repeats
@@ -27,6 +28,7 @@ static int launched(void) {
   __sync_fetch_and_add(capturing ? &captured : &hollow_launches[current], 1);
   return 0;
 }
+static void copied(void) { __sync_fetch_and_add(&hollow_copies[current], 1); }
 static int waited_for(void *stream) {
   __sync_fetch_and_add(&hollow_waits[current], 1);
   return capturing && stream == capturing ? cudaErrorStreamCaptureUnsupported : 0;
@@ -67,10 +69,10 @@ int cuPointerGetAttribute(void *value, int attribute, unsigned long pointer) {
   *(unsigned long *)value = pointer;
   return 0;
 }
-int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) { memmove(to, from, bytes); return 0; }
+int cudaMemcpyAsync(void *to, const void *from, size_t bytes, int kind, void *stream) { copied(); memmove(to, from, bytes); return 0; }
 int cudaMemcpy(void *to, const void *from, size_t bytes, int kind) { memmove(to, from, bytes); return waited(); }
 int cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t bytes, void *s) { memmove(to, from, bytes); return 0; }
-int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) { memset(to, value, bytes); return 0; }
+int cudaMemsetAsync(void *to, int value, size_t bytes, void *stream) { copied(); memset(to, value, bytes); return 0; }
 int cudaMemset(void *to, int value, size_t bytes) { memset(to, value, bytes); return 0; }
 int cudaGetSymbolAddress(void **pointer, const void *symbol) { return allocate(pointer, 4096, current); }
 OK(cudaMemcpyToSymbol)

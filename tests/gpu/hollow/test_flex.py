@@ -1,11 +1,13 @@
 """Flex attention stays fused for many rules and sizes: no scores in memory, no wait."""
 
+import functools
 import itertools
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from fuselayers.components.attention import MultiHeadAttention
 from fuselayers.errors import FallbackWarning
@@ -21,14 +23,19 @@ RULES: list[dict[str, Any]] = [
 ]
 
 
+@functools.cache
+def blocks(tokens: int) -> BlockMask:
+    return create_block_mask(lambda b, h, t, s: t >= s, None, None, tokens, tokens, device="cuda")
+
+
 def step(layer: torch.nn.Module, tokens: int) -> None:
     x_BTD = torch.zeros(2, tokens, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    layer(x_BTD).sum().backward()
+    layer(x_BTD, mask=blocks(tokens)).sum().backward()
 
 
 @pytest.fixture
 def layers() -> list[torch.nn.Module]:
-    return [MultiHeadAttention(64, num_heads=2, **rules).to("cuda", torch.bfloat16) for rules in RULES]
+    return [MultiHeadAttention(64, num_heads=2, kernel="flex", **rules).to("cuda", torch.bfloat16) for rules in RULES]
 
 
 def test_many_rules_and_sizes_stay_fused(layers: list[torch.nn.Module]) -> None:

@@ -46,6 +46,11 @@ def results(x: torch.Tensor, residual: torch.Tensor, bias: torch.Tensor, weight:
         *ops.rotary(
             x, residual, weight[: x.shape[-1] // 2].expand(len(x), -1), bias[::2].expand(len(x), -1), backend="cpp"
         ),
+        ops.attention(
+            *(part.unflatten(1, (2, -1)).transpose(0, 1)[None] for part in (x, residual, x)),
+            **{"causal": True, "soft_cap": 9.0, "sinks": weight[:2], "bias": bias[: len(x)], "p": 0.3, "seed": seed},
+            backend="cpp",
+        ),
     ]
     gradients = torch.autograd.grad(sum((output.float() ** 2).sum() for output in outputs), inputs)
     return [*outputs, *gradients]

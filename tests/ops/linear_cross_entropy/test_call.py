@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.ops import cross_entropy, linear_cross_entropy
+from fuselayers.ops.linear_cross_entropy import chunks
 from fuselayers.partition import fuse, saved_bytes
 from fuselayers.testing import (
     DTYPES,
@@ -206,6 +207,19 @@ def test_else_it_saves_its_inputs(place: str, case: tuple[torch.dtype, str]) -> 
     leaves = leaves_of(R, D, classes=V, dtype=dtype)
     # The target and three numbers for each row, and for "mean" the number of rows.
     assert saved_bytes(PLACES[place](partial(op, reduction=reduction)), *leaves, parameters=leaves) <= R * (8 + 12) + 8
+
+
+@on_kernels
+@pytest.mark.parametrize(("dtype", "reduction"), every_value(DTYPES[:3], ("mean", "sum", "none")), ids=str)
+def test_logits_that_fit_are_saved(dtype: torch.dtype, reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a gradient in forward nor a second product: the logits, the target and two numbers for each row."""
+    monkeypatch.setattr(chunks, "LOGITS_AT_ONCE", R * V * dtype.itemsize)
+    form = partial(op, backend="triton", reduction=reduction)
+    leaves = leaves_of(R, D, classes=V, dtype=dtype)
+    assert saved_bytes(form, *leaves, parameters=leaves) <= R * V * dtype.itemsize + R * (8 + 8) + 8
+    assert_as_good_as(form, partial(reference, reduction=reduction), [leaf.detach() for leaf in leaves], **FULL)
+    monkeypatch.setattr(chunks, "LOGITS_AT_ONCE", R * V * dtype.itemsize - 1)
+    assert saved_bytes(form, *leaves, parameters=leaves) < R * V * dtype.itemsize
 
 
 @on_kernels

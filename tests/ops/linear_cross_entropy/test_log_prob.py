@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers.ops import linear_cross_entropy, linear_log_prob
 from fuselayers.ops.linear_cross_entropy import linear_log_prob_reference
+from fuselayers.ops.linear_cross_entropy import log_prob as log_prob_module
 from fuselayers.testing import (
     DTYPES,
     assert_as_good_as,
@@ -110,6 +111,21 @@ def test_ignored_rows_are_not_computed(form: str) -> None:
     target[:6] = torch.arange(6)
     torch.testing.assert_close(all_rows[:2], kept[:2])
     assert all_rows[2] == kept[2] <= step(slice(4))[2] * 1.01
+
+
+def test_a_gpu_computes_ignored_rows_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaves = x, weight, bias = leaves_of(40, 5)
+    target = target_for(x, weight)
+    target[4:30] = -100
+
+    def step() -> tuple[Any, ...]:
+        log_prob, entropy, is_argmax = linear_log_prob(x, weight, target, bias=bias)
+        gradients = torch.autograd.grad([log_prob, entropy], leaves, [log_prob.detach(), entropy.detach()])
+        return log_prob, entropy, is_argmax, gradients
+
+    expected = step()
+    monkeypatch.setattr(log_prob_module, "_computes_ignored_rows", lambda x: True)
+    torch.testing.assert_close(step(), expected)
 
 
 def test_a_frozen_weight_is_not_differentiated() -> None:

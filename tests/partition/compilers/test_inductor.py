@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,18 @@ def test_the_cache_key_names_everything_that_changes_the_cut() -> None:
     ]
     keys = [cache_key(rule, {"cpu"}, torch_random=random) for rule in rules for random in (False, True)]
     assert len(set(keys)) == 2 * len(rules)
+
+
+def test_the_cache_key_names_the_library_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for prefers in (False, True):
+        monkeypatch.setattr(
+            sys.modules["fuselayers.ops.linear"], "_machine_prefers_onednn", lambda prefers=prefers: prefers
+        )
+        keys.add(cache_key(min_cut, {"cpu"}, torch_random=False))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert cache_key(min_cut, {"cpu"}, torch_random=False) in keys
+    assert len(keys) == 2
 
 
 class Strided(nn.Module):

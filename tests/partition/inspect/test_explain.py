@@ -162,22 +162,25 @@ def test_errors() -> None:
         explain(layer, *layer_inputs(), partition=budget(10))
 
 
+# Torch's own attention runs for a few tokens, the library's for more.
+@pytest.mark.parametrize("tokens", [8, 64])
 @pytest.mark.parametrize("compress", [None, "int8"])
-def test_attention_under_a_checkpoint(compress: Any) -> None:
+def test_attention_under_a_checkpoint(compress: Any, tokens: int) -> None:
     """torch restores its random state around the op, under a fake mode that only AOTAutograd activates."""
 
     def checkpointed(x: Tensor) -> Tensor:
         result: Tensor = checkpoint(lambda x: F.scaled_dot_product_attention(x, x, x), x, use_reentrant=False)
         return result.sin()
 
-    x = torch.randn(2, 4, 64, 64, requires_grad=True)
+    x = torch.randn(2, 4, tokens, 64, requires_grad=True)
     report = explain(checkpointed, x, compress=compress)
     fused = fuse(checkpointed, backend="eager", compress=compress)
     assert report.totals["this"].saved_bytes == saved_bytes(fused, x)
     fused(x).sum().backward()
     gradient, x.grad = x.grad, None
     checkpointed(x).sum().backward()
-    assert_close(gradient, x.grad, rtol=0, atol=0.0 if compress is None else 0.02)
+    exact = 0.0 if tokens == 8 else 1e-5
+    assert_close(gradient, x.grad, rtol=0, atol=exact if compress is None else 0.02)
 
 
 def test_compiled_and_fused_functions_inside_run_eagerly() -> None:

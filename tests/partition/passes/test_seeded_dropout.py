@@ -267,3 +267,14 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     in_place = fuse(lambda x: F.dropout(x.sin(), 0.5, inplace=True).cos(), backend="eager", fallback=())
     plain = fuse(lambda x: F.dropout(x.sin(), 0.5).cos(), backend="eager", fallback=())
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_attention_drops_with_the_same_mask_on_every_backend(grouped: bool) -> None:
+    query, key = torch.randn(2, 4, 16, 8), torch.randn(2, 2 if grouped else 4, 16, 8)
+
+    def attention(query: Tensor, key: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, key, dropout_p=0.3, is_causal=True, enable_gqa=grouped)
+
+    fns = [fuse(attention, backend=backend, fallback=()) for backend in ("eager", "inductor")]
+    assert_same_from_seed_3(fns, lambda fn: results(fn, [query, key]))

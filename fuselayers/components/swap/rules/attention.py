@@ -1,35 +1,41 @@
-"""Attention that drops weights on a CPU and saves a seed in place of them."""
+"""Attention by the kernels of `ops.attention` on a CPU, which save no weights."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
+from ....ops.attention.torch_calls import attention_of_torch_call
 from ..layer import own_forward
-from ..parts import is_number
 from ..rule import Rule
-from ..seeded_attention import SeededDropout
-
-NAME: Final = "attention_dropout"
 
 
-def attention_dropout(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The module's own forward, in which `F.scaled_dot_product_attention` saves q, k, v and a seed."""
+class _OwnAttention(TorchFunctionMode):
+    """Runs `attention_of_torch_call` for each `F.scaled_dot_product_attention`."""
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        is_attention = func is F.scaled_dot_product_attention
+        return (attention_of_torch_call if is_attention else func)(*args, **(kwargs or {}))
+
+
+def attention(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The module's own forward, with this library's attention in place of `F.scaled_dot_product_attention`."""
+    tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+    if tensor is None or not tensor.is_cpu:  # there the mode would change nothing
+        return own_forward(self, *args, **kwargs)
     # Without gradients too: reentrant checkpointing runs forward that way, and backward must drop the same weights.
-    with SeededDropout():
+    with _OwnAttention():
         return own_forward(self, *args, **kwargs)
 
 
-def _drops(module: nn.Module) -> bool:
-    """Return whether an attribute of the module, a layer or a number, is a dropout with a probability above 0."""
-    own = {**vars(module), **dict(module.named_children())}
-    values = [getattr(value, "p", value) for name, value in own.items() if "drop" in name]
-    return any(is_number(value) and value > 0 for value in values)
-
-
 def _is_attention(module: nn.Module) -> bool:
-    """Return whether a module's class is named an attention, it drops weights, and it contains no other attention."""
+    """Return whether a module's class is named an attention, and it contains no other attention."""
     inside = [child for child in module.modules() if "Attention" in type(child).__name__]
-    return inside == [module] and _drops(module) and not type(module).__module__.startswith("torch.")
+    return inside == [module] and not type(module).__module__.startswith("torch.")
 
 
-RULES: Final[tuple[Rule, ...]] = (Rule(NAME, of=nn.Module, forward=attention_dropout, fits=_is_attention),)
+RULES: Final[tuple[Rule, ...]] = (Rule("attention", of=nn.Module, forward=attention, fits=_is_attention),)

@@ -1,0 +1,177 @@
+"""Attention in plain torch: the formula that autograd and compilers differentiate, and the op's reference.
+
+The formula saves the weights [B, H, T, S] for backward; the kernels do not.
+"""
+
+import torch
+from torch import Tensor
+
+from ..dropout import dropout_formula, dropout_reference
+from ..shards import Shard, positions
+
+__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "block_diagonal_mask"]
+
+
+def attention_by_formula(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    sinks: Tensor | None,
+    key_padding_mask: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    seed: Tensor | None,
+    scale: float,
+    causal: bool,
+    window: int | None,
+    first: int,
+    soft_cap: float | None,
+    p: float,
+    first_row: int,
+    rows_of_batch: int,
+    rows_of_head: int,
+    first_column: int,
+) -> Tensor:
+    """Return the op's result. The arguments are those of the registered ops; see `registered`."""
+    batch, heads, tokens, _ = q.shape
+    groups, keys = k.shape[1:3]
+    # The R query heads that share keys become additional queries, so that keys and values are not copied. The queries
+    # are scaled, since they are usually smaller than the scores.
+    q_BGXC = torch.unflatten(q * scale, 1, (groups, heads // groups)).flatten(2, 3)  # X = R x T
+    scores_BHTS = (q_BGXC @ k.transpose(-2, -1)).reshape(batch, heads, tokens, keys)
+    if soft_cap is not None:
+        scores_BHTS = soft_cap * torch.tanh(scores_BHTS / soft_cap)
+    if bias is not None:
+        scores_BHTS = scores_BHTS + bias.to(scores_BHTS.dtype)
+    hidden = allowed_keys(key_padding_mask, mask, documents, causal, window, first, tokens, keys, q.device)
+    if hidden is not None:
+        hidden = ~hidden
+        # Not -inf, which would make a row without any allowed key 0 / 0, also in backward. The second fill sets such a
+        # row to zero.
+        scores_BHTS = scores_BHTS.masked_fill(hidden, torch.finfo(scores_BHTS.dtype).min)
+    if sinks is not None:
+        sink_BHT1 = sinks.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)
+        scores_BHTS = torch.cat((scores_BHTS, sink_BHT1), dim=-1)
+    weights_BHTS = scores_BHTS.softmax(-1)
+    if sinks is not None:
+        weights_BHTS = weights_BHTS[..., :-1]
+    if hidden is not None:
+        weights_BHTS = weights_BHTS.masked_fill(hidden, 0.0)
+    if seed is not None:
+        row_R = None
+        if rows_of_head:
+            steps = ((batch, rows_of_batch), (heads, rows_of_head), (tokens, 1))
+            b, h, t = (positions(0, size, device=q.device) * step for size, step in steps)
+            row_R = (first_row + b[:, None, None] + h[:, None] + t).flatten()
+        weights_BHTS = dropout_formula(weights_BHTS, seed, row_R, first_column, p)
+    weights_BGXS = torch.unflatten(weights_BHTS, 1, (groups, heads // groups)).flatten(2, 3)
+    return (weights_BGXS @ v).reshape(batch, heads, tokens, v.shape[-1])
+
+
+def allowed_keys(
+    key_padding_mask: Tensor | None,
+    mask: Tensor | None,
+    documents: Tensor | None,
+    causal: bool,
+    window: int | None,
+    first: int,
+    tokens: int,
+    keys: int,
+    device: torch.device,
+) -> Tensor | None:
+    """Return the rules as one mask, broadcastable to [B, H, T, S] and with a column for each key; None hides nothing.
+
+    >>> allowed_keys(None, None, None, True, 2, 0, 3, 3, torch.device("cpu")).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    allowed: Tensor | None = None
+    hides_future, hides_far = causal and first + 1 < keys, window is not None and window < keys
+    if hides_future and not hides_far:
+        allowed = torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(first)
+    elif hides_far:
+        assert window is not None
+        place_T1 = torch.arange(first, first + tokens, device=device)[:, None]
+        gap_TS = place_T1 - torch.arange(keys, device=device)
+        allowed = gap_TS < window
+        allowed = allowed & (gap_TS >= 0 if causal else gap_TS > -window)
+    padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
+    same = None if documents is None else block_diagonal_mask(documents)[:, :, first : first + tokens]
+    for other in (padding, same, mask):
+        if other is not None:
+            allowed = other if allowed is None else other & allowed
+    # sdpa needs at least two dimensions, and a sink adds a column.
+    return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
+
+
+def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
+    """Return the mask of packed documents: a token looks at all tokens of its own document in the row.
+
+    Args:
+        documents_BT: the number of each token's document, integers [B, T].
+
+    Returns:
+        bool [B, 1, T, T]. A causal attention also hides later tokens.
+
+    Raises:
+        ValueError: documents have another shape, or are not integers.
+
+    >>> block_diagonal_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
+    tensor([[1, 1, 0],
+            [1, 1, 0],
+            [0, 0, 1]], dtype=torch.int32)
+    """
+    if documents_BT.dim() != 2 or documents_BT.is_floating_point() or documents_BT.is_complex():
+        raise ValueError(
+            f"documents must be integers [B, T], got {documents_BT.dtype} {list(documents_BT.shape)}; "
+            "give each token the number of its document"
+        )
+    return (documents_BT[:, :, None] == documents_BT[:, None, :])[:, None]
+
+
+def attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    first: int = 0,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+    bias: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    mask: Tensor | None = None,
+    documents: Tensor | None = None,
+    p: float = 0.0,
+    seed: Tensor | None = None,
+    shard: Shard | None = None,
+) -> Tensor:
+    """The definition of the op in training, in plain torch; without a seed nothing is dropped."""
+    repeats, tokens, keys = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
+    scores = scores if bias is None else scores + bias.to(scores.dtype)
+    place, key = first + torch.arange(tokens, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    allowed = torch.ones_like(scores, dtype=torch.bool)
+    if causal:
+        allowed &= key <= place
+    if window is not None:
+        allowed &= (place - key).abs() < window
+    if key_padding_mask is not None:
+        allowed &= key_padding_mask[:, None, None]
+    if mask is not None:
+        allowed &= mask
+    if documents is not None:
+        allowed &= (documents[:, place] == documents[:, None])[:, None]
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)), -1)
+    empty = scores.isneginf().all(-1, keepdim=True)
+    weights = scores.masked_fill(empty, 0.0).softmax(-1)[..., :keys].masked_fill(~allowed, 0.0)
+    weights = weights if seed is None else dropout_reference(weights, p, seed=seed, shard=shard)
+    return weights @ v
