@@ -3,7 +3,8 @@
 # make test-file  runs some tests and nothing else        make test-file ARGS=tests/ops/test_dropout.py
 # make format     formats the code and fixes what ruff can fix
 # make gpu        on a machine with a GPU: checks, kernel tests and measurements in ten minutes; uses PYTHON, no .venv
-# Other targets: test-all (slow tests too), test-versions (the oldest and the newest torch and transformers),
+# Other targets: fuzz (random programs for SECONDS=600, from a new SEED), test-all (slow tests too), test-versions (the
+# oldest and the newest torch and transformers),
 # test-nvfuser (the tests' definitions, built in the real nvFuser), gpu-dry (make gpu without a GPU, small), gpu-hollow
 # (torch's CUDA build on a driver whose kernels do nothing), wheel (built and tested, into dist/), lint, docs (the site, into site/), clean.
 
@@ -18,7 +19,7 @@ WORKERS ?= 2
 # pip 25.3 these build packages have their own variable.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1
 
-.PHONY: train test test-all test-file test-versions test-nvfuser gpu gpu-dry gpu-hollow wheel lint format docs clean
+.PHONY: train test test-all test-file fuzz test-versions test-nvfuser gpu gpu-dry gpu-hollow wheel lint format docs clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-plots
@@ -50,6 +51,13 @@ test-all: $(VENV)/.installed-test
 
 test-file: $(VENV)/.installed-test
 	$(RUN) -m pytest $(ARGS)
+
+# A run prints its seed; SEED repeats it.
+SECONDS ?= 600
+SEED ?=
+
+fuzz: $(VENV)/.installed-test
+	$(RUN) -m tests.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # Each pair of versions has its own environment. torch 2.14 installs CUDA packages of some gigabytes.
 # NEWEST="torch transformers" takes the newest versions that pip finds.

@@ -108,12 +108,13 @@ setup(
         "tensorboard": ["tensorboard>=2.14"],
         # setuptools: the tests build a wheel and an sdist without a network. transformers: what the shipped models are
         # compared with; it brings what the extra "hub" asks for. expecttest: PyTorch's databases of
-        # ops and modules import it. accelerate, peft: what swapped models are used with. cloudpickle: how joblib and
-        # Ray send functions.
+        # ops and modules import it. hypothesis: tests/fuzz. accelerate, peft: what swapped models are used with.
+        # cloudpickle: how joblib and Ray send functions.
         "test": [
             "accelerate>=1.10",
             "cloudpickle>=3",
             "expecttest",
+            "hypothesis>=6.100",
             "matplotlib>=3.8",
             "networkx>=3.2",
             "peft>=0.18",

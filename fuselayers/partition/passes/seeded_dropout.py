@@ -203,7 +203,8 @@ def _replace_dropout(
     graph = graph_module.graph
     for node in graph.find_nodes(op="call_function", target=torch.ops.aten.native_dropout.default):
         x, p, training = node.args
-        if training is False or not 0 < p < 1:
+        # Unread, the op still advances the generator. Inductor would run the replay of an unread mask too late.
+        if training is False or not 0 < p < 1 or not node.users:
             continue
         with graph.inserting_before(node):
             made = make_mask(graph, x, p)
