@@ -140,6 +140,7 @@ def attention(
         _check_device(name, x, q)
     _check_device("documents", documents, q)
     seed = seed_or_draw(q, p, training=training, seed=seed)
+    p = 0.0 if seed is None else p
     check_shard(shard, shape)
     place = (0, 0, 0, 0)
     if shard is not None and seed is not None:

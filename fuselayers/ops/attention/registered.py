@@ -40,6 +40,7 @@ _RULES: Final = (
     "float scale, bool causal, SymInt? window, SymInt first, float? soft_cap, float p, "
     "SymInt first_row, SymInt rows_of_batch, SymInt rows_of_head, SymInt first_column"
 )
+_PROBABILITY: Final = _RULES.split(", ").index("float p")
 # Backward of few heads divides the keys among tasks, in chunks of a size that makes the sum of their parts of dq cheap.
 _TASKS: Final = 32
 _KEYS_OF_CHUNK: Final = 512
@@ -47,7 +48,7 @@ _KEYS_OF_CHUNK: Final = 512
 
 def _launch_forward(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
     y, lse = _empty_forward(q, k, v)
-    if rules[11] == 1:
+    if rules[_PROBABILITY] == 1:
         return y.zero_(), lse.zero_()
     if y.numel() and not in_cpp(q):
         launch_forward(q, k, v, y, lse, *rules)
@@ -62,7 +63,7 @@ def _launch_backward(
 ) -> tuple[Tensor, ...]:
     *rules, wants_bias = rules_and_wish
     gradients = _empty_backward(dy, q, k, v, y, lse, *rules, wants_bias)
-    if rules[11] == 1 or not (dy.numel() and k.numel()):
+    if rules[_PROBABILITY] == 1 or not (dy.numel() and k.numel()):
         return tuple(gradient.zero_() for gradient in gradients)
     dq, dk, dv, dbias, dsinks = gradients
     bias, sinks = rules[:2]

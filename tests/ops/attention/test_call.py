@@ -222,7 +222,7 @@ def test_the_lowest_bias_hides_nothing_by_itself(backend: str) -> None:
 def test_evaluation_drops_nothing(backend: str) -> None:
     q, k, v = tensors((1, 1, 5, 8), (1, 1, 5, 8), (1, 1, 5, 8))
     call = partial(ops.attention, q, k, v, backend=backend)
-    assert torch.equal(call(p=0.5, training=False), call())
+    assert all(torch.equal(call(p=p, training=False), call()) for p in (0.5, 1.0))
     torch.manual_seed(0)
     first = call(p=0.5)
     torch.manual_seed(0)
