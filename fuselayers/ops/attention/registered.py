@@ -183,7 +183,7 @@ def _empty_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, bias: Tensor | None, sinks: Tensor | None,
     *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    dbias = q.new_empty(0) if bias is None or not rest[-1] else torch.empty_like(bias)
+    dbias = q.new_empty(0) if bias is None or not rest[-1] else bias.new_empty(bias.shape)
     dsinks = q.new_empty(0) if sinks is None else torch.empty_like(sinks)
     return *map(_empty_heads, (q, k, v)), dbias, dsinks
 

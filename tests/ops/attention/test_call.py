@@ -187,6 +187,19 @@ def test_heads_of_a_packed_projection_are_read_in_place(backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("backend", [on_cpp])
+def test_a_compiled_call_takes_a_permuted_bias(backend: str) -> None:
+    """A table [T, S, H] of relative positions; compiled code reads the gradient with the strides that it was told."""
+    case = Case((2, 4, 33, 16), bias=(33, 33, 4))
+    form, _ = case.forms(backend)
+
+    def permuted(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return form(q, k, v, table.permute(2, 0, 1))
+
+    for name, value in results(torch.compile(permuted, fullgraph=True), case.inputs()).items():
+        torch.testing.assert_close(value, results(permuted, case.inputs())[name], msg=name)
+
+
 @every_kernel
 def test_saves_no_weights(backend: str) -> None:
     """Saved: q, k, v, y, a number for each query, and a seed."""
