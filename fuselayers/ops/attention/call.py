@@ -155,6 +155,8 @@ def attention(
         return attention_by_formula(*tensors, *options)
     if backend == "auto" and (reason or _torch_is_faster(*tensors, window, soft_cap)):
         return _in_torch(*tensors, *options)
+    if backend == "cpp" and reason:
+        raise RuntimeError(f"backend 'cpp' cannot take this call: {reason}; use backend='auto' or 'eager'")
     y: Tensor = _op(backend, tensors, options, unsupported_reason=reason)
     return y
 

@@ -172,6 +172,18 @@ def test_the_number_of_threads_changes_nothing(backend: str, bias: tuple[int, ..
 
 
 @every_kernel
+def test_a_shard_within_a_group_of_columns(backend: str) -> None:
+    """The kernels draw the mask for eight columns at a time."""
+    shard = ops.Shard((0, 0, 0, 4), (2, 3, 33, 37))
+    case = Case((2, 3, 33, 16), options={**CASES["dropout"].options, "causal": False, "shard": shard})
+    form, _ = case.forms(backend)
+    reason = "its shard begins at column 4, which is not a multiple of 8; use backend='auto' or 'eager'"
+    with pytest.raises(RuntimeError, match=f"^backend '{backend}' cannot take this call: {reason}$"):
+        form(*case.inputs())
+    assert_as_good_as(*case.forms("auto"), case.inputs())
+
+
+@every_kernel
 def test_heads_of_a_packed_projection_are_read_in_place(backend: str) -> None:
     packed = torch.randn(2, 40, 12, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE).requires_grad_()
 
