@@ -65,6 +65,7 @@ def _launch_backward(
     gradients = _empty_backward(dy, q, k, v, y, lse, *rules, wants_bias)
     if rules[_PROBABILITY] == 1 or not (dy.numel() and k.numel()):
         return tuple(gradient.zero_() for gradient in gradients)
+    lse = lse.contiguous()  # the kernels do not read its strides, which a hook of saved tensors may change
     dq, dk, dv, dbias, dsinks = gradients
     bias, sinks = rules[:2]
     delta = torch.empty_like(lse)

@@ -213,6 +213,21 @@ def test_a_compiled_call_takes_a_permuted_bias(backend: str) -> None:
 
 
 @every_kernel
+def test_saved_tensors_may_come_back_with_other_strides(backend: str) -> None:
+    """As from a hook that compresses them, or moves them elsewhere."""
+    form, reference = CASES["bias"].forms(backend)
+
+    def hooked(*inputs: Tensor) -> Tensor:
+        def packed(x: Tensor) -> Tensor:
+            return x.transpose(-1, -2).contiguous().transpose(-1, -2) if x.dim() > 1 else x
+
+        with torch.autograd.graph.saved_tensors_hooks(packed, lambda x: x):
+            return form(*inputs)
+
+    assert_as_good_as(hooked, reference, CASES["bias"].inputs())
+
+
+@every_kernel
 def test_saves_no_weights(backend: str) -> None:
     """Saved: q, k, v, y, a number for each query, and a seed."""
     q, k, v = (x.requires_grad_() for x in tensors((2, 4, 90, 16), (2, 2, 130, 16), (2, 2, 130, 16)))
