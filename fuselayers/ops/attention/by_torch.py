@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .formula import allowed_keys
+from .formula import allowed_keys, bias_of_dtype
 
 __all__ = ["attention_by_torch", "is_grouped"]
 
@@ -38,11 +38,14 @@ def attention_by_torch(
     if not is_causal:
         allowed = allowed_keys(key_padding_mask, mask, documents, causal, window, first, tokens, keys, q.device)
     if sinks is not None:
-        q, k, v = _with_sink(q, k, v, sinks / scale)
+        if scale == 0:  # by which a sink cannot be divided
+            q, scale = q * 0, 1.0
+        limit = torch.finfo(q.dtype).max  # an infinite sink times the other keys' zeros would be NaN
+        q, k, v = _with_sink(q, k, v, (sinks / scale).clamp(-limit, limit))
         allowed = None if allowed is None else F.pad(allowed, (0, 1), value=True)
         bias = None if bias is None else F.pad(bias, (0, 1))
     if bias is not None:
-        bias = bias.to(q.dtype)
+        bias = bias_of_dtype(bias, q.dtype)
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     grouped = is_grouped(q, k)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=is_causal, scale=scale, enable_gqa=grouped)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..dropout import dropout_formula, dropout_reference
 from ..shards import Shard, positions
 
-__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "block_diagonal_mask"]
+__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype", "block_diagonal_mask"]
 
 
 def attention_by_formula(
@@ -42,22 +42,23 @@ def attention_by_formula(
     scores_BHTS = (q_BGXC @ k.transpose(-2, -1)).reshape(batch, heads, tokens, keys)
     if soft_cap is not None:
         scores_BHTS = soft_cap * torch.tanh(scores_BHTS / soft_cap)
+    allowed = allowed_keys(key_padding_mask, mask, documents, causal, window, first, tokens, keys, q.device)
     if bias is not None:
-        scores_BHTS = scores_BHTS + bias.to(scores_BHTS.dtype)
-    hidden = allowed_keys(key_padding_mask, mask, documents, causal, window, first, tokens, keys, q.device)
-    if hidden is not None:
-        hidden = ~hidden
-        # Not -inf, which would make a row without any allowed key 0 / 0, also in backward. The second fill sets such a
-        # row to zero.
-        scores_BHTS = scores_BHTS.masked_fill(hidden, torch.finfo(scores_BHTS.dtype).min)
+        bias = bias_of_dtype(bias, scores_BHTS.dtype)
+        scores_BHTS = scores_BHTS + bias
+        allowed = ~bias.isneginf() if allowed is None else allowed & ~bias.isneginf()
+    if allowed is not None:
+        # A row without any allowed key would be 0 / 0, also in backward. Its scores become 0, and then its weights.
+        empty = ~allowed.any(-1, keepdim=True)
+        scores_BHTS = torch.where(allowed, scores_BHTS, torch.where(empty, 0.0, -torch.inf).to(scores_BHTS.dtype))
     if sinks is not None:
         sink_BHT1 = sinks.to(scores_BHTS.dtype)[:, None, None].expand(batch, heads, tokens, 1)
         scores_BHTS = torch.cat((scores_BHTS, sink_BHT1), dim=-1)
     weights_BHTS = scores_BHTS.softmax(-1)
     if sinks is not None:
         weights_BHTS = weights_BHTS[..., :-1]
-    if hidden is not None:
-        weights_BHTS = weights_BHTS.masked_fill(hidden, 0.0)
+    if allowed is not None:
+        weights_BHTS = weights_BHTS.masked_fill(empty, 0.0)
     if seed is not None:
         row_R = None
         if rows_of_head:
@@ -67,6 +68,18 @@ def attention_by_formula(
         weights_BHTS = dropout_formula(weights_BHTS, seed, row_R, first_column, p)
     weights_BGXS = torch.unflatten(weights_BHTS, 1, (groups, heads // groups)).flatten(2, 3)
     return (weights_BGXS @ v).reshape(batch, heads, tokens, v.shape[-1])
+
+
+def bias_of_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the bias in a dtype, a finite number as a finite one: models write masks with the lowest number.
+
+    >>> bias_of_dtype(torch.tensor([torch.finfo(torch.float32).min, -torch.inf]), torch.float16)
+    tensor([-65504.,    -inf], dtype=torch.float16)
+    """
+    limit = torch.finfo(dtype).max
+    if torch.finfo(bias.dtype).max > limit:
+        bias = torch.where(bias.isinf(), bias, bias.clamp(-limit, limit))
+    return bias.to(dtype)
 
 
 def allowed_keys(
@@ -155,7 +168,7 @@ def attention_reference(
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
     scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
-    scores = scores if bias is None else scores + bias.to(scores.dtype)
+    scores = scores if bias is None else scores + bias_of_dtype(bias, scores.dtype)
     place, key = first + torch.arange(tokens, device=q.device)[:, None], torch.arange(keys, device=q.device)
     allowed = torch.ones_like(scores, dtype=torch.bool)
     if causal:
@@ -172,6 +185,6 @@ def attention_reference(
     if sinks is not None:
         scores = torch.cat((scores, sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)), -1)
     empty = scores.isneginf().all(-1, keepdim=True)
-    weights = scores.masked_fill(empty, 0.0).softmax(-1)[..., :keys].masked_fill(~allowed, 0.0)
+    weights = scores.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)[..., :keys]
     weights = weights if seed is None else dropout_reference(weights, p, seed=seed, shard=shard)
     return weights @ v

@@ -298,7 +298,7 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
     total = tl.zeros((BLOCK_QUERIES,), tl.float32)
     if sinks_ptr is not None:
         largest = tl.zeros((BLOCK_QUERIES,), tl.float32) + tl.load(sinks_ptr + head).to(tl.float32) * 1.4426950408889634
-        total += 1.0
+        total += tl.where(largest == float("-inf"), 0.0, 1.0)
     y = tl.zeros((BLOCK_QUERIES, BLOCK_WIDTH), tl.float32)
     row = first_row + batch * rows_of_batch + head * rows_of_head + queries
     lowest, end = _first_and_last_key(first_query, num_keys, window, first, CAUSAL, WINDOW, BLOCK_QUERIES, BLOCK_KEYS)

@@ -237,7 +237,7 @@ void forward_task(const Problem& P, const Heads& y, float* lse, int64_t b, int64
     for (int row = 0; row < pairs[i].queries; ++row) {
       float shrink = 1.0f;
       if (P.sinks) {
-        const float sink = P.sinks[h] * LOG2E, larger = std::max(m[row], sink);
+        const float sink = P.sinks[h] * LOG2E, larger = std::max({m[row], sink, -3e38f});  // both may be -inf
         shrink = std::exp2(m[row] - larger);
         l[row] = l[row] * shrink + std::exp2(sink - larger);
         m[row] = larger;

@@ -97,6 +97,7 @@ CASES: dict[str, Case] = {
     "soft cap and bias": Case((2, 2, 40, 16), bias=(2, 40, 40), options={"soft_cap": 20.0, "causal": True}),
     "sinks": Case((2, 4, 150, 16), (2, 150), sinks=True, options={"causal": True}),
     "sinks and queries without keys": Case((1, 2, 70, 16), (2, 20), sinks=True, options={"causal": True, "window": 9}),
+    "sinks and a scale of zero": Case((1, 2, 20, 16), sinks=True, options={"scale": 0.0}),
     "bias": Case((2, 4, 37, 16), (2, 150), bias=(4, 37, 150)),
     "bias of each sequence": Case((2, 2, 37, 16), bias=(2, 2, 37, 37), options={"causal": True}),
     "one bias of all heads": Case((2, 4, 37, 16), (2, 45), bias=(2, 1, 37, 45)),

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,7 @@ from fuselayers.testing import (
     check_transforms,
 )
 from fuselayers.testing.comparison import cast, results
-from tests.ops.attention.cases import CASES, Case
+from tests.ops.attention.cases import CASES, DROPPING, Case
 from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, tensors
 
 # In Triton's interpreter a case takes 0.1 to 8 s.
@@ -243,6 +244,47 @@ def test_hidden_keys_may_be_anything(backend: str) -> None:
     expected = ops.attention(q, k[:, :, :20], v[:, :, :20], backend=backend)
     k[:, :, 20:] = torch.nan
     torch.testing.assert_close(ops.attention(q, k, v, key_padding_mask=seen[None], backend=backend), expected)
+
+
+@every_backend
+@pytest.mark.parametrize("others", [{}, {"soft_cap": 5.0}, DROPPING, {"sinks": -torch.inf}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_row_that_the_bias_hides(backend: str, others: dict[str, Any], dtype: torch.dtype) -> None:
+    """Its result is zero, and so are its gradients."""
+    if dtype == torch.float64:
+        backend = "eager" if backend == "eager" else "auto"  # which takes torch's attention, or the formula
+    case = Case((1, 2, 20, 16), bias=(20, 20), options={name: others[name] for name in others if name != "sinks"})
+    q, k, v, bias = case.inputs(dtype)
+    bias[5] = -torch.inf
+    more = [torch.full((2,), -torch.inf, dtype=dtype, device=DEVICE)] if "sinks" in others else []
+    form, reference = replace(case, sinks=bool(more)).forms(backend)
+    inputs = [q, k, v, bias, *more]
+    assert_as_good_as(form, reference, inputs)
+    q, bias = q.requires_grad_(), bias.requires_grad_()
+    y = form(q, k, v, bias, *more)
+    gradients = torch.autograd.grad(y.square().sum(), (q, bias))
+    assert not any(x[..., 5, :].any() for x in (y, *gradients))
+
+
+@every_backend
+def test_the_lowest_bias_and_another_rule(backend: str) -> None:
+    """The keys that the rule hides stay hidden where the bias is the lowest for all others."""
+    case = Case((1, 2, 20, 16), bias=(20,), options={"causal": True})
+    q, k, v, bias = case.inputs()
+    bias[:7] = torch.finfo(torch.float32).min
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        form, reference = case.forms(backend)
+        exact = reference(q.double(), k.double(), v.double(), bias)
+        y = form(q.to(dtype), k.to(dtype), v.to(dtype), bias)
+        torch.testing.assert_close(y.double(), exact, rtol=0, atol=20 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("tokens", [7, 20])
+def test_the_lowest_bias_in_16_bits(tokens: int) -> None:
+    """Also where torch's attention takes the call: the number does not become -inf, which would hide the keys."""
+    q, k, v = (x.bfloat16() for x in tensors((1, 2, tokens, 16), (1, 2, 30, 16), (1, 2, 30, 16)))
+    bias = torch.full((tokens, 30), torch.finfo(torch.float32).min, device=DEVICE)
+    torch.testing.assert_close(ops.attention(q, k, v, bias=bias), v.mean(2, keepdim=True).expand_as(q))
 
 
 @every_kernel
