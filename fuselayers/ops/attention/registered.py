@@ -42,8 +42,11 @@ _RULES: Final = (
 )
 _PROBABILITY: Final = _RULES.split(", ").index("float p")
 # Backward of few heads divides the keys among tasks, in chunks of a size that makes the sum of their parts of dq cheap.
+# A part is as large as dq in float32. There are at most four, or as many as have 32 heads together: query heads that
+# share keys, or a bias, make few tasks but large parts.
 _TASKS: Final = 32
 _KEYS_OF_CHUNK: Final = 512
+_PARTS: Final = 4
 
 
 def _launch_forward(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
@@ -102,7 +105,8 @@ def _run_backward(
     tasks = batch * groups
     if bias_sums is not None:
         tasks = (1 if bias_sums.shape[0] == 1 else batch) * (1 if bias_sums.shape[1] == 1 else groups)
-    chunks = max(min(-(-_TASKS // tasks), keys // _KEYS_OF_CHUNK), 1)
+    most = max(_PARTS, _TASKS // (batch * heads))
+    chunks = max(min(-(-_TASKS // tasks), keys // _KEYS_OF_CHUNK, most), 1)
     parts = dq
     if chunks > 1 or channels % 16 or dq.dtype != torch.float32:
         parts = q.new_empty(chunks * batch, heads, tokens, -(-channels // 16) * 16, dtype=torch.float32)

@@ -236,6 +236,20 @@ def test_saves_no_weights(backend: str) -> None:
     assert saved_bytes(partial(ops.attention, p=0.1, causal=True, backend=backend), q, k, v) == 4 * elements + 8
 
 
+@pytest.mark.parametrize("backend", [on_cpp])
+@pytest.mark.parametrize(("groups", "bias"), [(1, None), (8, (1, 1, 1, 8192))], ids=str)
+def test_backward_s_memory_where_heads_share(backend: str, groups: int, bias: tuple[int, ...] | None) -> None:
+    """Tasks of backward sum a float32 dq each; of 8 heads there are at most four."""
+    case = Case((1, 8, 1024, 16), (groups, 8192), bias=bias)
+    form, _ = case.forms(backend)
+    inputs = [x.requires_grad_() for x in case.inputs()]
+    y = form(*inputs)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        torch.autograd.grad(y.sum(), inputs[:1] if bias is None else inputs[::3])
+    largest = max(event.self_cpu_memory_usage for event in profile.events() if event.name == "aten::empty")
+    assert largest <= max(4 * inputs[0].nbytes, inputs[1].nbytes)
+
+
 @every_kernel
 def test_hidden_keys_may_be_anything(backend: str) -> None:
     """A hidden key, or value, reaches nothing, whether its block is skipped or not."""
