@@ -60,6 +60,7 @@ __all__ = ["attention"]
 # at (8, 4, 64, 32): 472, torch 879 (one core of an AMD EPYC, AVX-512).
 _FEW_QUERIES: Final = 16
 _SMALL: Final = 1 << 20  # products of a query's and a key's channels
+_FURTHEST: Final = 1 << 31  # kernels count the keys between a query and a key in 32 bits
 
 
 def attention(
@@ -129,7 +130,9 @@ def attention(
     if dtype is not None:
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
     shape = _check(q, k, v)
-    _check_numbers(window, first, soft_cap)
+    _check_numbers(scale, window, first, soft_cap)
+    if window is not None and window >= 2 * _FURTHEST:
+        window = None
     bias = None if bias is None else _as_scores("bias", bias, shape)
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -176,8 +179,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
         raise ValueError(f"k must be [{batch}, heads, keys, {channels}] to fit q {list(q.shape)}, got {list(k.shape)}")
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(f"v must be {[*k.shape[:3]]} and channels to fit k {list(k.shape)}, got {list(v.shape)}")
-    if not groups or heads % groups:
-        raise ValueError(f"q's heads must be a multiple of k's, got {heads} and {groups}")
+    if not (heads and groups) or heads % groups:
+        raise ValueError(f"q's heads must be a multiple of k's, at least one, got {heads} and {groups}")
     return batch, heads, tokens, keys
 
 
@@ -186,13 +189,15 @@ def _check_device(name: str, x: Tensor | None, q: Tensor) -> None:
         raise ValueError(f"{name} must be on q's device {q.device}, got {x.device}; move it with .to(q.device)")
 
 
-def _check_numbers(window: int | None, first: int, soft_cap: float | None) -> None:
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1, or None for all keys, got {window}")
-    if first < 0:
-        raise ValueError(f"first must be at least 0, got {first}")
-    if soft_cap is not None and not soft_cap > 0:
-        raise ValueError(f"soft_cap must be above 0, or None for no cap, got {soft_cap}")
+def _check_numbers(scale: float | None, window: int | None, first: int, soft_cap: float | None) -> None:
+    if scale is not None and not -math.inf < scale < math.inf:
+        raise ValueError(f"scale must be finite, or None for 1 / sqrt(channels), got {scale}")
+    if window is not None and (isinstance(window, float) or window < 1):
+        raise ValueError(f"window must be a whole number of at least 1, or None for all keys, got {window}")
+    if not 0 <= first < _FURTHEST:
+        raise ValueError(f"first must be at least 0 and less than 2^31, got {first}")
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(f"soft_cap must be above 0 and finite, or None for no cap, got {soft_cap}")
 
 
 def _as_scores(name: str, x: Tensor, shape: tuple[int, int, int, int]) -> Tensor:

@@ -101,7 +101,8 @@ def allowed_keys(
             [0, 1, 1]], dtype=torch.int32)
     """
     allowed: Tensor | None = None
-    hides_future, hides_far = causal and first + 1 < keys, window is not None and window < keys
+    hides_future = causal and first + 1 < keys
+    hides_far = window is not None and (window < keys or window < first + tokens)
     if hides_future and not hides_far:
         allowed = torch.ones(tokens, keys, dtype=torch.bool, device=device).tril(first)
     elif hides_far:

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
+#include <new>
 
 #include "philox.h"
 #include "rows.h"
@@ -160,8 +160,8 @@ inline int64_t padded(int64_t columns) { return (columns + 15) / 16 * 16; }
 
 struct Buffer {
   float* const data;
-  explicit Buffer(int64_t size) : data(static_cast<float*>(std::aligned_alloc(64, (size * 4 + 63) / 64 * 64))) {}
-  ~Buffer() { std::free(data); }
+  explicit Buffer(int64_t size) : data(static_cast<float*>(::operator new(size * 4, std::align_val_t(64)))) {}
+  ~Buffer() { ::operator delete(data, std::align_val_t(64)); }
   Buffer(const Buffer&) = delete;
 };
 

@@ -1,5 +1,6 @@
 """Calls of attention: every rule, and sizes that meet the edges of blocks, vectors and heads."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,6 +93,8 @@ CASES: dict[str, Case] = {
     "scale": Case((2, 2, 20, 16), options={"scale": 0.1}),
     "window": Case((1, 2, 300, 16), options={"window": 50}),
     "causal window": Case((1, 2, 300, 16), options={"window": 50, "causal": True}),
+    "window of all": Case((1, 2, 140, 16), options={"window": sys.maxsize}),
+    "window before the last token": Case((2, 2, 3, 16), (2, 9), options={"window": 12, "first": 15}),
     "window of one": Case((1, 2, 40, 16), options={"window": 1, "causal": True}),
     "soft cap": Case((2, 2, 40, 16), options={"soft_cap": 2.0}),
     "soft cap and bias": Case((2, 2, 40, 16), bias=(2, 40, 40), options={"soft_cap": 20.0, "causal": True}),

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -334,11 +335,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "channels": ({"k": torch.ones(2, 2, 5, 7)}, r"k must be \[2, heads, keys, 8\] to fit q \[2, 4, 3, 8\], got"),
     "no channels": ({"q": torch.ones(2, 4, 3, 0), "k": torch.ones(2, 2, 5, 0)}, "q must have at least one channel"),
     "values": ({"v": torch.ones(2, 2, 6, 8)}, r"v must be \[2, 2, 5\] and channels to fit k \[2, 2, 5, 8\], got"),
-    "heads": ({"q": torch.ones(2, 3, 3, 8)}, "q's heads must be a multiple of k's, got 3 and 2"),
+    "heads": ({"q": torch.ones(2, 3, 3, 8)}, "q's heads must be a multiple of k's, at least one, got 3 and 2"),
+    "no heads": ({"q": torch.ones(2, 0, 3, 8)}, "q's heads must be a multiple of k's, at least one, got 0 and 2"),
     "device": ({"v": torch.ones(KEYS, device="meta")}, "v must be on q's device cpu, got meta; move it"),
-    "window": ({"window": 0}, "window must be at least 1, or None for all keys, got 0"),
-    "first": ({"first": -1}, "first must be at least 0, got -1"),
-    "soft cap": ({"soft_cap": 0.0}, "soft_cap must be above 0, or None for no cap, got 0.0"),
+    "scale": ({"scale": math.nan}, r"scale must be finite, or None for 1 / sqrt\(channels\), got nan"),
+    "window": ({"window": 0}, "window must be a whole number of at least 1, or None for all keys, got 0"),
+    "half a key": ({"window": 2.5}, "window must be a whole number of at least 1, or None for all keys, got 2.5"),
+    "first": ({"first": -1}, r"first must be at least 0 and less than 2\^31, got -1"),
+    "a distant first": ({"first": 1 << 31}, r"first must be at least 0 and less than 2\^31, got 2147483648"),
+    "soft cap": ({"soft_cap": 0.0}, "soft_cap must be above 0 and finite, or None for no cap, got 0.0"),
+    "no soft cap": ({"soft_cap": math.inf}, "soft_cap must be above 0 and finite, or None for no cap, got inf"),
     "sinks": ({"sinks": torch.ones(2)}, r"sinks must be \[4\], one for each query head, got \[2\]"),
     "bias": ({"bias": torch.ones(2, 3, 5)}, r"bias must be broadcastable to \[2, 4, 3, 5\], got \[2, 3, 5\]"),
     "mask": ({"mask": torch.ones(3, 5)}, "mask must be torch.bool, True where a query may look at a key, got"),
