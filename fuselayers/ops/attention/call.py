@@ -38,6 +38,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._torch.dispatch import is_compiling, tangents_are_active
 from ..draw import seed_or_draw
 from ..implementations import (
     Op,
@@ -267,7 +268,9 @@ def _torch_is_faster(
 def _in_torch(*arguments: Any) -> Tensor:
     """Return the op's result without a kernel of this library."""
     seed, scale, causal, window, first, soft_cap = arguments[8:14]
-    if seed is not None or soft_cap is not None:
+    # Torch's attention has no derivative in forward mode. Dynamo has a rule for it.
+    in_forward_mode = not is_compiling() and tangents_are_active()
+    if seed is not None or soft_cap is not None or in_forward_mode:
         return attention_by_formula(*arguments)
     by_torch: Any = attention_by_torch
     y: Tensor = by_torch(*arguments[:8], scale, causal, window, first)

@@ -129,6 +129,16 @@ def test_fused(case: Case, backend: str) -> None:
     check_fused(*case.forms(backend), case.inputs(), backend="eager")
 
 
+@pytest.mark.parametrize("tokens", [7, 70])
+def test_forward_mode(tokens: int) -> None:
+    """Torch's attention has no derivative there."""
+    form, reference = Case((2, 4, tokens, 16), options={"causal": True}).forms("auto")
+    q, k, v, tangent = tensors(*[(2, 4, tokens, 16)] * 4)
+    _, got = torch.func.jvp(lambda q: form(q, k, v), (q,), (tangent,))
+    _, expected = torch.func.jvp(lambda q: reference(q, k, v), (q,), (tangent,))
+    torch.testing.assert_close(got, expected)
+
+
 def test_gradcheck() -> None:
     case = Case((1, 2, 3, 2), (1, 4), bias=(2, 3, 4), sinks=True, options={"soft_cap": 2.0, "causal": True, "first": 1})
     inputs = [value.requires_grad_() for value in case.inputs(torch.float64)]
