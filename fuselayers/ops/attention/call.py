@@ -95,7 +95,7 @@ def attention(
         v: [B, G, S, E], of q's dtype.
         scale: the factor of the scores; None for 1 / sqrt(C).
         causal: whether a query looks only at its own position and those before it.
-        window: the number of keys that a query looks at, its own included, on each side unless causal; None for all.
+        window: a query looks at keys less than `window` positions away, so 1 leaves its own; None for all.
         first: the position of the first query among the keys, for example the length of a cache.
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
         sinks: [H], a logit per head that joins the softmax, without a value.

@@ -1,4 +1,4 @@
-// Attention; attention/call.py has the formula. No tensor of queries x keys is stored.
+// Attention; attention/call.py has the formula. No tensor of queries x keys is stored, but for a bias's gradient.
 //
 // A task takes blocks of QUERIES queries through blocks of KEYS keys. The lanes of a vector are queries: a tile of
 // scores is [KEYS][QUERIES]. So the maximum and the sum over keys need no step across lanes, the statistics of queries
@@ -35,8 +35,8 @@ struct Pair {
 };
 
 // How the rules act on a pair of blocks.
-struct Sight {
-  bool any, by_place, by_tensor;  // whether a key may be seen; whether positions, or tensors, hide some
+struct Hidden {
+  bool all, by_place, by_tensor;  // whether every key is hidden; whether positions, or tensors, hide some
 };
 
 bool bytes_hide_all(const Heads& mask, const Pair& pair, bool& some) {
@@ -51,33 +51,33 @@ bool bytes_hide_all(const Heads& mask, const Pair& pair, bool& some) {
   return !any;
 }
 
-Sight sight(const Problem& P, const Pair& pair) {
-  Sight seen{false, false, false};
+Hidden hidden_of(const Problem& P, const Pair& pair) {
+  Hidden hidden{true, false, false};
   const int64_t lowest = P.first + pair.query, highest = lowest + pair.queries - 1, last = pair.key + pair.keys - 1;
   if (P.causal) {
-    if (pair.key > highest) return seen;
-    seen.by_place |= last > lowest;
+    if (pair.key > highest) return hidden;
+    hidden.by_place |= last > lowest;
   }
   if (P.window) {
-    if (last <= lowest - P.window || (!P.causal && pair.key >= highest + P.window)) return seen;
-    seen.by_place |= pair.key <= highest - P.window || (!P.causal && last >= lowest + P.window);
+    if (last <= lowest - P.window || (!P.causal && pair.key >= highest + P.window)) return hidden;
+    hidden.by_place |= pair.key <= highest - P.window || (!P.causal && last >= lowest + P.window);
   }
-  if (bytes_hide_all(P.padding, pair, seen.by_tensor) || bytes_hide_all(P.mask, pair, seen.by_tensor)) return seen;
+  if (bytes_hide_all(P.padding, pair, hidden.by_tensor) || bytes_hide_all(P.mask, pair, hidden.by_tensor)) return hidden;
   if (P.documents) {
     const int64_t* const of = P.documents + pair.b * P.keys;
     const auto [q_low, q_high] = std::minmax_element(of + lowest, of + highest + 1);
     const auto [k_low, k_high] = std::minmax_element(of + pair.key, of + last + 1);
-    if (*q_high < *k_low || *k_high < *q_low) return seen;
-    seen.by_tensor |= *q_low != *q_high || *k_low != *k_high || *q_low != *k_low;
+    if (*q_high < *k_low || *k_high < *q_low) return hidden;
+    hidden.by_tensor |= *q_low != *q_high || *k_low != *k_high || *q_low != *k_low;
   }
-  seen.any = true;
-  return seen;
+  hidden.all = false;
+  return hidden;
 }
 
-// Add the bias to a tile of scores, and make the scores -inf that tensors hide. extra: [QUERIES][KEYS], and a tile.
-void add_tensors(const Problem& P, const Pair& pair, float* scores, float* extra) {
+// Add the bias to a tile of scores, and make the scores -inf that tensors hide. scratch: [QUERIES][KEYS], and a tile.
+void add_tensors(const Problem& P, const Pair& pair, float* scores, float* scratch) {
   for (int i = 0; i < pair.queries; ++i) {
-    float* const row = extra + i * KEYS;
+    float* const row = scratch + i * KEYS;
     std::fill_n(row, pair.keys, 0.0f);
     if (P.bias.data) {
       P.bias.at(pair.b, pair.h, pair.query + i).load(row, 0, pair.key, pair.keys);
@@ -87,9 +87,9 @@ void add_tensors(const Problem& P, const Pair& pair, float* scores, float* extra
     }
     for (const Heads* mask : {&P.mask, &P.padding}) {
       if (!mask->data) continue;
-      const uint8_t* const seen = mask->bytes(pair.b, pair.h, pair.query + i) + pair.key;
+      const uint8_t* const allowed = mask->bytes(pair.b, pair.h, pair.query + i) + pair.key;
 #pragma omp simd
-      for (int j = 0; j < pair.keys; ++j) row[j] = seen[j] ? row[j] : -INFINITY;
+      for (int j = 0; j < pair.keys; ++j) row[j] = allowed[j] ? row[j] : -INFINITY;
     }
     if (P.documents) {
       const int64_t* const of = P.documents + pair.b * P.keys;
@@ -98,8 +98,8 @@ void add_tensors(const Problem& P, const Pair& pair, float* scores, float* extra
       for (int j = 0; j < pair.keys; ++j) row[j] = of[pair.key + j] == own ? row[j] : -INFINITY;
     }
   }
-  float* const tile = extra + QUERIES * KEYS;
-  transpose(extra, KEYS, pair.queries, pair.keys, tile, 1.0f);
+  float* const tile = scratch + QUERIES * KEYS;
+  transpose(scratch, KEYS, pair.queries, pair.keys, tile, 1.0f);
   for (int i = 0; i < pair.keys * QUERIES; i += W) {
     const Floats x = load(tile + i);
     store(scores + i, x == -INFINITY ? all(-INFINITY) : load(scores + i) + x);
@@ -123,8 +123,8 @@ void hide_places(const Problem& P, const Pair& pair, float* scores) {
 float factor(const Problem& P) { return P.soft_cap != 0.0f ? P.scale / P.soft_cap : P.scale * LOG2E; }
 
 // Fill a tile with scores, in powers of two; -inf where hidden. slopes: a tile for those of the cap, or null.
-void score(const Problem& P, const Pair& pair, const Sight& seen, const Block& k, const float* q_turned, float* scores,
-           float* slopes, float* extra) {
+void score(const Problem& P, const Pair& pair, const Hidden& hidden, const Block& k, const float* q_turned, float* scores,
+           float* slopes, float* scratch) {
   product<false, 0, 1>(pair.keys, QUERIES, static_cast<int>(P.channels), k.data, k.stride, q_turned, QUERIES, scores, QUERIES);
   if (P.soft_cap != 0.0f)
     for (int i = 0; i < pair.keys * QUERIES; i += W) {
@@ -132,8 +132,8 @@ void score(const Problem& P, const Pair& pair, const Sight& seen, const Block& k
       store(scores + i, t * (P.soft_cap * LOG2E));
       if (slopes) store(slopes + i, 1.0f - t * t);
     }
-  if (P.bias.data || seen.by_tensor) add_tensors(P, pair, scores, extra);
-  if (seen.by_place) hide_places(P, pair, scores);
+  if (P.bias.data || hidden.by_tensor) add_tensors(P, pair, scores, scratch);
+  if (hidden.by_place) hide_places(P, pair, scores);
 }
 
 // Apply step(key, vector, keep) to the keys and vectors of a tile; keep(x) drops what the mask drops.
@@ -161,12 +161,12 @@ inline void for_tile(int keys, const TileMask& mask, uint32_t group, Step step) 
 // Several blocks of queries of one task share the conversion of k and v.
 constexpr int TOGETHER = 4;
 
-void forward_task(const Problem& P, const Heads& y, float* lse, int64_t b, int64_t h, int64_t query, float* work) {
+void forward_task(const Problem& P, const Heads& y, float* lse, int64_t b, int64_t h, int64_t query, float* buffer) {
   const int64_t g = h / (P.heads / P.groups), channels = padded(P.channels), width = padded(P.width);
   const int64_t count = std::min<int64_t>(TOGETHER, (P.tokens - query + QUERIES - 1) / QUERIES);
-  float* const scores = work;
-  float* const extra = scores + QUERIES * KEYS;
-  float* const k_buffer = extra + 2 * QUERIES * KEYS;
+  float* const scores = buffer;
+  float* const scratch = scores + QUERIES * KEYS;
+  float* const k_buffer = scratch + 2 * QUERIES * KEYS;
   float* const v_buffer = k_buffer + KEYS * channels;
   float* const q_turned = v_buffer + KEYS * width;
   float* const sums = q_turned + TOGETHER * QUERIES * channels;
@@ -193,14 +193,14 @@ void forward_task(const Problem& P, const Heads& y, float* lse, int64_t b, int64
       pair.key = key, pair.keys = keys;
       if (P.causal) pair.keys = static_cast<int>(std::min<int64_t>(keys, P.first + pair.query + pair.queries - key));
       if (pair.keys <= 0) continue;
-      const Sight seen = sight(P, pair);
-      if (!seen.any) continue;
+      const Hidden hidden = hidden_of(P, pair);
+      if (hidden.all) continue;
       if (!k.data) {
         k = block(P.k, b, g, key, keys, P.channels, k_buffer);
         values = block(P.v, b, g, key, keys, P.width, v_buffer);
       }
       float* const sum = sums + i * QUERIES * width;
-      score(P, pair, seen, k, q_turned + i * QUERIES * channels, scores, nullptr, extra);
+      score(P, pair, hidden, k, q_turned + i * QUERIES * channels, scores, nullptr, scratch);
       Floats now[VECTORS];
       for (int v = 0; v < VECTORS; ++v) now[v] = top[i][v];
       for (int j = 0; j < pair.keys; ++j)
@@ -261,8 +261,8 @@ struct Gradients {
   int64_t dbias_batch, dbias_head, dbias_token;
 };
 
-void add_to_bias(const Gradients& G, const Pair& pair, const float* dscores, float* extra) {
-  float* const tile = extra;  // [QUERIES][KEYS]
+void add_to_bias(const Gradients& G, const Pair& pair, const float* dscores, float* scratch) {
+  float* const tile = scratch;  // [QUERIES][KEYS]
   transpose_back(dscores, pair.keys, tile);
   for (int i = 0; i < pair.queries; ++i) {
     float* const to = G.dbias + pair.b * G.dbias_batch + pair.h * G.dbias_head + (pair.query + i) * G.dbias_token + pair.key;
@@ -272,15 +272,15 @@ void add_to_bias(const Gradients& G, const Pair& pair, const float* dscores, flo
 }
 
 // Add the gradients of a pair of blocks: to dk and dv, [KEYS] rows each, and to dq, [queries] rows.
-void backward_pair(const Problem& P, const Gradients& G, const Pair& pair, const Sight& seen, const Block& k,
-                   const Block& values, float* dk, float* dv, float* dq, float* work) {
+void backward_pair(const Problem& P, const Gradients& G, const Pair& pair, const Hidden& hidden, const Block& k,
+                   const Block& values, float* dk, float* dv, float* dq, float* buffer) {
   const int64_t channels = padded(P.channels), width = padded(P.width);
   const int rows = pair.queries, keys = pair.keys;
-  float* const scores = work;
+  float* const scores = buffer;
   float* const dscores = scores + QUERIES * KEYS;
   float* const slopes = dscores + QUERIES * KEYS;
-  float* const extra = slopes + QUERIES * KEYS;
-  float* const q_buffer = extra + 2 * QUERIES * KEYS;
+  float* const scratch = slopes + QUERIES * KEYS;
+  float* const q_buffer = scratch + 2 * QUERIES * KEYS;
   float* const dy_buffer = q_buffer + QUERIES * channels;
   float* const q_turned = dy_buffer + QUERIES * width;
   float* const dy_turned = q_turned + QUERIES * channels;
@@ -288,18 +288,18 @@ void backward_pair(const Problem& P, const Gradients& G, const Pair& pair, const
   const Block dy = block(G.dy, pair.b, pair.h, pair.query, rows, P.width, dy_buffer);
   transpose(q.data, q.stride, rows, static_cast<int>(P.channels), q_turned, factor(P));
   transpose(dy.data, dy.stride, rows, static_cast<int>(P.width), dy_turned, 1.0f);
-  score(P, pair, seen, k, q_turned, scores, P.soft_cap != 0.0f ? slopes : nullptr, extra);
+  score(P, pair, hidden, k, q_turned, scores, P.soft_cap != 0.0f ? slopes : nullptr, scratch);
   product<false, 0, 1>(keys, QUERIES, static_cast<int>(P.width), values.data, values.stride, dy_turned, QUERIES, dscores, QUERIES);
   // With e = weight * keep_scale the gradient of a score is e * ((keep ? dy v : 0) - delta / keep_scale).
-  const float keep_scale = P.seed ? P.keep_scale : 1.0f, shift = std::log2(keep_scale), once = 1.0f / keep_scale;
+  const float keep_scale = P.seed ? P.keep_scale : 1.0f, shift = std::log2(keep_scale), keep_share = 1.0f / keep_scale;
   alignas(64) float l[QUERIES], d[QUERIES];
   const int64_t place = (pair.b * P.heads + pair.h) * P.tokens + pair.query;
   for (int i = 0; i < QUERIES; ++i) {
     l[i] = i < rows ? G.lse[place + i] - shift : INFINITY;
-    d[i] = i < rows ? G.delta[place + i] * once : 0.0f;
+    d[i] = i < rows ? G.delta[place + i] * keep_share : 0.0f;
   }
-  const bool apart = G.dbias || P.soft_cap != 0.0f;
-  const float scale = apart ? 1.0f : P.scale;
+  const bool scaled_later = G.dbias || P.soft_cap != 0.0f;
+  const float scale = scaled_later ? 1.0f : P.scale;
   const auto step = [&](int j, int v, auto keep) __attribute__((always_inline)) {
     float *const s = scores + j * QUERIES + v * W, *const ds = dscores + j * QUERIES + v * W;
     const Floats e = power_of_2(load(s) - load(l + v * W));
@@ -309,8 +309,8 @@ void backward_pair(const Problem& P, const Gradients& G, const Pair& pair, const
   const auto group = static_cast<uint32_t>((P.first_column + pair.key) / 8);
   if (P.seed) for_tile<true>(keys, TileMask(*P.seed, P.threshold, P.row(pair.b, pair.h, pair.query)), group, step);
   else for_tile<false>(keys, TileMask(), group, step);
-  if (G.dbias) add_to_bias(G, pair, dscores, extra);
-  if (apart)
+  if (G.dbias) add_to_bias(G, pair, dscores, scratch);
+  if (scaled_later)
     for (int i = 0; i < keys * QUERIES; i += W)
       store(dscores + i, load(dscores + i) * P.scale * (P.soft_cap != 0.0f ? load(slopes + i) : all(1.0f)));
   product<true, QUERIES, 1>(keys, static_cast<int>(width), rows, scores, QUERIES, dy.data, dy.stride, dv, width);
@@ -319,10 +319,10 @@ void backward_pair(const Problem& P, const Gradients& G, const Pair& pair, const
 }
 
 // The keys of a chunk, for one key-value head of one sequence. part: the index of the chunk in dq.
-void backward_task(const Problem& P, const Gradients& G, int64_t b, int64_t g, int64_t chunk, int64_t chunks, float* work) {
+void backward_task(const Problem& P, const Gradients& G, int64_t b, int64_t g, int64_t chunk, int64_t chunks, float* buffer) {
   const int64_t channels = padded(P.channels), width = padded(P.width), repeats = P.heads / P.groups;
   const int64_t blocks = (P.keys + KEYS - 1) / KEYS;
-  float* const k_buffer = work;
+  float* const k_buffer = buffer;
   float* const v_buffer = k_buffer + KEYS * channels;
   float* const dk = v_buffer + KEYS * width;
   float* const dv = dk + KEYS * channels;
@@ -345,8 +345,8 @@ void backward_task(const Problem& P, const Gradients& G, int64_t b, int64_t g, i
         Pair pair{b, h, query, key, static_cast<int>(std::min<int64_t>(QUERIES, P.tokens - query)), keys};
         if (P.causal) pair.keys = static_cast<int>(std::min<int64_t>(keys, P.first + query + pair.queries - key));
         if (pair.keys <= 0) continue;
-        const Sight seen = sight(P, pair);
-        if (seen.any) backward_pair(P, G, pair, seen, k, values, dk, dv, dq_at(h, query), rest);
+        const Hidden hidden = hidden_of(P, pair);
+        if (!hidden.all) backward_pair(P, G, pair, hidden, k, values, dk, dv, dq_at(h, query), rest);
       }
     for (int j = 0; j < keys; ++j) {
       G.dk.at(b, g, key + j).store(dk + j * channels, 0, 0, P.channels);

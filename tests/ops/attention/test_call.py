@@ -263,7 +263,7 @@ def test_backward_s_memory_where_heads_share(backend: str, groups: int, bias: tu
 
 @every_kernel
 def test_hidden_keys_may_be_anything(backend: str) -> None:
-    """A hidden key, or value, reaches nothing, whether its block is skipped or not."""
+    """A hidden key may be NaN, whether its block is skipped or not. A hidden value is multiplied by 0, as in torch."""
     q, k, v = tensors((1, 2, 20, 16), (1, 2, 300, 16), (1, 2, 300, 16))
     seen = torch.arange(300, device=DEVICE) < 20
     expected = ops.attention(q, k[:, :, :20], v[:, :, :20], backend=backend)
