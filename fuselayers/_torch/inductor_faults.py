@@ -136,7 +136,7 @@ def _copy_operands_of_writes(graph: fx.Graph, ops: Collection[Any]) -> None:
 
 
 def _read_a_copy(node: fx.Node, operand: fx.Node) -> None:
-    layout = {"memory_format": torch.contiguous_format}
+    layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
     with node.graph.inserting_before(node):
         copy = node.graph.call_function(torch.ops.aten.clone.default, (operand,), layout)
     copy.meta["val"] = operand.meta["val"].clone(**layout)
@@ -189,7 +189,7 @@ def _views_of_overlapping_inputs() -> AbstractContextManager[Any]:
     """
     from torch._functorch._aot_autograd import runtime_wrappers
 
-    merge = runtime_wrappers.create_synthetic_base_metadata
+    merge: Callable[..., Any] = vars(runtime_wrappers)["create_synthetic_base_metadata"]
 
     def merge_without_steps(found: Any, places: Any, *rest: Any) -> Any:
         merged, others = merge(found, places, *rest)
