@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..._torch.modules import is_plain
+from ...module_class import unchanged_class
 from .forms import Form, Unreadable, form_of, form_of_sequence, form_of_source
-from .parts import is_plain, original_type, why_not
+from .parts import why_not
 
 Test = Callable[[Any], bool]
 """A test of an attribute."""
@@ -97,7 +99,7 @@ class Rule:
     def _places(self, module: nn.Module) -> list[Place]:
         """Return each way that a forward of the rule matches the module's. Two ways may differ only in the parts."""
         if isinstance(self.of, type):
-            is_of_class = self.of in (original_type(module), nn.Module)
+            is_of_class = self.of in (unchanged_class(module), nn.Module)
             return [Place(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
         names = tuple(module._modules) if type(module).forward is nn.Sequential.forward else ()
         try:

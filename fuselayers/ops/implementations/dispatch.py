@@ -23,9 +23,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..._torch.dispatch import (
+    PLAIN_TENSORS,
     OpOverload,
     is_compiling,
     is_dynamo_tracing,
@@ -46,7 +47,6 @@ CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
-PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -244,7 +244,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             continue
         if tensor.dtype not in KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-        if not compiling and type(tensor) not in PLAIN:
+        if not compiling and type(tensor) not in PLAIN_TENSORS:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .... import ops
 from ...._torch.dispatch import is_compiling
+from ....module_class import unchanged_class
 from ..again import linear_again, made_again
 from ..parts import (
     is_activation,
@@ -25,7 +26,6 @@ from ..parts import (
     is_layer_norm,
     is_linear,
     is_number,
-    original_type,
 )
 from ..rule import Rule, Test
 from .dropout import probability
@@ -64,7 +64,7 @@ def _packed(activation: _Activation, both: Tensor) -> Tensor:
 
 
 def _is_silu(activation: Any) -> bool:
-    kind = original_type(activation)
+    kind = unchanged_class(activation)
     return activation is F.silu or kind is nn.SiLU or f"{kind.__module__}.{kind.__name__}" == _SILU
 
 

@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .... import ops
+from ....module_class import unchanged_class
 from ..forms import Unreadable, form_of
 from ..layer import arguments_of, own_forward
-from ..parts import is_linear, original_type
+from ..parts import is_linear
 from ..rule import Rule
 
 NAME: Final = "causal_lm_loss"
@@ -207,7 +208,7 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    cls = original_type(module)
+    cls = unchanged_class(module)
     # Most modules are not models, and their forwards are not read.
     if "loss_function" not in vars(module) and not hasattr(cls, "loss_function"):
         return False

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from .... import ops
 from ...._torch.dispatch import is_compiling
 from ....ops.implementations import CPU_KERNELS_FROM
+from ...plain import is_parameter
 from ..again import made_again
-from ..parts import is_number, is_parameter
+from ..parts import is_number
 from ..rule import Rule
 
 _HALF: Final = (torch.float16, torch.bfloat16)
