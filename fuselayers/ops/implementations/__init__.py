@@ -1,6 +1,5 @@
 """The implementations of an op: dispatch, and the launch of Triton kernels."""
 
-from .dispatch import CPU_KERNELS_FROM as CPU_KERNELS_FROM
 from .dispatch import Op as Op
 from .dispatch import autocast_dtype as autocast_dtype
 from .dispatch import backward_takes_formula as backward_takes_formula

@@ -43,7 +43,7 @@ from .launch import INTERPRETED, why_no_kernels
 from .own_kernels import takes_own_kernels
 
 BACKENDS: Final = ("auto", "eager", "cpp", "triton")
-CPU_KERNELS_FROM: Final = 1 << 16
+_CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
@@ -80,7 +80,7 @@ class Op:
         formula: Callable[..., Any],
         fused: Callable[..., Any],
         *,
-        cpu_from: int = CPU_KERNELS_FROM,
+        cpu_from: int = _CPU_KERNELS_FROM,
         in_graphs_on_a_cpu: bool = False,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
@@ -130,20 +130,38 @@ class Op:
             return (self._node if leaves_node else self._formula)(*tensors, *options)
         if backend == "auto" and self._in_graphs_on_a_cpu and _records_a_graph(tensors) and runs_cpp(tensors):
             return self._node(*tensors, *options)
+        if not self.takes_kernels(
+            backend,
+            tensors,
+            torch_is_as_fast=torch_is_as_fast,
+            torch_is_faster_below=torch_is_faster_below,
+            unsupported_reason=unsupported_reason,
+        ):
+            return self._formula(*tensors, *options)
+        return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+
+    def takes_kernels(
+        self,
+        backend: str,
+        tensors: Sequence[Tensor | None],
+        *,
+        torch_is_as_fast: bool = False,
+        torch_is_faster_below: int = 0,
+        unsupported_reason: str | None = None,
+    ) -> bool:
+        """Return whether a call with these arguments takes the kernels, where Dynamo does not trace it."""
+        first = tensors[0]
+        assert first is not None
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
-            use_fused = (
+            return (
                 not is_compiling()
                 and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
                 and runs_cpp(tensors)
             )
-        else:
-            use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
-                backend != "auto" or first.numel() >= torch_is_faster_below
-            )
-        if not use_fused:
-            return self._formula(*tensors, *options)
-        return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+        return uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
+            backend != "auto" or first.numel() >= torch_is_faster_below
+        )
 
     def _drops(self, tensors: Sequence[Tensor | None]) -> bool:
         return self._seed is not None and tensors[self._seed] is not None

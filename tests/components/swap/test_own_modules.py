@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
-from tests.components.swap.layers import Feedforward, layer
+from fuselayers.partition import saved_bytes
+from tests.components.swap.layers import Feedforward, LlamaRMSNorm, layer
 
 
 class WithLock(Feedforward):
@@ -122,3 +123,24 @@ def test_a_norm_is_exported_for_any_number_of_rows() -> None:
     program = torch.export.export(module, (X,), dynamic_shapes=({0: torch.export.Dim("rows")},))
     many = torch.randn(10_000, 8)  # the norm's kernel in C++ takes them in eager mode
     torch.testing.assert_close(program.module()(many), module(many))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "has_kernels"),
+    [
+        (1 << 14, 8, torch.float32, True),  # too few columns for the kernel
+        (1 << 12, 32, torch.float64, True),
+        (1 << 12, 32, torch.float32, False),
+        (1 << 12, 32, torch.float32, True),
+        (7, 32, torch.float32, True),
+    ],
+)
+def test_a_norm_saves_its_input_and_a_number_per_row_where_the_kernel_does_not_run_too(
+    rows: int, columns: int, dtype: torch.dtype, has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = LlamaRMSNorm(columns).to(dtype)
+    swap(module, level="layers", verify=False).require("rms_norm")
+    if not has_kernels:
+        monkeypatch.setattr("fuselayers.ops.implementations.dispatch.has_kernels", lambda: False)
+    x = torch.randn(rows, columns, dtype=dtype, requires_grad=True)
+    assert saved_bytes(module, x) <= (rows * columns + rows) * dtype.itemsize
