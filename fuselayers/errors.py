@@ -18,7 +18,7 @@ class MissingPackageError(ImportError):
     """The call needs an optional package that is not installed."""
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the kind of an error and the first line of its text."""
     first_line, *_ = str(error).strip().split("\n")
     return f"{type(error).__name__}: {first_line}"

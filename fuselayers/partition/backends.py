@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from .._torch.guards import inner_error, is_error_of_dynamo
+from .._torch.guards import inner_error, is_error_of_dynamo, unfit_torch
 from .._torch.tracing import copy_of
 from ..errors import BackendUnavailableError, in_one_line, say_once
 from ..names import no_such
@@ -132,7 +132,8 @@ def compile_chain(
     each attempt starts from an untouched copy.
 
     Raises:
-        BackendUnavailableError: every backend of the chain failed; the message says why each did.
+        BackendUnavailableError: every backend of the chain failed; the message says why each did. Or one failed since
+            this library does not fit this torch.
     """
     tensors = (value for value in example_inputs if isinstance(value, torch.Tensor))
     devices = {tensor.device.type for tensor in tensors} or {"cpu"}
@@ -156,6 +157,12 @@ def compile_chain(
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):
                     raise  # no backend can trace this graph, or cut it as asked
+                if (unfit := unfit_torch(cause)) is not None:
+                    # A fallback would run another backend from now on, for a fault that is not the user's.
+                    raise BackendUnavailableError(
+                        f"this version of fuselayers does not fit torch {torch.__version__}, whose private names have "
+                        f"changed: {unfit}; install versions that fit, or name another backend than {name!r}"
+                    ) from cause
                 reason = in_one_line(cause)
             else:
                 for failed, why in failures:

@@ -78,6 +78,36 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(own(x).sum(), x)[0])
 
 
+def _without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch._inductor.compile_fx.compile_fx_inner")
+
+
+def _with_fewer_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph_module, example_inputs: graph_module)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (_without_a_name, "ImportError: cannot import name 'compile_fx_inner' .*"),
+        (_with_fewer_arguments, "TypeError: .* got an unexpected keyword argument .*"),
+    ],
+)
+def test_a_private_name_of_torch_that_has_changed_is_no_reason_to_fall_back(
+    change: Any, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(
+        BackendUnavailableError,
+        match=rf"^this version of fuselayers does not fit torch {re.escape(torch.__version__)}, whose private names "
+        rf"have changed: {error} \(inductor\.py, line \d+\); install versions that fit, or name another backend than "
+        "'inductor'$",
+    ):
+        fuse(wave)(torch.randn(4))
+    monkeypatch.undo()
+    torch.testing.assert_close(fuse(wave, backend="eager")(torch.ones(4)), wave(torch.ones(4)))
+
+
 def test_status_of_this_machine() -> None:
     status = {backend.name: backend for backend in backends()}
     assert set(status) == {"auto", "eager", "inductor", "triton", "nvfuser"}
