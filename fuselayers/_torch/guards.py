@@ -17,7 +17,7 @@ import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
 
-from ..errors import in_one_line, say_once
+from ..errors import in_one_line, warn_once
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -57,7 +57,7 @@ def need_cache_folder() -> None:
     except OSError as error:
         own = _temporary_folder()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = own.name
-        say_once(
+        warn_once(
             f"the folder of TORCHINDUCTOR_CACHE_DIR cannot be made ({in_one_line(error)}); until this process ends, "
             f"torch's cache is in {own.name}"
         )

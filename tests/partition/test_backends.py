@@ -22,7 +22,7 @@ def wave(x: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_the_first_compilation_that_takes_long_says_what_it_does(
     # A second in place of three, still longer than these compilations take.
     module = import_module("fuselayers.partition.backends")
     monkeypatch.setattr(module, "_SECONDS", 1.0)
-    monkeypatch.setattr(module, "_told", threading.Event())
+    monkeypatch.setattr(module, "_warned_of_wait", threading.Event())
 
     def slow(*arguments: Any, **options: Any) -> Any:
         time.sleep(1.2)

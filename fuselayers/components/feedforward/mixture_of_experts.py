@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..._torch.dispatch import is_compiling, transforms_are_active
 from ..._torch.modules import is_plain
 from ...ops.grouped_linear import grouped_linear
-from ..autocast import without_autocast
+from ...ops.implementations import without_autocast
 from ..checks import check_input, check_last_dim
 from ..linear import Linear
 from ..option import Component, Count, NotNegative, Positive, Probability, Size, accepted, checked, create

@@ -17,7 +17,7 @@ from .blocks import block_members, repeated_blocks, share_graphs, sizes_of
 from .cache import hook_cache, unhook_cache
 from .layer import cannot_swap, is_swapped, layer_members, swapped_class, unswap_class
 from .report import Site, Skipped, SwapReport
-from .rule import Place, Rule, unread
+from .rule import Match, Rule, unread
 from .rules import RULES, loss
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
@@ -99,11 +99,14 @@ def swap(
         report = plan.report()
     plan.put_into(model)
     if report.sites:
-        changes = _changes(model, report.sites)
-        why: tuple[str, ...] = ()
+        notes: list[str] = []
+        if hook_cache(model):
+            notes.append("in training the model runs with use_cache=False, unless its caller passes use_cache")
+        if any(site.rule == loss.NAME for site in report.sites):
+            notes.append("in training with labels the logits of the output are None")
         if level == "blocks" and report.level == "layers":
-            why = (f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}",)
-        return replace(report, notes=(*changes, *why, *report.notes))
+            notes.append(f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}")
+        return replace(report, notes=(*notes, *report.notes))
     why = () if any(True for _ in search.modules()) else (f"no module matches where={where!r}",)
     matched = {module.name for module in report.skipped}
     unmatched = (module for module in search.why_nothing() if module.name not in matched)
@@ -171,14 +174,6 @@ class _Plan:
             modules[name].__class__ = kind
 
 
-def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
-    """Yield notes on how the model is called from now on, and on its output."""
-    if hook_cache(model):
-        yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
-    if any(site.rule == loss.NAME for site in sites):
-        yield "in training with labels the logits of the output are None"
-
-
 def _site(name: str, kind: Any) -> Site:
     return Site(name, kind.__name__, kind.rule, getattr(kind, "block_backend", ""))
 
@@ -214,12 +209,12 @@ class _Search:
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
                 continue  # the compiler handles the inside of a block
             for rule in self.rules:
-                place = rule.place(module)
-                reason = place if isinstance(place, str) else cannot_swap(module) if place else None
+                match = rule.match(module)
+                reason = match if isinstance(match, str) else cannot_swap(module) if match else None
                 if reason is not None:
                     skipped.append(Skipped(name, type(module).__name__, reason))
-                elif isinstance(place, Place):
-                    kinds[name] = swapped_class(type(module), layer_members, rule, place)
+                elif isinstance(match, Match):
+                    kinds[name] = swapped_class(type(module), layer_members, rule, match)
                     break
         skipped = [module for module in dict.fromkeys(skipped) if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)

@@ -11,31 +11,31 @@ from torch import Tensor, nn
 
 from ...module_class import class_before, subclass
 from .fallbacks import forget, note
-from .rule import Place, Rule
+from .rule import Match, Rule
 
 
-def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
+def layer_members(cls: Any, rule: Rule, match: Match) -> dict[str, Any]:
     """Return the members of a subclass of a module's class with the forward of a rule. See `swapped_class`."""
     own = cls.forward
     take = arguments_of(own)
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        obstacle = rule.obstacle(self, place)
+        obstacle = rule.obstacle(self, match)
         if any(isinstance(value, Tensor) and value.is_nested for value in (*args, *kwargs.values())):
             obstacle = "its input is a nested tensor"
         if obstacle is not None:
             note(self, obstacle)
             return own(self, *args, **kwargs)
-        if place.inputs is None:
+        if match.inputs is None:
             return rule.forward(self, *args, **kwargs)
         arguments = take(args, kwargs)
         if arguments is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
             note(self, "the rule cannot read its arguments")
             return result
-        inputs = {role: arguments[name] for role, name in place.inputs}
-        parts = {role: getattr(self, name) for role, name in place.parts}
+        inputs = {role: arguments[name] for role, name in match.inputs}
+        parts = {role: getattr(self, name) for role, name in match.parts}
         return rule.forward(self, **inputs, **parts, **rule.options)
 
     return {"forward": forward, "rule": rule.name}

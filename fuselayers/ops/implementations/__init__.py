@@ -10,4 +10,5 @@ from .dispatch import in_cpp as in_cpp
 from .dispatch import needs_grad as needs_grad
 from .dispatch import runs_cpp as runs_cpp
 from .dispatch import uses_kernels as uses_kernels
+from .dispatch import without_autocast as without_autocast
 from .dispatch import without_repeats as without_repeats

@@ -20,6 +20,7 @@ settings, never on a measurement, so numerics do not depend on the clock.
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -94,7 +95,7 @@ class Op:
         # torch's cache on disk identifies an op by its name, not by its code.
         own_name, name = name, f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
-        _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+        _library.impl(name, self._run_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
         self._node = _nodes[own_name] = getattr(torch.ops.fuselayers, name).default
 
     def __call__(
@@ -170,7 +171,7 @@ class Op:
         # A kernel works row by row, and each row has a fixed cost.
         return not self._cpu_from or (first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST)
 
-    def _inside_the_node(self, *arguments: Any) -> Any:
+    def _run_node(self, *arguments: Any) -> Any:
         takes_kernels = takes_own_kernels() or (self._in_graphs_on_a_cpu and arguments[0].is_cpu and not INTERPRETED)
         if takes_kernels and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
@@ -302,6 +303,18 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products of tensors on x's device keep their dtypes.
+
+    >>> x = torch.ones(2, 2)
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(x):
+    ...     (x @ x).dtype
+    torch.float32
+    """
+    # The meta device has no autocast.
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
 def backward_takes_formula() -> bool:

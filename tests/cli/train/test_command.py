@@ -81,7 +81,7 @@ def test_the_config_of_a_run_builds_the_model_of_its_checkpoint(finished: Path) 
 def test_a_file_of_measured_prices_is_named(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
     path = write_tuned("cpu", dataclasses.replace(machine_of("cpu"), name="measured: this machine"))
-    ended = [f"train.resume={newest(finished)}", f"train.output={tmp_path / 'on'}", "fusion=block"]
+    ended = [f"train.resume={newest(finished)}", f"train.output={tmp_path / 'on'}", "fusion=eager"]
     printed = run_train(ended)
     assert f"what is saved is chosen by the prices of measured: this machine, from {path}\n" in printed
     assert "prices" not in (finished.parent / "printed.txt").read_text()

@@ -99,8 +99,8 @@ def _keeps_all(arguments: Any) -> bool:
 
 
 def _is_causal(loss_function: Any) -> bool:
-    place = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
-    return place == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+    origin = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
+    return origin == ("transformers.loss.loss_utils", "ForCausalLMLoss")
 
 
 def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:

@@ -15,8 +15,8 @@ from .... import ops
 from ...._torch.dispatch import is_compiling
 from ....ops.normalise import rms_norm_saves_x_only
 from ...plain import is_parameter
-from ..again import made_again
 from ..parts import is_number
+from ..recomputed import recomputed_in_backward
 from ..rule import Rule
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -30,7 +30,7 @@ def _saving_x(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
         # A compiler decides itself what is saved.
         if is_compiling() or rms_norm_saves_x_only(x, weight):
             return norm(x, weight, eps)
-        return made_again(functools.partial(norm, eps=eps), x, weight)
+        return recomputed_in_backward(functools.partial(norm, eps=eps), x, weight)
 
     return forward
 
