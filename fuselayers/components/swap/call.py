@@ -307,8 +307,8 @@ def _verified(
             seen[key] = results[name] = check(_site(name, kind), modules[name], kind, call)
     for name, kind in plan.kinds.items():
         if name not in results:
-            why = calls[name] if isinstance(calls[name], str) else ""
-            site = replace(_site(name, kind), unverified=why)
+            call = calls[name]
+            site = replace(_site(name, kind), unverified=call if isinstance(call, str) else "")
             results[name] = replace(seen.get((kind, sizes_of(modules[name])), site), name=name)
     sites: list[Site] = []
     skipped = list(plan.skipped)
@@ -327,9 +327,10 @@ def _verified(
         after = saved_by_model(model, batch)
     finally:
         unswap(model)
-    why = any(result.unverified for result in results.values() if isinstance(result, Site))
-    advice = f"verify={_IF_POSSIBLE!r} swaps what could not be verified"
-    report = SwapReport(plan.level, tuple(sites), tuple(skipped), notes=(advice,) if why and must_verify else ())
+    notes: tuple[str, ...] = ()
+    if must_verify and any(isinstance(result, Site) and result.unverified for result in results.values()):
+        notes = (f"verify={_IF_POSSIBLE!r} swaps what could not be verified",)
+    report = SwapReport(plan.level, tuple(sites), tuple(skipped), notes=notes)
     if after is None:
         return left, report
     return left, replace(report, saved_after=after.total, held_after=after.held)
