@@ -204,9 +204,9 @@ def _views_of_overlapping_inputs() -> AbstractContextManager[Any]:
 
 def _signed(backward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def run(inputs: list[Any]) -> Any:
-        for place, value in enumerate(inputs):
+        for index, value in enumerate(inputs):
             if isinstance(value, torch.Tensor) and value.is_neg():
-                inputs[place] = value.resolve_neg()
+                inputs[index] = value.resolve_neg()
         return backward(inputs)
 
     assert getattr(backward, "_boxed_call", False)
