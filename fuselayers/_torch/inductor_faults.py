@@ -188,8 +188,7 @@ def _views_of_overlapping_inputs() -> AbstractContextManager[Any]:
     It makes one tensor of both inputs, and would take the view of that tensor as if it were the input.
     """
     from torch._functorch._aot_autograd import runtime_wrappers
-
-    merge: Callable[..., Any] = vars(runtime_wrappers)["create_synthetic_base_metadata"]
+    from torch._functorch._aot_autograd.input_output_analysis import create_synthetic_base_metadata as merge
 
     def merge_without_steps(found: Any, places: Any, *rest: Any) -> Any:
         merged, others = merge(found, places, *rest)
