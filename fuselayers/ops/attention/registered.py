@@ -35,12 +35,12 @@ from .kernels import launch_backward, launch_forward, with_adjacent_channels
 
 __all__ = ["attention_backward", "attention_forward"]
 
-_RULES: Final = (
+_OPTIONS: Final = (
     "Tensor? bias, Tensor? sinks, Tensor? key_padding_mask, Tensor? mask, Tensor? documents, Tensor? seed, "
     "float scale, bool causal, SymInt? window, SymInt first, float? soft_cap, float p, "
     "SymInt first_row, SymInt rows_of_batch, SymInt rows_of_head, SymInt first_column"
 )
-_PROBABILITY: Final = _RULES.split(", ").index("float p")
+_PROBABILITY: Final = _OPTIONS.split(", ").index("float p")
 # Backward of few heads divides the keys among tasks, in chunks of a size that makes the sum of their parts of dq cheap.
 # A part is as large as dq in float32. There are at most four, or as many as have 32 heads together: query heads that
 # share keys, or a bias, make few tasks but large parts.
@@ -201,10 +201,10 @@ def _empty_heads(x: Tensor) -> Tensor:
 
 
 attention_forward = define(
-    f"attention_forward(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)", _launch_forward, _empty_forward
+    f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", _launch_forward, _empty_forward
 )
 attention_backward = define(
-    f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, {_RULES}, bool wants_bias) "
+    f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, {_OPTIONS}, bool wants_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _launch_backward,
     _empty_backward,
