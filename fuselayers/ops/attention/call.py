@@ -38,7 +38,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..._torch.dispatch import is_compiling, tangents_are_active
+from ..._torch.dispatch import tangents_are_active
 from ..draw import seed_or_draw
 from ..implementations import (
     Op,
@@ -133,7 +133,7 @@ def attention(
     shape = _check(q, k, v)
     _check_numbers(scale, window, first, soft_cap)
     if window is not None and window >= 2 * _FURTHEST:
-        window = None
+        window = None  # all keys are nearer, and a sum with sys.maxsize would overflow
     bias = None if bias is None else _as_scores("bias", bias, shape)
     if mask is not None:
         if mask.dtype != torch.bool:
@@ -268,9 +268,8 @@ def _torch_is_faster(
 def _in_torch(*arguments: Any) -> Tensor:
     """Return the op's result without a kernel of this library."""
     seed, scale, causal, window, first, soft_cap = arguments[8:14]
-    # Torch's attention has no derivative in forward mode. Dynamo has a rule for it.
-    in_forward_mode = not is_compiling() and tangents_are_active()
-    if seed is not None or soft_cap is not None or in_forward_mode:
+    # Torch's attention has no derivative in forward mode.
+    if seed is not None or soft_cap is not None or tangents_are_active():
         return attention_by_formula(*arguments)
     by_torch: Any = attention_by_torch
     y: Tensor = by_torch(*arguments[:8], scale, causal, window, first)
