@@ -270,7 +270,11 @@ struct Gradients {
 void add_to_bias(const Gradients& G, const Pair& pair, const float* dscores, float* scratch) {
   float* const tile = scratch;  // [QUERIES][KEYS]
   transpose_back(dscores, pair.keys, tile);
-  for (int i = 0; i < pair.queries; ++i) {
+  const int rows = G.dbias_token ? pair.queries : 1;
+  for (int i = rows; i < pair.queries; ++i)  // a row of all queries gets the tile's sum, as in `product`
+#pragma omp simd
+    for (int j = 0; j < pair.keys; ++j) tile[j] += tile[i * KEYS + j];
+  for (int i = 0; i < rows; ++i) {
     float* const to = G.dbias + pair.b * G.dbias_batch + pair.h * G.dbias_head + (pair.query + i) * G.dbias_token + pair.key;
 #pragma omp simd
     for (int j = 0; j < pair.keys; ++j) to[j] += tile[i * KEYS + j];

@@ -81,7 +81,7 @@ CASES: dict[str, Case] = {
     "the last token of a cache": Case((2, 4, 1, 16), (2, 140), options={"causal": True, "first": 139}),
     "more tokens of a cache": Case((2, 4, 7, 16), (2, 140), options={"causal": True, "first": 133}),
     "queries without keys": Case((1, 2, 131, 16), (2, 77), options={"causal": True, "window": 40}),
-    "sums over many queries": Case((1, 2, 4096, 16), (2, 33)),
+    "sums over many queries": Case((1, 2, 4096, 16), (2, 33), bias=(33,)),
     "sums over many keys": Case((1, 2, 33, 16), (2, 4096)),
     "fewer queries": Case((1, 4, 77, 64), (1, 131)),
     "shared keys": Case((2, 6, 40, 16), (2, 40), options={"causal": True}),
