@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fuselayers
 from fuselayers.cli.machine import measured_machine
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 
 STEPS: Final = 40
 BATCH, TOKENS = 8, 128
