@@ -20,7 +20,6 @@ from .attention import LocalAttention as LocalAttention
 from .attention import MultiHeadAttention as MultiHeadAttention
 from .attention import NystromAttention as NystromAttention
 from .attention import PoolingMix as PoolingMix
-from .attention import block_diagonal_mask as block_diagonal_mask
 from .attention import block_mask as block_mask
 from .block import ReversibleBlock as ReversibleBlock
 from .block import TransformerBlock as TransformerBlock

@@ -6,7 +6,6 @@ from .fourier_mix import FourierMix as FourierMix
 from .linear import LinearAttention as LinearAttention
 from .linformer import LinformerAttention as LinformerAttention
 from .local import LocalAttention as LocalAttention
-from .masks import block_diagonal_mask as block_diagonal_mask
 from .masks import block_mask as block_mask
 from .multi_head import MultiHeadAttention as MultiHeadAttention
 from .nystrom import NystromAttention as NystromAttention

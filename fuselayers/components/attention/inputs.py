@@ -25,6 +25,7 @@ ABILITIES: Final = {
     "bias": "add a bias to its scores",
     "key_padding_mask": "leave padding out",
     "mask": "take a mask",
+    "documents": "keep the documents of a row apart",
     "cache": "keep keys and values for generation",
     "memory": "attend to another sequence",
 }

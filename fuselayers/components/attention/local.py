@@ -11,12 +11,13 @@ Kernels skip the blocks of keys that a window hides. Where none runs, all pairs 
 Beltagy et al., "Longformer", 2020, section 3.1; causal: Jiang et al., "Mistral 7B", 2023, section 2.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ..option import Probability, Size, checked
 from ..registry import register
+from .inputs import Rotate
 from .packed_heads import PackedHeads
 
 
@@ -57,6 +58,28 @@ class LocalAttention(PackedHeads):
         self.dropout = dropout
         self.causal = causal
 
-    def mix(self, q_BHTC: Tensor, k_BGTC: Tensor, v_BGTC: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        rules = {"causal": self.causal, "window": self.window, "key_padding_mask": key_padding_mask}
-        return self.attend(q_BHTC, k_BGTC, v_BGTC, p=self.dropout, **rules)
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        rotate: Rotate | None = None,
+        key_padding_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention of every token: [B, T, D] -> [B, T, D].
+
+        Args:
+            x_BTD: [B, T, D].
+            rotate: as for `PackedHeads.forward`.
+            key_padding_mask: as for `PackedHeads.forward`.
+            documents: integers [B, T], the number of each token's document, if a row holds several: a token looks only
+                at its own document. None if each row is one document.
+
+        Raises:
+            ValueError: an input has another shape or dtype.
+        """
+        q_BHTC, k_BGTC, v_BGTC = self.project(x_BTD, key_padding_mask)
+        if rotate is not None:
+            q_BHTC, k_BGTC = rotate(q_BHTC, k_BGTC)
+        rules: dict[str, Any] = {"window": self.window, "key_padding_mask": key_padding_mask, "documents": documents}
+        return self.join(self.attend(q_BHTC, k_BGTC, v_BGTC, p=self.dropout, causal=self.causal, **rules))

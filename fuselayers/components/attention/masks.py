@@ -1,15 +1,13 @@
 """Masks for an attention; `ops.attention` says how they act with its other rules.
 
-mask        [B, H, T, S]   B batch, H heads, T queries, S keys; bool, True where a query may look at a key
-documents   [B, T]         the number of the document that a token belongs to
-layout      [N, N]         N blocks of tokens; True where a block of queries may look at a block of keys
+mask     [B, H, T, S]   B batch, H heads, T queries, S keys; bool, True where a query may look at a key
+layout   [N, N]         N blocks of tokens; True where a block of queries may look at a block of keys
 """
 
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
-from ...ops.attention import block_diagonal_mask as block_diagonal_mask
 from ..option import Range
 
 
@@ -39,11 +37,15 @@ def block_mask(layout_NN: Tensor, block_size: int) -> Tensor:
     return layout_NN.repeat_interleave(block_size, -2).repeat_interleave(block_size, -1)
 
 
-def check_block_mask(mask: Tensor | BlockMask | None, tokens: int, keys: int, *, kernel: str) -> None:
-    """Raise ValueError for a `BlockMask` of other sizes, or without the kernel "flex"."""
+def check_block_mask(
+    mask: Tensor | BlockMask | None, documents: Tensor | None, tokens: int, keys: int, *, kernel: str
+) -> None:
+    """Raise ValueError for a `BlockMask` of other sizes, with documents, or without the kernel "flex"."""
     if not isinstance(mask, BlockMask):
         return
     if kernel != "flex":
         raise ValueError(f"a BlockMask needs the kernel 'flex', got {kernel!r}; set kernel='flex', or pass a tensor")
     if mask.shape[-2:] != (tokens, keys):
         raise ValueError(f"a BlockMask must be for {[tokens, keys]} tokens, got {list(mask.shape[-2:])}")
+    if documents is not None:
+        raise ValueError("documents cannot be added to a BlockMask; put the documents into the BlockMask")

@@ -142,6 +142,7 @@ class MultiHeadAttention(PackedHeads):
         bias: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         mask: Tensor | BlockMask | None = None,
+        documents: Tensor | None = None,
         cache: KeyValueCache | None = None,
         memory: Tensor | None = None,
         values: Tensor | None = None,
@@ -157,6 +158,8 @@ class MultiHeadAttention(PackedHeads):
             key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             mask: bool, broadcastable to [B, H, T, S], True where a token may look; or a `BlockMask` of torch's flex
                 attention for the kernel "flex". None hides nothing.
+            documents: integers [B, S], the number of each token's document, if a row holds several: a token looks only
+                at its own document. None if each row is one document.
             cache: the keys and values of the tokens before x; those of x are added. With a memory it holds the memory's
                 keys and values, which only the first call computes.
             memory: [B, S, D], the source of keys and values in cross-attention; None for x itself.
@@ -170,6 +173,8 @@ class MultiHeadAttention(PackedHeads):
         batch, tokens, _ = x_BTD.shape
         if memory is not None:
             self.check_look_at(memory, x_BTD, rotate, key_padding_mask)
+            if documents is not None:
+                raise ValueError("documents are for queries and keys of the same tokens; leave them out with a memory")
             first, keys = 0, memory.shape[1]
         else:
             if cache is not None and not self.causal:
@@ -180,7 +185,7 @@ class MultiHeadAttention(PackedHeads):
                 check_padding(key_padding_mask, x_BTD, before=first)
         if isinstance(mask, Tensor) and mask.dim() == 4 and mask.shape[1] > 1:
             mask = self.layout.own(mask, 1)
-        check_block_mask(mask, tokens, keys, kernel=self.kernel)
+        check_block_mask(mask, documents, tokens, keys, kernel=self.kernel)
         if values is not None and (memory is None or values.shape != memory.shape):
             wanted = "given with a memory" if memory is None else f"{list(memory.shape)} as the memory is"
             raise ValueError(f"values must be {wanted}, got {list(values.shape)}")
@@ -202,11 +207,12 @@ class MultiHeadAttention(PackedHeads):
             if batch:
                 return self.join(flex(q_BHTC, k_BGSC, v_BGSC, mask, **rules))
             mask = None  # the formula that flex runs on a CPU fails for most empty batches
+        rules |= {"mask": mask, "documents": documents}
         if self.kernel == "sdpa":
             del rules["soft_cap"]
-            return self.join(attention_by_torch(q_BHTC, k_BGSC, v_BGSC, mask=mask, documents=None, **rules))
+            return self.join(attention_by_torch(q_BHTC, k_BGSC, v_BGSC, **rules))
         backend = "eager" if self.kernel == "plain" else "auto"
-        return self.join(self.attend(q_BHTC, k_BGSC, v_BGSC, p=self.dropout, mask=mask, backend=backend, **rules))
+        return self.join(self.attend(q_BHTC, k_BGSC, v_BGSC, p=self.dropout, backend=backend, **rules))
 
     def check_memory(self) -> None:
         """Raise ValueError if the options exclude a memory."""

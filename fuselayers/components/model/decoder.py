@@ -145,11 +145,10 @@ class Decoder(ModelWithHead, Stack):
         Raises:
             TypeError: the tokens are not a tensor of integers.
             ValueError: tokens, targets or a mask of another shape or dtype, a token outside the vocabulary, a sequence
-                that is too long for its positions, a mask that the attention cannot use, or documents in a model whose
-                feedforward mixes tokens.
+                that is too long for its positions, a mask or documents that the attention cannot use, or documents in
+                a model whose feedforward mixes tokens.
         """
-        mask = self.within_documents(mask, document_ids)
-        x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask)
+        x_BTD = self.features(tokens_BT, key_padding_mask=key_padding_mask, mask=mask, document_ids=document_ids)
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
     def check_arguments(
@@ -174,6 +173,7 @@ class Decoder(ModelWithHead, Stack):
         *,
         key_padding_mask: Tensor | None = None,
         mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
         caches: Sequence[KeyValueCache] | None = None,
     ) -> Tensor:
         """Return the input of the output layer: [B, T] -> [B, T, D].
@@ -181,14 +181,16 @@ class Decoder(ModelWithHead, Stack):
         Args:
             tokens_BT: the tokens; with caches only those that are not in the caches yet.
             key_padding_mask: as for `forward`; with caches it covers all tokens so far.
-            mask: as for `forward`.
+            mask, document_ids: as for `forward`.
             caches: one per block, to which these tokens are added; None for no caches.
         """
         first = caches[0].length if caches else 0
         x_BTD = self._placed(self.token(tokens_BT), first, key_padding_mask)
         x_BTD = x_BTD if self.embedding_norm is None else self.embedding_norm(x_BTD)
         x_BTD = dropout_op(x_BTD, self.embedding_dropout, training=self.training)
-        return self.run_blocks(x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask)
+        return self.run_blocks(
+            x_BTD, caches=caches, key_padding_mask=key_padding_mask, mask=mask, documents=document_ids
+        )
 
     def _placed(self, x_BTD: Tensor, first: int, key_padding_mask: Tensor | None) -> Tensor:
         """Return the embeddings with their positions; padding on the left has none: [B, T, D] -> [B, T, D]."""

@@ -132,11 +132,16 @@ class Encoder(ModelWithHead, Stack):
         Raises:
             TypeError: tokens or segments are not a tensor of integers.
             ValueError: an argument of another shape or dtype, a token outside the vocabulary, segments for a model
-                without them, a sequence that is too long for its positions, a mask that the attention cannot use, or
-                documents in a model whose feedforward mixes tokens.
+                without them, a sequence that is too long for its positions, a mask or documents that the attention
+                cannot use, or documents in a model whose feedforward mixes tokens.
         """
-        mask = self.within_documents(mask, document_ids)
-        x_BTD = self.features(tokens_BT, segments_BT=segments_BT, key_padding_mask=key_padding_mask, mask=mask)
+        x_BTD = self.features(
+            tokens_BT,
+            segments_BT=segments_BT,
+            key_padding_mask=key_padding_mask,
+            mask=mask,
+            document_ids=document_ids,
+        )
         x_BTD = self.head_norm(activate(self.head_dense(x_BTD), "gelu"))
         return self.to_logits(x_BTD) if targets_BT is None else self.to_loss(x_BTD, targets_BT)
 
@@ -171,6 +176,7 @@ class Encoder(ModelWithHead, Stack):
         segments_BT: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         mask: Tensor | BlockMask | None = None,
+        document_ids: Tensor | None = None,
     ) -> Tensor:
         """Return the input of the head: [B, T] -> [B, T, D]."""
         x_BTD: Tensor = self.position(self.token(tokens_BT))
@@ -179,7 +185,7 @@ class Encoder(ModelWithHead, Stack):
             first_D = self.segment.weight[0]
             x_BTD = x_BTD + (first_D if segments_BT is None else self.segment(segments_BT))
         x_BTD = dropout_op(self.embedding_norm(x_BTD), self.dropout, training=self.training)
-        return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask, mask=mask)
+        return self.run_blocks(x_BTD, key_padding_mask=key_padding_mask, mask=mask, documents=document_ids)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, tie_embeddings={self.head is None}"

@@ -14,7 +14,6 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from ..attention import KeyValueCache
 from ..attention.inputs import check_able
-from ..attention.masks import block_diagonal_mask
 from ..block.reversible import run_reversible
 from ..norm import Norm
 from ..option import Probability, Size, accepted, checked, create
@@ -98,7 +97,7 @@ class Stack(Model):
         Args:
             x_BTD: the embeddings, positions included.
             caches: one `KeyValueCache` per block during generation, else None.
-            inputs: of every block: key_padding_mask, mask, memory, memory_padding_mask.
+            inputs: of every block: key_padding_mask, mask, documents, memory, memory_padding_mask.
 
         Raises:
             RuntimeError: a reversible block has a hook; the block itself is never called.
@@ -124,21 +123,6 @@ class Stack(Model):
             x_BTD = block(x_BTD, **of_block)
         x_BTD = run_reversible(run, x_BTD)
         return self.layout.join_tokens(x_BTD if self.norm is None else self.norm(x_BTD), shard)
-
-    def within_documents(
-        self, mask: Tensor | BlockMask | None, document_ids: Tensor | None
-    ) -> Tensor | BlockMask | None:
-        """Return the mask of the attention, which also hides other documents.
-
-        Args:
-            mask: bool, broadcastable to [B, H, T, T], or a `BlockMask`; None hides nothing.
-            document_ids: integers [B, T], the number of each token's document; None if each row is one document.
-        """
-        if document_ids is None:
-            return mask
-        assert not isinstance(mask, BlockMask)  # see `check_documents`
-        same = block_diagonal_mask(document_ids)
-        return same if mask is None else same & mask
 
     def check_documents(self, tokens_BT: Tensor, mask: Tensor | BlockMask | None, document_ids: Tensor | None) -> None:
         """Raise ValueError for ids of another shape, with a `BlockMask`, or with a feedforward that mixes tokens."""

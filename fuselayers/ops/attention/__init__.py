@@ -2,4 +2,3 @@
 
 from .call import attention as attention
 from .formula import attention_reference as attention_reference
-from .formula import block_diagonal_mask as block_diagonal_mask

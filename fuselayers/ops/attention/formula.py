@@ -9,7 +9,7 @@ from torch import Tensor
 from ..dropout import dropout_formula, dropout_reference
 from ..shards import Shard, positions
 
-__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype", "block_diagonal_mask"]
+__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype"]
 
 
 def attention_by_formula(
@@ -112,37 +112,14 @@ def allowed_keys(
         allowed = gap_TS < window
         allowed = allowed & (gap_TS >= 0 if causal else gap_TS > -window)
     padding = None if key_padding_mask is None else key_padding_mask[:, None, None]
-    same = None if documents is None else block_diagonal_mask(documents)[:, :, first : first + tokens]
+    same = None
+    if documents is not None:
+        same = (documents[:, first : first + tokens, None] == documents[:, None])[:, None]
     for other in (padding, same, mask):
         if other is not None:
             allowed = other if allowed is None else other & allowed
     # sdpa needs at least two dimensions, and a sink adds a column.
     return None if allowed is None else allowed.expand(*(allowed.shape[:-1] or (1,)), keys)
-
-
-def block_diagonal_mask(documents_BT: Tensor) -> Tensor:
-    """Return the mask of packed documents: a token looks at all tokens of its own document in the row.
-
-    Args:
-        documents_BT: the number of each token's document, integers [B, T].
-
-    Returns:
-        bool [B, 1, T, T]. A causal attention also hides later tokens.
-
-    Raises:
-        ValueError: documents have another shape, or are not integers.
-
-    >>> block_diagonal_mask(torch.tensor([[0, 0, 1]]))[0, 0].int()
-    tensor([[1, 1, 0],
-            [1, 1, 0],
-            [0, 0, 1]], dtype=torch.int32)
-    """
-    if documents_BT.dim() != 2 or documents_BT.is_floating_point() or documents_BT.is_complex():
-        raise ValueError(
-            f"documents must be integers [B, T], got {documents_BT.dtype} {list(documents_BT.shape)}; "
-            "give each token the number of its document"
-        )
-    return (documents_BT[:, :, None] == documents_BT[:, None, :])[:, None]
 
 
 def attention_reference(

@@ -13,7 +13,7 @@ from tests.components.compare import assert_same_values, randomise, run
 
 HIDDEN_DIM, HEADS, TOKENS = 12, 6, 7
 # The arguments of forward that `inputs_of` makes.
-INPUTS = ("rotate", "bias", "key_padding_mask", "mask")
+INPUTS = ("rotate", "bias", "key_padding_mask", "mask", "documents")
 
 
 def made(**options: Any) -> MultiHeadAttention:
@@ -43,6 +43,7 @@ def inputs_of(names: Sequence[str], tokens: int = TOKENS, keys: int = TOKENS) ->
         "bias": torch.randn(HEADS, tokens, keys, generator=generator, dtype=torch.float64),
         "key_padding_mask": padding(keys),
         "mask": torch.rand(4, 1, tokens, keys, generator=generator) < 0.7,
+        "documents": torch.randint(3, (4, keys), generator=generator),
     }
     return {name: made[name] for name in names}
 

@@ -42,6 +42,11 @@ def allowed(tokens: int, keys: int, real_BS: Any, *, causal: bool = False, windo
     return pairs & real_BS[:, None, None]
 
 
+def same_document(documents_BT: Tensor) -> Tensor:
+    """Return which pairs of tokens share a document: bool [B, 1, T, T]."""
+    return torch.stack([row[:, None] == row for row in documents_BT])[:, None]
+
+
 def normed(weights: Tensor, added: Tensor | float = 0.0) -> Tensor:
     """Divide the weights of each query by their sum; a query without any weight keeps zeros."""
     below = weights.sum(-1, keepdim=True) + added
@@ -56,6 +61,7 @@ def multi_head(
     bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     mask: Tensor | None = None,
+    documents: Tensor | None = None,
     memory: Tensor | None = None,
     kept: Tensor | None = None,
 ) -> Tensor:
@@ -74,6 +80,7 @@ def multi_head(
     scores = scores if bias is None else scores + bias
     pairs = allowed(q.shape[2], k.shape[2], key_padding_mask, causal=layer.causal, window=layer.window)
     pairs = pairs if mask is None else pairs & mask
+    pairs = pairs if documents is None else pairs & same_document(documents)
     sink = 0.0 if layer.sinks is None else layer.sinks.exp()[:, None, None]
     shares = normed(scores.exp() * pairs, sink)
     return joined(layer, (shares if kept is None else shares * kept) @ v)
@@ -99,9 +106,12 @@ def linear(layer: Any, x_BTD: Tensor, *, rotate: Any = None, key_padding_mask: A
     return joined(layer, (turned_q @ turned_k.mT * pairs) @ v / torch.where(below > 0, below, 1))
 
 
-def local(layer: Any, x_BTD: Tensor, *, rotate: Any = None, key_padding_mask: Tensor | None = None) -> Tensor:
+def local(
+    layer: Any, x_BTD: Tensor, *, rotate: Any = None, key_padding_mask: Any = None, documents: Any = None
+) -> Tensor:
     q, k, v = heads_of(layer, x_BTD, rotate)
     band = allowed(q.shape[2], k.shape[2], key_padding_mask, causal=layer.causal, window=layer.window)
+    band = band if documents is None else band & same_document(documents)
     return joined(layer, normed((q @ k.mT / math.sqrt(layer.head_dim)).exp() * band) @ v)
 
 

@@ -65,6 +65,7 @@ def test_values_and_gradients(name: str, options: dict[str, Any], tokens: int, e
     inputs: tuple[str, ...] = ("key_padding_mask",) if everything else ()
     if everything and name in WITH_HEADS:
         options, inputs = {**options, **GROUPED}, ("key_padding_mask", "rotate")
+        inputs += ("documents",) if name == "local" else ()
     assert_is(made(name, **options), getattr(reference, name), inputs, tokens=tokens)
 
 

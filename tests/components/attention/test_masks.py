@@ -4,17 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers.components import block_diagonal_mask, block_mask
-
-
-def test_packed_documents() -> None:
-    documents = torch.tensor([[4, 4, 2, 4], [0, 1, 1, 1]])
-    mask = block_diagonal_mask(documents)
-    assert mask.shape == (2, 1, 4, 4)
-    for b in range(2):
-        for t in range(4):
-            for s in range(4):
-                assert bool(mask[b, 0, t, s]) == bool(documents[b, t] == documents[b, s])
+from fuselayers.components import block_mask
 
 
 @pytest.mark.parametrize(("shape", "block_size"), [((3, 3), 1), ((2, 3, 3), 4)])
@@ -23,18 +13,6 @@ def test_a_layout_of_blocks(shape: tuple[int, ...], block_size: int) -> None:
     mask = block_mask(layout, block_size)
     blocks = torch.ones(block_size, block_size, dtype=torch.int32)
     assert torch.equal(mask, torch.kron(layout.int(), blocks).bool())
-
-
-@pytest.mark.parametrize(
-    ("documents", "text"),
-    [
-        (torch.zeros(3, dtype=torch.int64), "documents must be integers [B, T], got torch.int64 [3]"),
-        (torch.zeros(2, 3), "documents must be integers [B, T], got torch.float32 [2, 3]"),
-    ],
-)
-def test_errors_of_documents(documents: Tensor, text: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(text)}; give each token the number of its document$"):
-        block_diagonal_mask(documents)
 
 
 @pytest.mark.parametrize(

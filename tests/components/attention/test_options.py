@@ -33,13 +33,17 @@ PAIRS = [
     *(pair for pair in itertools.combinations(OPTIONS, 2) if set(pair) != {"grouped", "one kv head"}),
 ]
 # The inputs take turns: each pair of options gets the next of them. Padding leaves tokens with nothing to look at.
-CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 6]) for number, pair in enumerate(PAIRS)]
+CASES = [(pair, ((), *((name,) for name in INPUTS), INPUTS)[number % 7]) for number, pair in enumerate(PAIRS)]
 
 
 @pytest.mark.parametrize(("names", "inputs"), CASES, ids=str)
 def test_options_and_inputs_together(names: tuple[str, ...], inputs: tuple[str, ...]) -> None:
     options = {key: value for name in names for key, value in OPTIONS[name].items()}
     assert_is(made(**options), multi_head, inputs, kernels=("auto", "plain"))
+
+
+def test_the_kernel_of_torch_takes_documents() -> None:
+    assert_is(made(), multi_head, ("documents",), kernels=("sdpa",))
 
 
 # Padding and a bias with a mask become different kinds of masks. The options change the kernel that takes them.
@@ -114,6 +118,24 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
             {},
             {"memory": torch.zeros(2, 4, 12), "rotate": RotaryPosition().rotate},
             "rotate is for queries and keys of the same tokens; leave it out with a memory",
+        ),
+        (
+            {"kernel": "flex"},
+            {
+                "mask": create_block_mask(lambda b, h, t, s: t >= s, None, None, 3, 3, device="cpu"),
+                "documents": torch.zeros(2, 3, dtype=torch.int64),
+            },
+            "documents cannot be added to a BlockMask; put the documents into the BlockMask",
+        ),
+        (
+            {},
+            {"memory": torch.zeros(2, 4, 12), "documents": torch.zeros(2, 4, dtype=torch.int64)},
+            "documents are for queries and keys of the same tokens; leave them out with a memory",
+        ),
+        (
+            {},
+            {"documents": torch.zeros(2, 4, dtype=torch.int64)},
+            "documents must be integers [2, 3], the number of each key's document, got torch.int64 [2, 4]",
         ),
         (
             {},

@@ -106,6 +106,29 @@ def test_documents_in_a_row_are_as_each_by_itself(position: str) -> None:
     torch.testing.assert_close(only_itself, by_token, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["multi_head", "local"])
+def test_documents_save_their_numbers_and_no_mask(name: str) -> None:
+    heads = Choice(name, {"num_heads": 2, "window": 50})
+    model = made(Decoder, attention=heads, hidden_dim=64, context_length=300, position="none", dropout=0.1).train()
+    row, document_ids = tokens(1, 300), torch.arange(300)[None] // 40
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        model(row, document_ids=document_ids)
+    assert not any(x.shape[-2:] == (300, 300) for x in saved)
+    assert sum(x.dtype == torch.int64 and x.shape == (1, 300) for x in saved) >= 2
+    model.eval()
+    alone = torch.cat([model(part) for part in row.split(40, dim=1)], dim=1)
+    torch.testing.assert_close(model(row, document_ids=document_ids), alone, rtol=1e-4, atol=1e-4)
+
+
+def test_an_attention_that_takes_no_documents_says_so() -> None:
+    model = made(Decoder, attention=Choice("linear", {"num_heads": 2}))
+    with pytest.raises(
+        ValueError, match=r"^attention 'linear' cannot use documents; it takes key_padding_mask, rotate$"
+    ):
+        model(tokens(1, 6), document_ids=torch.zeros(1, 6, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

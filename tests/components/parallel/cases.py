@@ -183,9 +183,11 @@ def assert_same(plain: Step, divided: Step, tolerance: float = 1e-5) -> None:
 
 
 def inputs_of(name: str) -> dict[str, Any]:
-    """Return masks for some models."""
+    """Return masks or documents for some models."""
     if name == "separate":
         return {"mask": torch.rand(1, 4, TOKENS, TOKENS, generator=torch.Generator().manual_seed(3)) > 0.3}
+    if name in ("capped", "local"):
+        return {"document_ids": torch.arange(BATCH * TOKENS).view(BATCH, TOKENS) // 3}
     real = torch.ones(BATCH, TOKENS, dtype=torch.bool)
     real[0, :2] = False
     return {"key_padding_mask": real} if name in ("bert_tiny", "conv", "mixture", "capacity", "pair") else {}
