@@ -129,7 +129,7 @@ def _layers() -> list[str]:
 
 def _ops() -> list[str]:
     """Speed of each op in one shape, forward / forward + backward."""
-    content = _read(f"{SHOWN}/ops/results.json")
+    content = _read(f"{SHOWN}/suite/results.json")
     rows = _rows_of_ops(content, [8, 256, 1024], "float32")
     titles = [title for title, candidate in rows if candidate == "plain"]
     lines = [
@@ -202,13 +202,17 @@ def _swap() -> list[str]:
     content = _read(f"{SHOWN}/swap.json")
     rows = []
     for name, family in content["families"].items():
-        levels = family["levels"]
-        sites = " / ".join(str(sum(levels[level]["sites"].values())) for level in ("layers", "blocks"))
-        shares = (f"{levels[level]['saved']:.2f} / {levels[level]['time']:.2f}" for level in ("layers", "blocks"))
-        error = max(row["error"] for row in levels.values())
-        compiled = f"{family['compiled']:.2f}"
-        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", compiled, f"{error:.0e}"])
-    return _table(["", "sites", "`layers`", "`blocks`", "default", "`torch.compile`", "error"], rows) + _said(content)
+        levels = [family["levels"][level] for level in ("layers", "blocks")]
+        numbers = [
+            *(str(sum(row["sites"].values())) for row in levels),
+            *(f"{row['saved']:.2f}" for row in levels),
+            *(f"{row['time']:.2f}" for row in levels),
+        ]
+        default = family["levels"]["default"]
+        error = max(row["error"] for row in (*levels, default))
+        rows.append([name, *numbers, f"{family['compiled']:.2f}", f"`{default['level']}`", f"{error:.0e}"])
+    both = [f"{what}: {level}" for what in ("sites", "saved", "time") for level in ("`layers`", "`blocks`")]
+    return _table(["", *both, "`torch.compile`", "default", "error"], rows) + _said(content)
 
 
 def _published_plans() -> list[str]:

@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -133,6 +134,11 @@ class FusedFunction:
         def entry(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **kwargs)
 
+        # Dynamo reads the globals of functions that it inlines from their module. What cloudpickle sent has globals
+        # of its own, which Dynamo finds only if they are also those of the function that it compiles.
+        own, module = getattr(fn, "__globals__", None), sys.modules.get(getattr(fn, "__module__", None) or "")
+        if own is not None and own is not getattr(module, "__dict__", None):
+            entry = types.FunctionType(entry.__code__, own, closure=entry.__closure__)
         # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
         method: Any = weakref.WeakMethod(self._backend)
         return torch_compile(
@@ -202,11 +208,11 @@ class FusedFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _by_name(self.__dict__.get("__module__"), self.__dict__.get("__qualname__")) is self:
-            return _unpickled, (self._again,)
+            return _unpickled, (self._remake,)
         return functools.partial(FusedFunction, options=self.options, owner=self.owner), (self.fn,)
 
     @functools.cached_property
-    def _again(self) -> Callable[[], "FusedFunction"]:
+    def _remake(self) -> Callable[[], "FusedFunction"]:
         """A function that makes this one again, under the name of an attribute of it.
 
         pickle stores a function as its name. cloudpickle and joblib, which send work to other processes, store the code
@@ -215,16 +221,16 @@ class FusedFunction:
         """
         fn, options, owner = self.fn, self.options, self.owner
 
-        def again() -> FusedFunction:
+        def remake() -> FusedFunction:
             return FusedFunction(fn, options=options, owner=owner)
 
-        again.__module__, again.__qualname__ = self.__module__, f"{vars(self)['__qualname__']}._again"
-        return again
+        remake.__module__, remake.__qualname__ = self.__module__, f"{vars(self)['__qualname__']}._remake"
+        return remake
 
 
-def _unpickled(again: Callable[[], FusedFunction]) -> FusedFunction:
-    named = _by_name(again.__module__, again.__qualname__.removesuffix("._again"))
-    return named if isinstance(named, FusedFunction) and named._again is again else again()
+def _unpickled(remake: Callable[[], FusedFunction]) -> FusedFunction:
+    named = _by_name(remake.__module__, remake.__qualname__.removesuffix("._remake"))
+    return named if isinstance(named, FusedFunction) and named._remake is remake else remake()
 
 
 def _by_name(module: str | None, qualified_name: str | None) -> Any:

@@ -102,9 +102,8 @@ class Rule:
             is_of_class = self.of in (unchanged_class(module), nn.Module)
             return [Match(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
         names = tuple(module._modules) if type(module).forward is nn.Sequential.forward else ()
-        try:
-            form = form_of_sequence(names) if names else _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
-        except Unreadable:
+        form = form_of_sequence(names) if names else _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
+        if isinstance(form, str):
             return []
         return [
             Match(
@@ -130,6 +129,8 @@ class Rule:
         """Return why a call of the module may not use the rule's forward, or None if it may."""
         if match.names and tuple(module._modules) != match.names:
             return "its modules have changed"
+        if "parametrizations" in module._modules:  # reading a parameter computes it: spectral_norm's takes a step
+            return "it is parametrized"
         if any(name in module.__dict__ for name in match.methods):
             return "one of its methods is replaced"
         for role, name in match.parts:
@@ -139,17 +140,17 @@ class Rule:
 
 
 @cache
-def _form_of(cls: Any, forward: Any) -> Form:
-    """Return the normal form of a class. The forward is part of the cache key, since a patch may replace it."""
-    return form_of(cls)
+def _form_of(cls: Any, forward: Any) -> Form | str:
+    """Return the normal form of a class, or why it has none. The forward is a key, since a patch may replace it."""
+    try:
+        return form_of(cls)
+    except Unreadable as problem:  # cached as well: for a deep model each rule asks for the form of each module
+        return str(problem)
 
 
 def unread(module: nn.Module) -> str:
     """Return why no rule fits a module."""
     if not is_plain(module):
         return "it has a hook, or its forward is replaced"
-    try:
-        _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
-    except Unreadable as problem:
-        return str(problem)
-    return "no rule matches its forward"
+    form = _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
+    return form if isinstance(form, str) else "no rule matches its forward"

@@ -387,7 +387,7 @@ class Attending(Feedforward):
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
 def test_a_hook_in_a_block_retains_a_gradient(probability: float) -> None:
-    blocks = nn.Sequential(Attending(), Attending()).train(not probability)
+    blocks = nn.Sequential(Attending(), Attending()).train()
     for block in blocks.modules():
         block.dropout = probability
     outputs: list[Tensor] = []
