@@ -126,6 +126,23 @@ def test_a_norm_is_exported_for_any_number_of_rows() -> None:
     torch.testing.assert_close(program.module()(many), module(many))
 
 
+class Polynomial(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for exponent in range(3):  # no rule can match a loop
+            y = y + x**exponent
+        return y
+
+
+def test_the_source_of_a_class_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RegNet has 500 modules, and each of 17 rules asks for the form of each: 20 s."""
+    read = []
+    source = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda function: read.append(function) or source(function))
+    swap(nn.Sequential(Feedforward(), *(Polynomial() for _ in range(9))), level="layers", verify=False)
+    assert read.count(Polynomial.forward) == 1
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "dtype", "has_kernels"),
     [
@@ -145,20 +162,3 @@ def test_a_norm_saves_its_input_and_a_number_per_row_where_the_kernel_does_not_r
         monkeypatch.setattr("fuselayers.ops.implementations.dispatch.has_kernels", lambda: False)
     x = torch.randn(rows, columns, dtype=dtype, requires_grad=True)
     assert saved_bytes(module, x) <= (rows * columns + rows) * dtype.itemsize
-
-
-class Polynomial(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.zeros_like(x)
-        for exponent in range(3):  # no rule can match a loop
-            y = y + x**exponent
-        return y
-
-
-def test_the_source_of_a_class_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """RegNet has 500 modules, and each of 17 rules asks for the form of each: 20 s."""
-    read = []
-    source = inspect.getsource
-    monkeypatch.setattr(inspect, "getsource", lambda function: read.append(function) or source(function))
-    swap(nn.Sequential(Feedforward(), *(Polynomial() for _ in range(9))), level="layers", verify=False)
-    assert read.count(Polynomial.forward) == 1
