@@ -161,7 +161,7 @@ def unfit_torch(error: BaseException | None) -> str | None:
             last = [frame for frame in frames if frame.name != "__getattr__"][-1:]  # of a module, such as a config
             if last and Path(last[0].filename).parent == Path(__file__).parent:
                 return f"{in_one_line(error)} ({Path(last[0].filename).name}, line {last[0].lineno})"
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return None
 
 

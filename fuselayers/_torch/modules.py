@@ -22,9 +22,13 @@ def has_hooks(module: nn.Module) -> bool:
     return any(hooks)
 
 
-def is_plain(module: Any) -> bool:
-    """Return whether calling a module runs the forward of its class and nothing else: no hook, also none of all
-    modules, no other forward of its own, nothing compiled. Used before a module is bypassed.
+def is_plain(module: Any, *, hooks_of_all: bool = True) -> bool:
+    """Return whether calling a module runs the forward of its class and nothing else: no hook, no other forward of its
+    own, nothing compiled. Used before a module is bypassed.
+
+    Args:
+        module: any value; what is not a module is not plain.
+        hooks_of_all: whether a hook of all modules counts.
 
     >>> layer = nn.Linear(2, 3)
     >>> is_plain(layer)
@@ -33,7 +37,7 @@ def is_plain(module: Any) -> bool:
     >>> is_plain(layer)
     False
     """
-    if not isinstance(module, nn.Module) or has_hooks(module) or hooks_of_all_modules():
+    if not isinstance(module, nn.Module) or has_hooks(module) or (hooks_of_all and hooks_of_all_modules()):
         return False
     if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):
         return False

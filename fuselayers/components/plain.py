@@ -23,8 +23,12 @@ def is_parameter(value: Any) -> bool:
     return type(value) in PLAIN_OR_FAKE_TENSORS and value.is_floating_point()
 
 
-def is_plain_linear(layer: Any) -> bool:
+def is_plain_linear(layer: Any, *, hooks_of_all: bool = True) -> bool:
     """Return whether calling the layer does nothing but x @ weight.T + bias, with plain parameters.
+
+    Args:
+        layer: any value.
+        hooks_of_all: as for `is_plain`.
 
     >>> is_plain_linear(nn.Linear(2, 3)), is_plain_linear(nn.utils.parametrizations.weight_norm(nn.Linear(2, 3)))
     (True, False)
@@ -32,12 +36,13 @@ def is_plain_linear(layer: Any) -> bool:
     # Note: [guards of a split linear] Using the weight and bias of a layer bypasses its forward. That is right only for
     # an unmodified linear layer: an adapter, a parametrisation (a subclass), a patched forward or a hook must run.
     # `parallelize` also makes a subclass, but changes only how the weights are read; `swap` only the kernel.
-    return unchanged_class(layer) in (nn.Linear, Linear) and has_plain_weights(layer)
+    return unchanged_class(layer) in (nn.Linear, Linear) and has_plain_weights(layer, hooks_of_all=hooks_of_all)
 
 
-def has_plain_weights(layer: Any) -> bool:
+def has_plain_weights(layer: Any, *, hooks_of_all: bool = True) -> bool:
     """Return whether a layer with a weight and a bias is plain, and so are these. Used for known kinds of layers."""
-    return is_plain(layer) and is_parameter(layer.weight) and (layer.bias is None or is_parameter(layer.bias))
+    plain = is_plain(layer, hooks_of_all=hooks_of_all) and is_parameter(layer.weight)
+    return plain and (layer.bias is None or is_parameter(layer.bias))
 
 
 def is_sharded(module: nn.Module) -> bool:

@@ -208,11 +208,11 @@ class FusedFunction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _by_name(self.__dict__.get("__module__"), self.__dict__.get("__qualname__")) is self:
-            return _unpickled, (self._again,)
+            return _unpickled, (self._remake,)
         return functools.partial(FusedFunction, options=self.options, owner=self.owner), (self.fn,)
 
     @functools.cached_property
-    def _again(self) -> Callable[[], "FusedFunction"]:
+    def _remake(self) -> Callable[[], "FusedFunction"]:
         """A function that makes this one again, under the name of an attribute of it.
 
         pickle stores a function as its name. cloudpickle and joblib, which send work to other processes, store the code
@@ -221,16 +221,16 @@ class FusedFunction:
         """
         fn, options, owner = self.fn, self.options, self.owner
 
-        def again() -> FusedFunction:
+        def remake() -> FusedFunction:
             return FusedFunction(fn, options=options, owner=owner)
 
-        again.__module__, again.__qualname__ = self.__module__, f"{vars(self)['__qualname__']}._again"
-        return again
+        remake.__module__, remake.__qualname__ = self.__module__, f"{vars(self)['__qualname__']}._remake"
+        return remake
 
 
-def _unpickled(again: Callable[[], FusedFunction]) -> FusedFunction:
-    named = _by_name(again.__module__, again.__qualname__.removesuffix("._again"))
-    return named if isinstance(named, FusedFunction) and named._again is again else again()
+def _unpickled(remake: Callable[[], FusedFunction]) -> FusedFunction:
+    named = _by_name(remake.__module__, remake.__qualname__.removesuffix("._remake"))
+    return named if isinstance(named, FusedFunction) and named._remake is remake else remake()
 
 
 def _by_name(module: str | None, qualified_name: str | None) -> Any:

@@ -80,6 +80,8 @@ def with_forwards_of_their_own(layers: list[nn.Module]) -> Iterator[list[nn.Modu
 @pytest.mark.parametrize("change", [with_a_hook_of_all_modules, with_forwards_of_their_own])
 @pytest.mark.parametrize("name", list(BYPASSED))
 def test_a_layer_is_called_once_its_call_does_more_than_its_class(name: str, change: Any) -> None:
+    if name == "experts" and change is with_a_hook_of_all_modules:
+        pytest.skip("such a hook, as a counter of FLOPs sets it, sees the mixture and not its experts")
     make, bypassed, call = BYPASSED[name]
     module, x = make(), torch.randn(3, D)
     wanted, layers = call(module, x), bypassed(module)

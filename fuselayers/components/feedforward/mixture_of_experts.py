@@ -323,9 +323,14 @@ def _run_as_one(experts: nn.ModuleList) -> bool:
     if type(first) not in _KNOWN or (first.custom_activation is not None and [*first.custom_activation.parameters()]):
         return False
     options = [(type(expert), expert.activation, expert.dropout, expert.training) for expert in experts]
-    if any(other != options[0] for other in options) or not all(map(is_plain, experts)):
+    # A hook of all modules, such as that of torch's counter of FLOPs, does not see experts that run as one: one by one
+    # they would read the numbers of their tokens, and compute all tokens on the meta device.
+    if any(other != options[0] for other in options) or not all(
+        is_plain(expert, hooks_of_all=False) for expert in experts
+    ):
         return False
-    return all(is_plain_linear(getattr(expert, name)) for expert in experts for name in first.linears)
+    layers = (getattr(expert, name) for expert in experts for name in first.linears)
+    return all(is_plain_linear(layer, hooks_of_all=False) for layer in layers)
 
 
 def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:

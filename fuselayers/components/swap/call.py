@@ -93,7 +93,7 @@ def swap(
     search = _Search(model, _patterns_of(where), RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
-        plan, report = _best(model, plans, batch, must_verify=verify is True)
+        plan, report = _best(model, plans, batch, must_verify=verify != _IF_POSSIBLE)
     else:
         plan = plans[0]
         report = plan.report()
