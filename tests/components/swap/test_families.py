@@ -21,7 +21,7 @@ QUICK = ("gpt2", "llama")
 
 # Every family runs every day and with every supported transformers: no other test shows that a rule stops matching.
 @pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.filterwarnings("ignore:swap found nothing")
+@pytest.mark.filterwarnings("ignore:swap changed nothing")
 def test_rules(name: str) -> None:
     make, rules = FAMILIES[name]
     assert Counter(site.rule for site in swap(make(), level="layers", verify=False).sites) == rules
@@ -30,7 +30,7 @@ def test_rules(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
 )
-@pytest.mark.filterwarnings("ignore:swap found nothing")
+@pytest.mark.filterwarnings("ignore:swap changed nothing")
 def test_losses_and_gradients(name: str) -> None:
     model, batch = FAMILIES[name][0]().eval(), batch_for(name)
     wanted = gradients(model, batch)

@@ -78,5 +78,5 @@ def test_a_parametrization_is_computed_once_in_a_call(monkeypatch: pytest.Monkey
 
 def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
-    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+    with pytest.warns(UserWarning, match="swap changed nothing"):
         assert swap(model(), level="layers", batch=torch.randn(8, 64, 128)).sites == ()

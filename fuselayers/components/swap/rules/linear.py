@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from .... import ops
 from ....ops.linear import onednn_wins
+from ...plain import is_parameter
 from ..layer import own_forward
-from ..parts import is_linear, is_parameter
+from ..parts import is_linear
 from ..rule import Rule
 
 _LEAST_WEIGHT: Final = 1 << 14  # elements; a smaller layer needs more than 1,024 rows to gain
