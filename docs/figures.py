@@ -215,6 +215,39 @@ def _swap() -> list[str]:
     return _table(["", *both, "`torch.compile`", "default", "error"], rows) + _said(content)
 
 
+def _swap_classes() -> list[str]:
+    """What `swap` does at level layers to every class of transformers, and the names of those that gain nothing."""
+    content, *outcomes = map(json.loads, (DATA / SHOWN / "swap_classes.jsonl").read_text(encoding="utf-8").splitlines())
+    groups: dict[str, dict[str, Any]] = {text: {} for text in _OUTCOMES.values()}
+    for row in outcomes:
+        saves_nothing = row["outcome"] == "right" and row.get("kept", 0.0) >= 0.995
+        groups[_OUTCOMES["saves nothing" if saves_nothing else row["outcome"]]][row["name"]] = row
+    rows = []
+    for text, classes in groups.items():
+        kept, seconds = ([row[key] for row in classes.values() if key in row] for key in ("kept", "seconds"))
+        cells = (
+            f"{statistics.median(some):.2f}, {worst(some):.2f}" if some else ""
+            for some, worst in ((kept, min), (seconds, max))
+        )
+        rows.append([text, str(len(classes)), *cells])
+    headings = ["", "classes", "bytes kept: median, least", "seconds of `swap`: median, most"]
+    named = []
+    for outcome in ("saves nothing", "nothing"):
+        text = _OUTCOMES[outcome]
+        named += ["", f"{text[0].upper()}{text[1:]}: {', '.join(groups[text])}."]
+    return [*_table(headings, rows), *_said(content), *named]
+
+
+_OUTCOMES: Final = {
+    "right": "loss and all gradients right, fewer bytes",
+    "saves nothing": "right, as many bytes",
+    "nothing": "no module that a rule reads",
+    "wrong": "wrong",
+    **dict.fromkeys(("raised", "late", "died"), "raises, takes more than 150 s, or ends the process"),
+    "not run": "not made small by the script, or not run by plain `transformers`",
+}
+
+
 def _published_plans() -> list[str]:
     """Published trainings and what the plan predicts, of throughput or of memory."""
     rows = []
@@ -304,6 +337,7 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "fine_tune_gpt2": _fine_tune_gpt2,
     "swap": _swap,
     "which": _which,
+    "swap_classes": _swap_classes,
     "plan": _plan,
     "published_plans": _published_plans,
     "published_memory": _published_memory,

@@ -195,7 +195,7 @@ def _run(module: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
             result = result["loss"]
         results = [tensor for tensor in tensors_of(result) if tensor.is_floating_point()]
         generator = torch.Generator().manual_seed(0)
-        weights = [torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y) for y in results]
+        weights = [torch.randn(y.shape, generator=generator, dtype=torch.float32).to(y) for y in results]
         total = sum((y * weight).sum() for y, weight in zip(results, weights, strict=True) if y.requires_grad)
         wanted = [*inputs, *(weight for weight in module.parameters() if weight.requires_grad)]
         gradients: Sequence[Tensor | None] = ()

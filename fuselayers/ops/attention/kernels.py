@@ -236,7 +236,11 @@ def _scores_tile(  # type: ignore[no-untyped-def]
         of_queries = tl.load(documents_ptr + of_batch + first + queries, mask=queries < num_queries, other=-1)
         of_keys = tl.load(documents_ptr + of_batch + keys, mask=keys < num_keys, other=-2)
         visible = visible & (of_queries[:, None] == of_keys[None, :])
-    return tl.where(visible, score * 1.4426950408889634, float("-inf")), slope
+    # The lowest score times log2(e) would be -inf, which must not hide a key.
+    visible = visible & (score != float("-inf"))
+    score *= 1.4426950408889634
+    score = tl.where(score == float("-inf"), -3.4028234663852886e38, score)
+    return tl.where(visible, score, float("-inf")), slope
 
 
 @tile_function
