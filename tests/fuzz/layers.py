@@ -90,7 +90,8 @@ LAYERS = (
         "nn.Sequential(nn.Conv2d(16, 16, 1), nn.GroupNorm(2, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1)) | "
         f"{{f}}({_IMAGE}){_TOKENS}",
         f"nn.Sequential(nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)) | {{f}}({_IMAGE}){_TOKENS}",
-        f"nn.InstanceNorm2d(16, affine=True) | {{f}}({_IMAGE}){_TOKENS}",
+        # Its gradient is wrong in plain torch if the one that arrives is permuted; that of a slice is not.
+        f"nn.InstanceNorm2d(16, affine=True) | F.pad({{f}}({_IMAGE}), (0, 1))[..., :-1]{_TOKENS}",
         f"nn.Upsample(size=(2, 3), mode='bilinear') | {{f}}(F.avg_pool2d({_IMAGE}, 2, ceil_mode=True)){_TOKENS}",
         f"nn.Upsample(size=(2, 3)) | {{f}}(F.max_pool2d({_IMAGE}, 2)){_TOKENS}",
         "nn.GroupNorm(2, 6) | {f}({a})",

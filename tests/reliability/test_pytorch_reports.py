@@ -380,6 +380,32 @@ def test_torch_still_has_the_fault(report: Report) -> None:
     )
 
 
+def test_a_part_of_a_tensor_that_is_written_after_its_copy() -> None:
+    """AOTAutograd still traces a contiguous clone of it: docs/reliability.md."""
+
+    def copied(x: Tensor) -> Tensor:
+        y = x.contiguous()
+        x.zero_()
+        return y
+
+    weight = torch.randn(4, 17, requires_grad=True)
+    assert not torch.equal(fuse(copied, backend="eager")((weight * 1)[1:, 1:]), weight[1:, 1:])
+
+
+def test_plain_torch_still_has_a_wrong_gradient_of_instance_norm() -> None:
+    """And the fused function has not."""
+
+    def normed(x: Tensor) -> Tensor:
+        return F.instance_norm(x).flatten(2).permute(2, 0, 1).sin()
+
+    x, dy = torch.randn(2, 16, 2, 3, requires_grad=True), torch.randn(6, 2, 16)
+    (right,) = torch.autograd.grad(normed(x).clone(), x, dy.permute(1, 2, 0).contiguous().permute(2, 0, 1))
+    (fused,) = torch.autograd.grad(fuse(normed, backend="eager")(x), x, dy)
+    (plain,) = torch.autograd.grad(normed(x), x, dy)
+    torch.testing.assert_close(fused, right)
+    assert _difference({"inputs": [], "gradients": plain}, {"inputs": [], "gradients": fused})
+
+
 def test_the_page_lists_each_report() -> None:
     page = Path(__file__).parents[2] / "docs" / "reliability.md"
     rows = re.findall(r"^\| \[(\d+)\].*\| ([a-z ]+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
