@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
+from ...ops.autocast import without_autocast
 from ...ops.grouped_linear import grouped_linear
-from ..autocast import without_autocast
 from ..checks import check_input, check_last_dim
 from ..hooks import has_hooks, is_plain_linear
 from ..linear import Linear

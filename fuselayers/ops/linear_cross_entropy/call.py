@@ -45,13 +45,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
+from ..autocast import without_autocast
 from ..cross_entropy import cross_entropy, cross_entropy_reference, fused_cross_entropy
 from ..implementations import autocast_dtype, define, in_cpp, uses_kernels, without_repeats
 from ..linear import product
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
 from . import chunks
-from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, loss_of_chunk
+from .chunks import Gradients, Wanted, cast, in_chunks, loss_of_chunk
 
 
 def linear_cross_entropy(
@@ -329,7 +330,7 @@ def _run_with_dlogits(
 ) -> tuple[Tensor, Tensor]:
     *options, backend, reduction, dtype = rest
     count, scale = _scale_for(x, target, options[0], reduction)
-    with autocast_disabled(x):
+    with without_autocast(x):
         numbers, dlogits_RV = loss_of_chunk(
             (x.reshape(target.numel(), x.shape[-1]), weight, bias),
             target.reshape(-1),

@@ -1,4 +1,4 @@
-"""Arithmetic without autocast. Used by the layers whose sums or logits need float32."""
+"""Arithmetic without autocast. Used by the ops and the layers whose sums or logits need float32."""
 
 from contextlib import AbstractContextManager
 from typing import Any
