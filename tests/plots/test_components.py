@@ -5,6 +5,7 @@ import pytest
 
 from fuselayers.components import KINDS, get, names
 from plots.components import FOLDER, PICTURES, draw
+from plots.walks import WALKS
 
 # Members that no picture names: `none`, which does nothing, and the attentions. One attention is drawn by its parts.
 _NOT_DRAWN = {"none", *names("attention")}
@@ -21,7 +22,11 @@ def _words(picture: Path) -> list[str]:
 
 def test_there_is_a_picture_of_every_kind() -> None:
     assert set(PICTURES) == set(KINDS)
-    assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, "architecture"}
+    assert {path.stem for path in FOLDER.glob("*.svg")} == {
+        *PICTURES,
+        *(f"walk_{name}" for name in WALKS),
+        "architecture",
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)
