@@ -1,129 +1,183 @@
-"""Draws the ways of the data through the code, docs/pictures/walk_*.svg: the functions that a call passes, by file.
+"""Draws the ways of the data through the files, docs/pictures/walk_*.svg; nothing in them is measured.
 
 python plots/walks.py            # all of them, again
 python plots/walks.py /tmp       # into another folder
 
-A test makes each call, and compares the functions that ran with the picture.
+A column stands for a package or a part of it; an arrow is a call. tests/plots/test_walks.py finds each
+call in the code, and makes the calls of `fused_step` (on the backend "eager") and `op` (on a CPU).
 """
 
-import itertools
+import functools
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from matplotlib import rc_context
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-__all__ = ["FOLDER", "WALKS", "Step", "draw"]
+from plots.components import BOX, FOLDER, GROUND, INK, LINE, draw
 
-FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
-
-_LINE: Final = "#808080"  # shows on light and dark pages
-_INK: Final = "#212529"
-_BOX: Final = "#cfe8ef"
-_WIDTH: Final = 9.0  # inches
-_ROW: Final = 0.34
-_HALF_HEIGHT: Final = 0.32  # of a row
-_HALF_WIDTH: Final = 0.47  # of a column
+__all__ = ["PICTURES", "WALKS", "Step"]
 
 
 class Step(NamedTuple):
-    """A function that a walk passes, or a step of torch between two of them.
+    """One function on the way.
 
     Attributes:
-        file: its path in the package; "torch" for a step of torch.
-        function: its qualified name; in words for a step of torch.
+        file: its file, from `fuselayers` on.
+        function: its name, with its class.
+        says: what it does.
+        calls: the numbers of the steps that it calls.
+        column: the title of its column; by default its package.
+        by_name: whether it is called by a name in a table, by torch or as an argument, so that no caller names it.
     """
 
     file: str
     function: str
+    says: str
+    calls: tuple[int, ...] = ()
+    column: str = ""
+    by_name: bool = False
 
 
-def _steps(*lines: str) -> tuple[Step, ...]:
-    return tuple(Step(*line.split(maxsplit=1)) for line in lines)
+_CALL, _RULES, _CHECKS = "components/swap", "the rules", "the checks"
+_PASSES, _KERNELS = "the order of the passes", "ops/elementwise.py"
+
+WALKS: Final[Mapping[str, Sequence[Step]]] = MappingProxyType(
+    {
+        "build": (
+            Step("configs/build.py", "build", 'build("gpt_nano", [...])', (1, 7, 10)),
+            Step("configs/build.py", "compose", "the frozen config", (2, 3, 4, 5, 6)),
+            Step("configs/build.py", "read_source", "a name, a file, a mapping"),
+            Step("configs/build.py", "parse_overrides", "in Hydra's grammar"),
+            Step("configs/group_files.py", "composed_files", "Hydra joins the YAML files"),
+            Step("configs/sections.py", "changed", "another choice drops options"),
+            Step("configs/sections.py", "finished", "plain values, each judged", (8,)),
+            Step("components/option.py", "create", "a component by its name", (8, 9)),
+            Step("components/option.py", "judged", "names, types, ranges"),
+            Step("components/model/stack.py", "Stack.__init__", "makes its parts likewise", by_name=True),
+            Step("configs/build.py", "fuse_as", "the scope of fusion", (11,)),
+            Step("partition/fuse.py", "fuse_in_place", "equal blocks share graphs", (12,)),
+            Step("partition/fused_module.py", "with_forward", "a class with a fused forward"),
+        ),
+        "swap": (
+            Step("components/swap/call.py", "swap", "swap(model, batch=...)", (1, 6, 11), _CALL),
+            Step("components/swap/call.py", "_Search.plan", "a class for each module that fits", (2, 4), _CALL),
+            Step("components/swap/rule.py", "Rule.match", "compares forwards and parts", (3,), _RULES),
+            Step("components/swap/forms.py", "form_of", "the normal form of a forward", (), _RULES),
+            Step("components/swap/layer.py", "swapped_class", "the rule's forward, or its own", (5,), _RULES),
+            Step("module_class.py", "subclass", "same name, copied and pickled", (), "beside the packages"),
+            Step("components/swap/call.py", "_best", "the level that saves less", (7, 8), _CALL),
+            Step("components/swap/verify.py", "inputs_of_sites", "one call of the model", (), _CHECKS),
+            Step("components/swap/call.py", "_verified", "without what is not verified", (9, 10), _CALL),
+            Step("components/swap/verify.py", "check", "against the original, in float64", (), _CHECKS),
+            Step("components/swap/verify.py", "saved_by_model", "bytes kept for backward", (), _CHECKS),
+            Step("components/swap/call.py", "_Plan.put_into", "the modules get their classes", (), _CALL),
+        ),
+        "fused_step": (
+            Step("partition/fused_function.py", "FusedFunction.__call__", "the first call of a shape", (1,)),
+            Step("partition/fused_function.py", "FusedFunction._compile", "Dynamo traces the calls", (2,)),
+            Step("partition/backends.py", "compile_chain", "the first backend that works", (3,)),
+            Step(
+                "partition/compilers/eager.py",
+                "compile_eager",
+                "AOTAutograd traces backward",
+                (4, 5, 6, 11),
+                by_name=True,
+            ),
+            Step("partition/cut.py", "before_trace", "torch's calls become ops", (), _PASSES),
+            Step("partition/cut.py", "before_cut", "masks from seeds", (), _PASSES),
+            Step(
+                "partition/choose/partitioners.py",
+                "SavePolicy.__call__",
+                "cuts the joint graph",
+                (7, 8, 10),
+                by_name=True,
+            ),
+            Step("partition/cut.py", "joint_graph_of", "tidied, its nodes sorted", (), _PASSES),
+            Step("partition/choose/min_cut.py", "saved_by_min_cut", "which values are saved", (9,)),
+            Step("partition/choose/flow.py", "minimum_cut", "the flow through the prices"),
+            Step("partition/cut.py", "split", "forward and backward", (), _PASSES),
+            Step("partition/cut.py", "before_run", "each graph, for its compiler", (), _PASSES),
+        ),
+        "op": (
+            Step("ops/bias_activation_dropout.py", "bias_activation_dropout", "checks its arguments", (1, 2)),
+            Step("ops/draw.py", "seed_or_draw", "the mask's seed, if p > 0"),
+            Step("ops/implementations/dispatch.py", "Op.__call__", "formula or kernels", (3,), by_name=True),
+            Step("ops/elementwise.py", "_Elementwise.forward", "what backward keeps", (4, 6), _KERNELS, by_name=True),
+            Step("ops/elementwise.py", "_launch_forward", "Triton, or on a CPU C++", (5,), _KERNELS, by_name=True),
+            Step("ops/cpu/library.py", "run", "a function of the library"),
+            Step("ops/elementwise.py", "_Elementwise.backward", "autograd calls it", (7,), _KERNELS, by_name=True),
+            Step("ops/elementwise.py", "_launch_backward", "as forward", (5,), _KERNELS, by_name=True),
+        ),
+    }
+)
+
+_COLUMN: Final = 3.0  # inches
+_ROW: Final = 0.62
+_WIDTH, _HEIGHT = 2.45, 0.46  # of a box
+_LEFT, _TOP = 0.35, 0.34
+_LONGEST: Final = 34  # letters that fit into a box: longer names go without their class, or without the function
 
 
-WALKS: Final[dict[str, tuple[Step, ...]]] = {
-    "fused_step": _steps(
-        "partition/fused_function.py FusedFunction.__call__",
-        "torch Dynamo traces the calls",
-        "partition/fused_function.py FusedFunction._compile.<locals>.compile_graph",
-        "partition/backends.py compile_chain",
-        "partition/compilers/eager.py compile_eager",
-        "partition/cut.py before_trace",
-        "torch AOTAutograd traces",
-        "partition/cut.py before_cut",
-        "partition/choose/partitioners.py SavePolicy.__call__",
-        "partition/cut.py joint_graph_of",
-        "partition/choose/partitioners.py SavePolicy.saved_values",
-        "partition/choose/min_cut.py saved_by_min_cut",
-        "partition/cut.py split",
-        "partition/cut.py before_run",
-        "torch runs the two graphs",
-    ),
-    "op": _steps(
-        "ops/bias_activation_dropout.py bias_activation_dropout",
-        "ops/draw.py seed_or_draw",
-        "ops/implementations/dispatch.py Op.__call__",
-        "ops/elementwise.py _Elementwise.forward",
-        "ops/elementwise.py _launch_forward",
-        "ops/cpu/library.py run",
-        "torch calls backward",
-        "ops/elementwise.py _Elementwise.backward",
-        "ops/elementwise.py _launch_backward",
-        "ops/cpu/library.py run",
-    ),
-}
-"""The step of a fused model that compiles, on the backend "eager"; and a call of an op on a CPU, with its backward."""
+def _column(step: Step) -> str:
+    return step.column or step.file.rpartition("/")[0]
 
 
-def draw(folder: Path = FOLDER) -> list[Path]:
-    """Draw every walk into a folder, and return the files."""
-    files = []
-    for name, steps in WALKS.items():
-        path = folder / f"walk_{name}.svg"
-        with rc_context({"svg.hashsalt": "fuselayers", "svg.fonttype": "none", "font.family": "sans-serif"}):
-            FigureCanvasSVG(_drawn(steps)).print_svg(path, metadata={"Date": None, "Creator": None})
-        files.append(path)
-    return files
-
-
-def _drawn(steps: tuple[Step, ...]) -> Figure:
-    """A column for each file, and a row for each step."""
-    files = list(dict.fromkeys(step.file for step in steps))
-    figure = Figure(figsize=(_WIDTH, (len(steps) + 1.5) * _ROW), facecolor="none")
+def _picture(walk: Sequence[Step]) -> Figure:
+    """Return the picture of a walk: its columns are in the order in which they are entered."""
+    columns = list(dict.fromkeys(map(_column, walk)))
+    corners = [
+        (columns.index(_column(step)) * _COLUMN + _LEFT, number * _ROW + _TOP) for number, step in enumerate(walk)
+    ]
+    width, height = len(columns) * _COLUMN, len(walk) * _ROW + _TOP
+    figure = Figure(figsize=(width, height), facecolor=GROUND)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(-0.5, len(files) - 0.5)
-    axes.set_ylim(len(steps) + 0.5, -1)
+    axes.set_xlim(0, width)
+    axes.set_ylim(height, 0)
     axes.axis("off")
-    for column, file in enumerate(files):
-        folder, _, name = file.rpartition("/")
-        words = f"{folder}/\n{name}" if folder else name
-        axes.text(column, -0.4, words, fontsize=6.5, weight="bold", ha="center", va="center", color=_LINE)
-        axes.plot((column, column), (0.2, len(steps) + 0.4), color=_LINE, linewidth=0.4, linestyle=":", zorder=0)
-    places = [(files.index(step.file), row + 0.8) for row, step in enumerate(steps)]
-    for step, (column, row) in zip(steps, places, strict=True):
-        of_torch = step.file == "torch"
-        corner, sides = (column - _HALF_WIDTH, row - _HALF_HEIGHT), (2 * _HALF_WIDTH, 2 * _HALF_HEIGHT)
-        axes.add_patch(
-            Rectangle(corner, *sides, linewidth=0.7, facecolor="#e9ecef" if of_torch else _BOX, edgecolor=_LINE)
+    for index, name in enumerate(columns):
+        axes.text(index * _COLUMN + _LEFT, 0.2, name, fontsize=9, weight="bold", color=LINE)
+    for number, step in enumerate(walk):
+        for called in step.calls:
+            points = _arrow(corners[number], corners[called], is_next=called == number + 1, lane=number % 5)
+            axes.plot(*zip(*points[:-1], strict=True), color=LINE, linewidth=0.9)
+            shape = {"arrowstyle": "-|>", "color": LINE, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", xy=points[-1], xytext=points[-2], arrowprops=shape)
+    for (x, y), step in zip(corners, walk, strict=True):
+        axes.add_patch(Rectangle((x, y), _WIDTH, _HEIGHT, linewidth=0.8, facecolor=BOX, edgecolor=LINE))
+        file, function = step.file.rpartition("/")[2], step.function.rpartition(".")[2]
+        name = next(
+            (name for name in (f"{file}: {step.function}", f"{file}: {function}") if len(name) <= _LONGEST), file
         )
-        words = step.function if of_torch else step.function.rpartition(".")[2]
-        axes.text(column, row, words, fontsize=6, ha="center", va="center", color=_INK, parse_math=False)
-    for (x, y), (next_x, next_y) in itertools.pairwise(places):
-        shape = {"arrowstyle": "-|>", "color": _LINE, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-        if x == next_x:
-            start, end = (x, y + _HALF_HEIGHT), (next_x, next_y - _HALF_HEIGHT)
-        else:
-            side = _HALF_WIDTH if next_x > x else -_HALF_WIDTH
-            start, end = (x + side, y), (next_x, next_y - _HALF_HEIGHT)
-            axes.plot((start[0], end[0]), (y, y), color=_LINE, linewidth=0.8)
-            start = (next_x, y)
-        axes.annotate("", xy=end, xytext=start, arrowprops=shape)
+        axes.text(x + 0.08, y + 0.17, name, fontsize=8, weight="bold", color=INK, va="center", parse_math=False)
+        axes.text(x + 0.08, y + 0.34, step.says, fontsize=8, color=INK, va="center", parse_math=False)
     return figure
 
 
+def _arrow(
+    start: tuple[float, float], end: tuple[float, float], *, is_next: bool, lane: int
+) -> list[tuple[float, float]]:
+    """Return the corners of an arrow from a box to another, given their upper left corners.
+
+    It enters from the left, along a lane, so that arrows from several boxes run side by side.
+    """
+    (x, y), (to_x, to_y) = start, end
+    if is_next and x == to_x:
+        return [(x + 0.4, y + _HEIGHT), (x + 0.4, to_y)]
+    at = to_x - 0.09 - 0.05 * lane
+    if x == to_x:
+        return [(x, y + 0.36), (at, y + 0.36), (at, to_y + 0.23), (x, to_y + 0.23)]
+    edge = x + _WIDTH if to_x > x else x
+    return [(edge, y + 0.23), (at, y + 0.23), (at, to_y + 0.23), (to_x, to_y + 0.23)]
+
+
+PICTURES: Final[dict[str, Callable[[], Figure]]] = {
+    f"walk_{name}": functools.partial(_picture, walk) for name, walk in WALKS.items()
+}
+
+
 if __name__ == "__main__":
-    print(*draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER), sep="\n")
+    print(*draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, PICTURES), sep="\n")

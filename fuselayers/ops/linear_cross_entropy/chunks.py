@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..._torch.dispatch import FakeTensor
-from ..autocast import without_autocast
 from ..cross_entropy import fused_loss, fused_loss_gradients
+from ..implementations import without_autocast
 from ..linear import product, takes_onednn
 from ..rows import cdiv
 
