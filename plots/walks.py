@@ -4,7 +4,7 @@ python plots/walks.py            # all of them, again
 python plots/walks.py /tmp       # into another folder
 
 A column stands for a package or a part of it; an arrow is a call. tests/plots/test_walks.py finds each
-call in the code.
+call in the code, and makes the calls of `fused_step` (on the backend "eager") and `op` (on a CPU).
 """
 
 import functools
@@ -31,7 +31,7 @@ class Step(NamedTuple):
         says: what it does.
         calls: the numbers of the steps that it calls.
         column: the title of its column; by default its package.
-        by_name: whether it is called by its registered name, so that no caller names it in the code.
+        by_name: whether it is called by a name in a table, by torch or as an argument, so that no caller names it.
     """
 
     file: str
@@ -43,6 +43,7 @@ class Step(NamedTuple):
 
 
 _CALL, _RULES, _CHECKS = "components/swap", "the rules", "the checks"
+_PASSES, _KERNELS = "the order of the passes", "ops/elementwise.py"
 
 WALKS: Final[Mapping[str, Sequence[Step]]] = MappingProxyType(
     {
@@ -75,6 +76,42 @@ WALKS: Final[Mapping[str, Sequence[Step]]] = MappingProxyType(
             Step("components/swap/verify.py", "saved_by_model", "bytes kept for backward", (), _CHECKS),
             Step("components/swap/call.py", "_Plan.put_into", "the modules get their classes", (), _CALL),
         ),
+        "fused_step": (
+            Step("partition/fused_function.py", "FusedFunction.__call__", "the first call of a shape", (1,)),
+            Step("partition/fused_function.py", "FusedFunction._compile", "Dynamo traces the calls", (2,)),
+            Step("partition/backends.py", "compile_chain", "the first backend that works", (3,)),
+            Step(
+                "partition/compilers/eager.py",
+                "compile_eager",
+                "AOTAutograd traces backward",
+                (4, 5, 6, 11),
+                by_name=True,
+            ),
+            Step("partition/cut.py", "before_trace", "torch's calls become ops", (), _PASSES),
+            Step("partition/cut.py", "before_cut", "masks from seeds", (), _PASSES),
+            Step(
+                "partition/choose/partitioners.py",
+                "SavePolicy.__call__",
+                "cuts the joint graph",
+                (7, 8, 10),
+                by_name=True,
+            ),
+            Step("partition/cut.py", "joint_graph_of", "tidied, its nodes sorted", (), _PASSES),
+            Step("partition/choose/min_cut.py", "saved_by_min_cut", "which values are saved", (9,)),
+            Step("partition/choose/flow.py", "minimum_cut", "the flow through the prices"),
+            Step("partition/cut.py", "split", "forward and backward", (), _PASSES),
+            Step("partition/cut.py", "before_run", "each graph, for its compiler", (), _PASSES),
+        ),
+        "op": (
+            Step("ops/bias_activation_dropout.py", "bias_activation_dropout", "checks its arguments", (1, 2)),
+            Step("ops/draw.py", "seed_or_draw", "the mask's seed, if p > 0"),
+            Step("ops/implementations/dispatch.py", "Op.__call__", "formula or kernels", (3,), by_name=True),
+            Step("ops/elementwise.py", "_Elementwise.forward", "what backward keeps", (4, 6), _KERNELS, by_name=True),
+            Step("ops/elementwise.py", "_launch_forward", "Triton, or on a CPU C++", (5,), _KERNELS, by_name=True),
+            Step("ops/cpu/library.py", "run", "a function of the library"),
+            Step("ops/elementwise.py", "_Elementwise.backward", "autograd calls it", (7,), _KERNELS, by_name=True),
+            Step("ops/elementwise.py", "_launch_backward", "as forward", (5,), _KERNELS, by_name=True),
+        ),
     }
 )
 
@@ -82,6 +119,7 @@ _COLUMN: Final = 3.0  # inches
 _ROW: Final = 0.62
 _WIDTH, _HEIGHT = 2.45, 0.46  # of a box
 _LEFT, _TOP = 0.35, 0.34
+_LONGEST: Final = 34  # letters that fit into a box: longer names go without their class, or without the function
 
 
 def _column(step: Step) -> str:
@@ -110,7 +148,10 @@ def _picture(walk: Sequence[Step]) -> Figure:
             axes.annotate("", xy=points[-1], xytext=points[-2], arrowprops=shape)
     for (x, y), step in zip(corners, walk, strict=True):
         axes.add_patch(Rectangle((x, y), _WIDTH, _HEIGHT, linewidth=0.8, facecolor=BOX, edgecolor=LINE))
-        name = f"{step.file.rpartition('/')[2]}: {step.function}"
+        file, function = step.file.rpartition("/")[2], step.function.rpartition(".")[2]
+        name = next(
+            (name for name in (f"{file}: {step.function}", f"{file}: {function}") if len(name) <= _LONGEST), file
+        )
         axes.text(x + 0.08, y + 0.17, name, fontsize=8, weight="bold", color=INK, va="center", parse_math=False)
         axes.text(x + 0.08, y + 0.34, step.says, fontsize=8, color=INK, va="center", parse_math=False)
     return figure

@@ -18,9 +18,9 @@ each program of a kernel reads the bias and writes one float32 row for its gradi
 
 from torch import Tensor
 
-from .bias_activation_dropout import elementwise_formula, fused_elementwise
 from .draw import seed_or_draw
 from .dropout import dropout_reference
+from .elementwise import elementwise_formula, fused_elementwise
 from .implementations import Op
 from .shapes import check_like, check_row_vector, check_rows
 from .shards import Shard, locate

@@ -61,7 +61,7 @@ def reduce_losses(losses: Tensor, count: Tensor | None, reduction: str, dtype: t
     if reduction != "none":
         losses = losses.sum()
     loss = losses if count is None else losses / count
-    return loss if loss.dtype == dtype else loss.to(dtype)  # see dropout: [no cast that does nothing]
+    return loss if loss.dtype == dtype else loss.to(dtype)  # see elementwise: [no cast that does nothing]
 
 
 def row_count(reduction: str, target: Tensor, ignore_index: int) -> Tensor | None:

@@ -383,3 +383,13 @@ def _keep_kernel(  # type: ignore[no-untyped-def]
         seed_ptr, row_indices_ptr, first_group, rows, num_rows, first_column, threshold, BLOCK_ROWS, BLOCK_COLUMNS
     )
     tl.store(keep_ptr + rows.to(tl.int64)[:, None] * (num_groups * 8) + columns[None, :], keep, mask=live)
+
+
+# The fusion core writes a mask of torch's dropout into a joint graph as one op of a seed and a size.
+_library.define("keep_mask(Tensor seed, SymInt[] size, float p) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl(  # type: ignore[no-untyped-call]
+    "keep_mask", lambda seed, size, p: keep_mask(seed, size, p=p).contiguous(), "CompositeExplicitAutograd"
+)
+torch.library.register_fake(
+    "fuselayers::keep_mask", lambda seed, size, p: seed.new_empty(size, dtype=torch.bool), lib=_library
+)

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from .compilers import (
 )
 from .joint_graph import PartitionError
 
-COMPILERS: Final = MappingProxyType(
+COMPILERS: Final[Mapping[str, Callable[..., Callable[..., Any]]]] = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
 _WITH_CUDA_GRAPHS: Final = ("inductor", "triton")

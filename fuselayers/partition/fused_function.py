@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import torch
 import torch.fx as fx
 from torch import nn
 
@@ -22,14 +21,13 @@ from ..names import name_of
 from .backends import check_backends, compile_chain
 from .choose.partitioners import Partitioner, SavePolicy, partitioner
 from .fused_method import FusedMethod
-from .fused_module import is_fusion_disabled
-from .fusion_report import FusionReport, GraphReport
+from .fused_module import fusion_disabled
+from .fusion_report import FusionReport, GraphInputs, GraphReport
 from .joint_graph import PartitionError
 
 # Dynamo's own limit is 8 graphs for one function, after which it logs a warning and runs eager.
 _RECOMPILE_LIMIT: Final = 64
 _MANY_COMPILATIONS: Final = 8
-_SHOWN_INPUTS: Final = 3
 
 _numbers: Final = itertools.count()
 
@@ -64,7 +62,7 @@ class FuseOptions:
         """The backends to try, in order."""
         return check_backends(self.backend, self.fallback)
 
-    @property
+    @functools.cached_property
     def cut(self) -> Partitioner:
         """The partitioner, with its compression."""
         return partitioner(self.partition, compress=self.compress)
@@ -104,15 +102,16 @@ class FusedFunction:
             functools.update_wrapper(self, fn)
         self.fn: Callable[..., Any] = fn
         self.owner = owner
+        self.name = name_of(owner or fn)
         self.module_class: type[nn.Module] | None = None
         self.options = options
-        self._graphs: list[GraphReport] = []
+        self._graphs: list[tuple[GraphInputs, str, str]] = []  # each with its backend, and why this backend serves it
         # Set at the first call, since `torch.compile` reads some of torch's settings.
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         # Another compiler or tracer gets the plain function. Compiled code does not support forward-mode tangents.
-        if is_compiling() or is_recorded() or is_fusion_disabled() or tangents_are_active():
+        if is_compiling() or is_recorded() or fusion_disabled.get() or tangents_are_active():
             return self.fn(*args, **kwargs)
         compiled = self._compiled
         if compiled is None:
@@ -130,6 +129,8 @@ class FusedFunction:
 
     def _compile(self) -> Callable[..., Any]:
         fn = self.fn
+        # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
+        this: Any = weakref.ref(self)
 
         def entry(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **kwargs)
@@ -139,45 +140,29 @@ class FusedFunction:
         own, module = getattr(fn, "__globals__", None), sys.modules.get(getattr(fn, "__module__", None) or "")
         if own is not None and own is not getattr(module, "__dict__", None):
             entry = types.FunctionType(entry.__code__, own, closure=entry.__closure__)
-        # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
-        method: Any = weakref.WeakMethod(self._backend)
+
+        def compile_graph(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+            fused: FusedFunction = this()
+            inputs = GraphInputs.of(graph_module)  # before compiling, which may change the graph
+            compiled, served_by, reason = fused.options.compile(graph_module, example_inputs)
+            fused._graphs.append((inputs, served_by, reason))
+            if compilations_of_frame() == _MANY_COMPILATIONS:
+                warnings.warn(
+                    f"{fused.name} was compiled {_MANY_COMPILATIONS} times, since a size, a dtype, a mode or a Python "
+                    "number changes from call to call; TORCH_LOGS=recompiles prints the reasons",
+                    stacklevel=2,
+                )
+            return compiled
+
         return torch_compile(
             entry,
             # Under one name Dynamo would share what it knows of sizes and numbers that change between functions.
             name=f"fused_{self.name}_{next(_numbers)}",
-            backend=lambda graph_module, example_inputs: method()(graph_module, example_inputs),
+            backend=compile_graph,
             recompile_limit=_RECOMPILE_LIMIT,
             dynamic=self.options.dynamic,
             fullgraph=self.options.fullgraph,
         )
-
-    def _backend(self, graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        name = self._graph_name(graph_module)  # before compiling, which may change the graph
-        compiled, served_by, reason = self.options.compile(graph_module, example_inputs)
-        self._graphs.append(GraphReport(name, served_by, reason))
-        if compilations_of_frame() == _MANY_COMPILATIONS:
-            warnings.warn(
-                f"{self.name} was compiled {_MANY_COMPILATIONS} times, since a size, a dtype, a mode or a Python "
-                "number changes from call to call; TORCH_LOGS=recompiles prints the reasons",
-                stacklevel=2,
-            )
-        return compiled
-
-    def _graph_name(self, graph_module: fx.GraphModule) -> str:
-        """Return the name of a Dynamo graph in reports."""
-        inputs = (node.meta.get("example_value") for node in graph_module.graph.find_nodes(op="placeholder"))
-        tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
-        training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        kinds = [f"{str(tensor.dtype).removeprefix('torch.')}{_sizes(tensor)}" for tensor in tensors[:_SHOWN_INPUTS]]
-        kinds += [f"{len(tensors) - _SHOWN_INPUTS} more"] if len(tensors) > _SHOWN_INPUTS else []
-        partition, cut = self.options.partition, self.options.cut
-        if isinstance(cut, SavePolicy) and cut.compress is not None:
-            how = f", {cut.name} in {cut.compress}"
-        elif isinstance(partition, str):
-            how = "" if partition == "min_cut" else f", {partition}"
-        else:
-            how = ", own partition"
-        return f"{self.name}({', '.join(kinds)}) {'training' if training else 'forward'}{how}"
 
     def report(self) -> FusionReport:
         """Return which backend serves each graph compiled so far, and why. The report's text has a line for each graph.
@@ -190,15 +175,17 @@ class FusedFunction:
         >>> print(double.report())
         double(float32[3]) forward: eager, as asked
         """
-        return FusionReport(tuple(self._graphs))
-
-    @property
-    def name(self) -> str:
-        return name_of(self.owner or self.fn)
+        how = _words_of(self.options)
+        return FusionReport(
+            tuple(
+                GraphReport(f"{self.name}{inputs}{how}", served_by, reason)
+                for inputs, served_by, reason in self._graphs
+            )
+        )
 
     @property
     def served_by(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(graph.served_by for graph in self._graphs))
+        return tuple(dict.fromkeys(served_by for _, served_by, _ in self._graphs))
 
     def __repr__(self) -> str:
         return f"<fused function {self.name}>"
@@ -213,7 +200,7 @@ class FusedFunction:
 
     @functools.cached_property
     def _remake(self) -> Callable[[], "FusedFunction"]:
-        """A function that makes this one again, under the name of an attribute of it.
+        """A function that makes an equal one, under the name of an attribute of this one.
 
         pickle stores a function as its name. cloudpickle and joblib, which send work to other processes, store the code
         if the module cannot be imported there, but only of a real function. So a decorated function is stored as this
@@ -240,6 +227,11 @@ def _by_name(module: str | None, qualified_name: str | None) -> Any:
     return value
 
 
-def _sizes(tensor: torch.Tensor) -> str:
-    """Return the sizes as text, with a * for each symbolic size."""
-    return f"[{', '.join(str(size) if type(size) is int else '*' for size in tensor.shape)}]"
+def _words_of(options: FuseOptions) -> str:
+    """Return how the graphs are cut, for a report; the default has no words."""
+    cut = options.cut
+    if isinstance(cut, SavePolicy) and cut.compress is not None:
+        return f", {cut.name} in {cut.compress}"
+    if isinstance(options.partition, str):
+        return "" if options.partition == "min_cut" else f", {options.partition}"
+    return ", own partition"

@@ -15,7 +15,8 @@ from .fusion_report import FusionReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
-_DISABLED: Final = ContextVar("_DISABLED", default=False)
+fusion_disabled: Final = ContextVar("fusion_disabled", default=False)
+"""Whether this thread is within `disable_fusion`."""
 
 
 class FusedModule(nn.Module):
@@ -110,13 +111,8 @@ def disable_fusion() -> Iterator[None]:
     ...     layers(torch.ones(1, 2)).shape
     torch.Size([1, 2])
     """
-    before = _DISABLED.set(True)
+    before = fusion_disabled.set(True)
     try:
         yield
     finally:
-        _DISABLED.reset(before)
-
-
-def is_fusion_disabled() -> bool:
-    """Return whether this thread is within `disable_fusion`."""
-    return _DISABLED.get()
+        fusion_disabled.reset(before)

@@ -22,6 +22,7 @@ from .._torch.tracing import (
     placement,
     size_of,
 )
+from ..ops import philox as philox  # defines the ops of MASK_OPS
 
 # Inductor's ops for dropout and rand: pure functions of a saved seed, so recomputing them gives the same mask. They are
 # matched by name, since they exist only once Inductor is imported.
@@ -33,6 +34,9 @@ _MOVERS: Final = frozenset(
         *("roll", "select_scatter", "slice_scatter", "stack", "tril"),
     )
 )
+MASK_OPS: Final = frozenset({torch.ops.fuselayers.keep_mask.default, torch.ops.fuselayers.keep_factors.default})
+"""The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
+
 _COLLECTIVES: Final = ("_c10d_functional", "_dtensor")
 _SHAPE_FROM_DATA: Final = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -142,6 +146,15 @@ def is_own_kernel(node: fx.Node) -> bool:
 def only_moves(node: fx.Node) -> bool:
     """True if the op copies values and computes nothing: its price is its memory traffic."""
     return node.op == "call_function" and overload_packet(node) in _MOVERS
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """True for ops that cost next to nothing to recompute: elementwise ops, views, and the ops that make masks.
+
+    A cumulative sum is among them: transformers' attention masks number the documents of a row with it.
+    """
+    known = only_moves(node) or node.target in MASK_OPS or node.target is torch.ops.aten.cumsum.default
+    return known or is_sym_node(node) or is_fusible(node) or looks_at_its_input(node) or node.target is operator.getitem
 
 
 def why_runs_once(node: fx.Node) -> str | None:

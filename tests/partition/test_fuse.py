@@ -26,6 +26,7 @@ from fuselayers.partition import (
     eager_view,
     fuse,
     memory_efficient_fusion,
+    min_cut,
     saved_bytes,
 )
 from fuselayers.testing import results
@@ -351,6 +352,22 @@ def test_a_copy_has_the_options(clone: Any) -> None:
     module, x = clone(fuse(nn.Linear(8, 2), backend="eager", partition=budget(1.0), fallback=())), torch.randn(3, 8)
     torch.testing.assert_close(module(x), eager_view(module)(x))
     assert str(module.report()).endswith(" training, own partition: eager, as asked")
+
+
+def own_cut(joint: Any, inputs: Any, **options: Any) -> Any:
+    return min_cut(joint, inputs, **options)
+
+
+def test_a_users_partitioner_is_wrapped_once_and_copied() -> None:
+    fused, x = (
+        fuse(torch.sin, backend="eager", partition=own_cut, compress="bfloat16"),
+        torch.randn(8, requires_grad=True),
+    )
+    fused(x)
+    assert fused.options.cut is fused.options.cut
+    twin = pickle.loads(pickle.dumps(fused))
+    assert twin.options == fused.options
+    torch.testing.assert_close(twin(x), x.sin())
 
 
 @pytest.mark.parametrize("backend", ["eager", "auto"])  # "auto" begins with Inductor

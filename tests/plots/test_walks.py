@@ -1,10 +1,19 @@
 import ast
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from fuselayers.components import get
+from fuselayers.ops import bias_activation_dropout
+from fuselayers.ops.cpu import has_kernels
+from fuselayers.partition import fuse
 from plots.components import FOLDER, draw
 from plots.walks import PICTURES, WALKS, Step
 
@@ -35,11 +44,60 @@ def test_every_call_of_a_walk_is_in_the_code(walk: tuple[Step, ...]) -> None:
     for step in walk:
         names = _names(step)
         for called in (walk[number] for number in step.calls):
-            if called.by_name:
+            if called.by_name and called.file.startswith("components/"):
                 kind = called.function.partition(".")[0]
                 assert any(base.__name__ == kind for base in get("model", "decoder").__mro__)
-            else:
+            elif not called.by_name:
                 assert called.function.rpartition(".")[2] in names, (step.function, called.function)
+
+
+def _step() -> None:
+    fuse(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout(0.1)), backend="eager", fallback=())(torch.randn(3, 8))
+
+
+def _op() -> None:
+    if not has_kernels():
+        pytest.skip("no kernels in C++")
+    x, bias = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    bias_activation_dropout(x, bias, activation="gelu", p=0.1).sum().backward()
+
+
+def _place(frame: FrameType | None) -> tuple[str, str]:
+    assert frame is not None
+    path = Path(frame.f_code.co_filename)
+    return path.relative_to(_PACKAGE).as_posix() if _PACKAGE in path.parents else "", frame.f_code.co_qualname
+
+
+def _passed(call: Callable[[], None], *, last: str = "") -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The package's files and functions that ran, in their order, and those that were running when `last` began."""
+    ran, running = [], []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event != "call" or not _place(frame)[0]:
+            return
+        ran.append(_place(frame))
+        if frame.f_code.co_name == last:
+            while frame is not None:
+                running.extend([_place(frame)] if _place(frame)[0] else [])
+                frame = frame.f_back
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return ran, running
+
+
+@pytest.mark.parametrize(("name", "call"), [("fused_step", _step), ("op", _op)])
+def test_the_call_passes_the_functions_of_the_walk(name: str, call: Callable[[], None]) -> None:
+    ran = iter(_passed(call)[0])
+    assert [step for step in WALKS[name] if (step.file, step.function) not in ran] == []
+
+
+def test_a_step_reaches_its_cut_through_few_functions() -> None:
+    _, running = _passed(_step, last="saved_by_min_cut")
+    assert 0 < sum(file.startswith("partition/") for file, _ in running) <= 15
 
 
 @pytest.mark.parametrize("name", PICTURES)

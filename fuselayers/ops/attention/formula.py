@@ -6,7 +6,8 @@ The formula saves the weights [B, H, T, S] for backward; the kernels do not.
 import torch
 from torch import Tensor
 
-from ..dropout import dropout_formula, dropout_reference
+from ..dropout import dropout_reference
+from ..elementwise import dropout_formula
 from ..shards import Shard, positions
 
 __all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype"]

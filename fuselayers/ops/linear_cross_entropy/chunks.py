@@ -159,7 +159,7 @@ def loss_of_chunk(
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else x.to(dtype)  # see dropout: [no cast that does nothing]
+    return x if x.dtype == dtype else x.to(dtype)  # see elementwise: [no cast that does nothing]
 
 
 def _losses_in_place(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..._torch.dispatch import is_compiling
-from ..dropout import dropout_formula
+from ..elementwise import dropout_formula
 from ..implementations import Op, autocast_dtype, backward_takes_formula, differentiable, gradients_by_formula
 from ..rows import LONGEST_ROW
 from ..shards import Shard, check_shard, row_indices

@@ -15,6 +15,7 @@ from typing import Final
 
 import torch.fx as fx
 
+from ..cut import split
 from ..joint_graph import JointGraph, PartitionError
 from .cost import CostModel, NodePrice, flops_of
 from .flow import SOURCE
@@ -58,7 +59,7 @@ def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tupl
     """Return a forward and backward that save the values of `saved_by_budget`, with the lowest peak found.
 
     If fewer values are saved, more recomputed values wait for their gradients at once, so a smaller budget can have a
-    higher peak. Then backward first recomputes the values that a larger budget saves, see `JointGraph.split`. The
+    higher peak. Then backward first recomputes the values that a larger budget saves, see `cut.split`. The
     larger budgets tried are 2, 4, 8, ... times the limit, until one has a higher peak than the best so far.
 
     Raises:
@@ -69,13 +70,13 @@ def split_by_budget(joint: JointGraph, *, cost: CostModel, limit: float) -> tupl
         return peak_bytes(*parts, num_forward_outputs=joint.num_forward_outputs)
 
     saved = saved_by_budget(joint, cost=cost, limit=limit)
-    best = joint.split(saved)
+    best = split(joint, saved)
     most = joint.saved_bytes(saved_by_min_cut(joint, cost=cost))
     while (limit := 2 * limit) < most:
         kept = saved_by_budget(joint, cost=cost, limit=limit)
-        if peak(joint.split(kept)) > peak(best):
+        if peak(split(joint, kept)) > peak(best):
             break
-        best = min(best, joint.split(saved, kept=kept), key=peak)
+        best = min(best, split(joint, saved, kept=kept), key=peak)
     return best
 
 
@@ -189,12 +190,12 @@ def _filled(cut: _PricedCut, saved: list[fx.Node], limit: float) -> list[fx.Node
     run_once: frozenset[fx.Node] = frozenset()
     while True:
         free = int(limit) - cut.joint.saved_bytes(saved)
-        again = [node for node in cut.recomputed_matmuls(saved) if node not in run_once]
-        sizes = [cut.joint.saved_bytes([node]) for node in again]
-        chosen = knapsack(sizes, [cut.flops[node] for node in again], free)
+        matmuls = [node for node in cut.recomputed_matmuls(saved) if node not in run_once]
+        sizes = [cut.joint.saved_bytes([node]) for node in matmuls]
+        chosen = knapsack(sizes, [cut.flops[node] for node in matmuls], free)
         if not chosen:
             return saved
-        run_once |= {again[index] for index in chosen}
+        run_once |= {matmuls[index] for index in chosen}
         # The knapsack counts the matmuls' results; saving something smaller may be enough.
         attempt = cut.saved_at(
             _HIGHEST_PRICE, run_once=run_once | cut.flops.keys() - set(cut.recomputed_matmuls(saved)), flops_first=True

@@ -36,6 +36,7 @@ from ..node_kinds import (
     num_elements,
     only_moves,
     prefers_save,
+    readers_of,
     storage_of,
 )
 
@@ -128,7 +129,7 @@ class CostModel:
         tie = _TIE * (1.0 if storage is node else 2.0)
         if node in joint.compressed:
             fewer, whole = float(joint.compressed[node]), float(num_bytes(node))
-            restored = not self.fused or joint.has_unfused_reader(node, forward=False)
+            restored = not self.fused or _has_unfused_reader(joint, node, forward=False)
             moved = 2.0 * fewer + whole * (1.0 + 2.0 * restored + tie)
             return NodePrice(moved=moved + 1.0, saved=fewer)
         size = float(num_bytes(storage))
@@ -137,7 +138,7 @@ class CostModel:
         # Outputs, and inputs and results of matmuls, are in memory anyway. A value inside a fused kernel would have to
         # be written.
         alone = self.fused and is_fusible(storage) and storage not in joint.returned
-        in_memory = not alone or joint.has_unfused_reader(storage, forward=True)
+        in_memory = not alone or _has_unfused_reader(joint, storage, forward=True)
         reads_and_writes = (1.0 if in_memory else 2.0) + tie
         return NodePrice(moved=size * reads_and_writes + 1.0, saved=size)
 
@@ -149,7 +150,7 @@ class CostModel:
         size = float(num_bytes(node))
         arithmetic = 0.0
         if self.fused and is_fusible(node):
-            moved = self._arithmetic(node) + (2.0 * size if joint.has_unfused_reader(node, forward=False) else 0.0)
+            moved = self._arithmetic(node) + (2.0 * size if _has_unfused_reader(joint, node, forward=False) else 0.0)
         else:
             gathers = overload_packet(node) in _GATHERS
             reads = sum(
@@ -167,6 +168,11 @@ class CostModel:
     def _arithmetic(self, node: fx.Node) -> float:
         elements = max(num_elements(node), *(num_elements(source) for source in node.all_input_nodes), 0)
         return elements * _FLOPS_PER_ELEMENT * self.machine.bandwidth / self.machine.vector_flop_rate
+
+
+def _has_unfused_reader(joint: JointGraph, node: fx.Node, *, forward: bool) -> bool:
+    """True if an unfused op of forward, or of backward, reads the value or a view: then it has to be in memory."""
+    return any((user in joint.forward) == forward and not is_fusible(user) for user in readers_of(node))
 
 
 def flops_of(node: fx.Node) -> float:

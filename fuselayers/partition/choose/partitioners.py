@@ -1,15 +1,15 @@
 """Partitioners by name. Each has AOTAutograd's signature, so it also serves as `partition_fn` outside this library."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-import torch
 import torch.fx as fx
 
-from ...names import no_such
+from ...names import name_of, no_such
 from ...text_table import bytes_of
+from ..cut import joint_graph_of, split
 from ..joint_graph import JointGraph, PartitionError
 from ..passes import compress_saved_pass, compression
 from .budget import limit_for_peak, saved_by_budget, split_by_budget
@@ -73,11 +73,11 @@ class SavePolicy:
                 "recomputable_ops is not supported: prices decide what is recomputed; give them as "
                 "SavePolicy('min_cut', cost=CostModel(...))"
             )
-        joint = JointGraph.of(
+        joint = joint_graph_of(
             joint_module,
             num_forward_outputs=num_fwd_outputs,
             static_input_indices=static_lifetime_input_indices,
-            compress=compression(self.compress),
+            compress=self.compress,
         )
         return self.split(joint, fused=compiler != "eager")
 
@@ -93,7 +93,7 @@ class SavePolicy:
         """
         if self.name == "default":
             return saved_by_default(joint)
-        cost = self.cost or cost_model_for(joint, fused=fused)
+        cost = self.cost or cost_model_for(joint.device_types, fused=fused)
         if self.name == "min_cut":
             return saved_by_min_cut(joint, cost=cost)
         return saved_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
@@ -105,23 +105,70 @@ class SavePolicy:
             PartitionError: as `saved_values`.
         """
         if self.name != "budget":
-            return joint.split(self.saved_values(joint, fused=fused))
-        cost = self.cost or cost_model_for(joint, fused=fused)
+            return split(joint, self.saved_values(joint, fused=fused))
+        cost = self.cost or cost_model_for(joint.device_types, fused=fused)
         return split_by_budget(joint, cost=cost, limit=self._limit_of(joint, cost))
 
     def _limit_of(self, joint: JointGraph, cost: CostModel) -> float:
         if self.peak is not None:
             return limit_for_peak(joint, cost=cost, peak=self.peak)
         assert self.limit is not None
-        exact = replace(joint, compress=None)
+        exact = replace(joint, compressed={})
         return self.limit * (exact.saved_bytes(saved_by_default(exact)) if isinstance(self.limit, float) else 1)
 
 
-def cost_model_for(joint: JointGraph, *, fused: bool) -> CostModel:
-    """Return the default prices for a graph: those of the device that its tensors are on."""
-    devices = [value.device.type for node in joint.nodes if isinstance(value := node.meta.get("val"), torch.Tensor)]
-    busy = next((device for device in devices if device not in ("cpu", "meta")), "cpu")
+def cost_model_for(device_types: Iterable[str], *, fused: bool) -> CostModel:
+    """Return the default prices for a graph on these devices: those of the first that is not a CPU."""
+    busy = next((device for device in device_types if device not in ("cpu", "meta")), "cpu")
+    # Only this device is read: reading a GPU's name initialises CUDA, and processes forked later could not use it.
     return CostModel(machine=machine_of(busy), fused=fused)
+
+
+def with_prices(cut: Partitioner, device_types: Iterable[str], *, fused: bool) -> Partitioner:
+    """Return a policy of this library with its prices for these devices, so that the machine is read once for a graph.
+
+    A policy with its own prices, one that needs none, and a user's function are returned unchanged.
+    """
+    if not isinstance(cut, SavePolicy) or cut.cost is not None or cut.name == "default":
+        return cut
+    return replace(cut, cost=cost_model_for(device_types, fused=fused))
+
+
+@dataclass(frozen=True)
+class OwnPartitioner:
+    """A user's partitioner, with a check of its results.
+
+    Attributes:
+        own: the user's function.
+        compress: as in `SavePolicy`.
+    """
+
+    own: Partitioner
+    compress: str | None = None
+
+    def __post_init__(self) -> None:
+        compression(self.compress)  # an unknown name raises here
+
+    def __call__(
+        self, joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        options.pop("compiler", None)  # AOTAutograd's signature has none
+        parts: Any = self.own(joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
+        if isinstance(parts, tuple | list):
+            kinds: Any = ["GraphModule" if isinstance(part, fx.GraphModule) else type(part).__name__ for part in parts]
+        else:
+            kinds = type(parts).__name__
+        if kinds != ["GraphModule"] * 2:
+            raise PartitionError(
+                f"the partitioner {name_of(self.own)} must return two GraphModules, forward and backward, got {kinds}; "
+                f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
+            )
+        forward, backward = parts
+        inputs = forward.graph.find_nodes(op="placeholder")
+        static = {inputs[index].name for index in options.get("static_lifetime_input_indices") or ()}
+        return compress_saved_pass(
+            forward, backward, self.compress, num_forward_outputs=num_fwd_outputs, static_inputs=static
+        )
 
 
 default: Final = SavePolicy("default")
@@ -205,50 +252,14 @@ def partitioner(partition: str | Partitioner, *, compress: str | None = None) ->
     if not isinstance(partition, str):
         if not callable(partition):
             raise TypeError(f"partition must be a name or a callable, got {type(partition).__name__}")
-        if not isinstance(partition, SavePolicy):
-            return _checked(partition, compress)
-        policy = partition
+        policy = partition if isinstance(partition, SavePolicy | OwnPartitioner) else OwnPartitioner(partition)
     elif partition.startswith(_BUDGET):
         policy = _budget_called(partition)
     elif partition not in PARTITIONERS:
         raise ValueError(no_such("partitioner", partition, (*PARTITIONERS, f"{_BUDGET}0.5")))
     else:
         policy = PARTITIONERS[partition]
-    return replace(policy, compress=compress) if compress is not None else policy
-
-
-def _checked(own: Partitioner, compress: str | None) -> Partitioner:
-    is_wrapped = getattr(own, "checked", None) is own  # functools.wraps copies attributes to a user's function
-    if compress is None and is_wrapped:
-        return own
-    name = getattr(own, "__name__", type(own).__name__)
-    way = compression(compress)
-
-    def cut(
-        joint_module: fx.GraphModule, joint_inputs: Any, /, *, num_fwd_outputs: int, **options: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        options.pop("compiler", None)  # AOTAutograd's signature has none
-        parts: Any = own(joint_module, joint_inputs, num_fwd_outputs=num_fwd_outputs, **options)
-        if isinstance(parts, tuple | list):
-            kinds: Any = ["GraphModule" if isinstance(part, fx.GraphModule) else type(part).__name__ for part in parts]
-        else:
-            kinds = type(parts).__name__
-        if kinds != ["GraphModule"] * 2:
-            raise PartitionError(
-                f"the partitioner {name} must return two GraphModules, forward and backward, got {kinds}; "
-                f"to change nothing, return min_cut(joint_module, joint_inputs, **options)"
-            )
-        forward, backward = parts
-        if way is None:
-            return forward, backward
-        inputs = forward.graph.find_nodes(op="placeholder")
-        static = {inputs[index].name for index in options.get("static_lifetime_input_indices") or ()}
-        return compress_saved_pass(forward, backward, way, num_forward_outputs=num_fwd_outputs, static_inputs=static)
-
-    cut.__name__ = name
-    cut.compress = compress  # type: ignore[attr-defined]  # `explain` reads it
-    cut.checked = cut  # type: ignore[attr-defined]
-    return cut
+    return policy if compress is None else replace(policy, compress=compress)
 
 
 def _budget_called(name: str) -> SavePolicy:

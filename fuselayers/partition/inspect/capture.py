@@ -21,8 +21,8 @@ from ..._torch.tracing import copy_of
 from ...names import name_of, no_such
 from ..backends import COMPILERS
 from ..choose.partitioners import default
+from ..cut import joint_graph_of
 from ..joint_graph import JointGraph
-from ..passes import compression
 from .fake_copies import fake_copies
 
 
@@ -44,11 +44,11 @@ class CapturedGraph:
 
     def joint(self, *, compress: str | None = None) -> JointGraph:
         """Return a copy, tidied for a partitioner that compresses saved values by `compress`."""
-        return JointGraph.of(
+        return joint_graph_of(
             copy_of(self.module),
             num_forward_outputs=self.num_forward_outputs,
             static_input_indices=self.static_input_indices,
-            compress=compression(compress),
+            compress=compress,
         )
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Any, Final
@@ -18,13 +18,13 @@ from ...text_table import readable_bytes
 from ..backends import expanded
 from ..choose.cost import flops_of
 from ..choose.machine import named_with_file
-from ..choose.partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
+from ..choose.partitioners import OwnPartitioner, Partitioner, SavePolicy, cost_model_for, default, partitioner
 from ..choose.peak_bytes import peak_bytes
 from ..fused_function import FusedFunction
 from ..fused_module import FusedModule
 from ..joint_graph import CutGraph
-from ..node_kinds import is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
-from ..passes import AGAIN, COMPRESSED_FROM, MASK_OPS, compression
+from ..node_kinds import MASK_OPS, is_view, module_of, num_bytes, num_elements, source_line, storage_of, why_runs_once
+from ..passes import COMPRESSED_FROM, NESTED, compression
 from .capture import CapturedGraph, capture, explained_without_values
 from .compression_errors import compression_errors
 from .fake_copies import fake_copies
@@ -150,8 +150,9 @@ class _Explained:
         self._errors = errors
         self._policy = cut if isinstance(cut, SavePolicy) else None
         own_cost = None if self._policy is None else self._policy.cost
-        self.cost = own_cost or cost_model_for(self.joint, fused=fused)
+        self.cost = own_cost or cost_model_for(self.joint.device_types, fused=fused)
         if self._policy is not None:
+            self._policy = replace(self._policy, cost=self.cost)
             forward, backward = self._policy.split(self.joint, fused=fused)
         else:
             forward, backward = _cut_copy(captured, cut)
@@ -168,8 +169,8 @@ class _Explained:
             if exact is not part:
                 fewer[node] = fewer.get(node, 0) + num_bytes(part)
         self.saved = tuple(self._saved_values(saved_nodes, fewer))
-        again = _recomputed_nodes(forward, backward)
-        recomputed = [node_of.get(node.name.removesuffix(AGAIN), node) for node in again]
+        calls = _recomputed_nodes(forward, backward)
+        recomputed = [node_of.get(node.name.removesuffix(NESTED), node) for node in calls]
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
@@ -189,7 +190,7 @@ class _Explained:
             shape = tuple(size_hint(size) for size in value.shape) if isinstance(value, torch.Tensor) else ()
             size = 0 if static or storage in counted or is_sym_node(node) else num_bytes(storage)
             counted.add(storage)
-            way = self.joint.way_of(node)
+            exact = "nothing is compressed" if self.joint.compress is None else self.joint.why_exact.get(node)
             yield SavedValue(
                 name=node.name,
                 module=module_of(node),
@@ -201,7 +202,7 @@ class _Explained:
                 exact_bytes=size,
                 error=self._errors.get(node.name),
                 reason=self._why_saved(node, static),
-                why_exact=way if isinstance(way, str) and node not in fewer else None,
+                why_exact=None if node in fewer else exact,
             )
 
     def _why_saved(self, node: fx.Node, static: bool) -> str:
@@ -263,7 +264,7 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
 def _recomputed_nodes(forward: fx.GraphModule, backward: fx.GraphModule) -> list[fx.Node]:
     """The ops of a backward that are ops of its forward; both keep the names of the joint graph."""
     names = {node.name for node in _calls(forward)}
-    return [node for node in _calls(backward) if node.name.removesuffix(AGAIN) in names]
+    return [node for node in _calls(backward) if node.name.removesuffix(NESTED) in names]
 
 
 def _totals(forward: fx.GraphModule, backward: fx.GraphModule, num_outputs: int, static: tuple[int, ...]) -> Totals:
@@ -303,7 +304,7 @@ def _sum(totals: Iterable[Totals]) -> Totals:
 
 def _text(cut: Partitioner) -> str:
     if not isinstance(cut, SavePolicy):
-        return name_of(cut)
+        return name_of(cut.own if isinstance(cut, OwnPartitioner) else cut)
     how = "" if cut.compress is None else f" in {cut.compress}"
     limit = "" if cut.limit is None else f"({cut.limit:,})"
     return cut.name + (limit if cut.peak is None else f"(peak={cut.peak:,})") + how

@@ -1,4 +1,4 @@
-"""Passes: each file changes a graph in one way, then lints and recompiles it."""
+"""Passes: each changes a graph in one way, then lints and recompiles it. `cut` runs them in their order."""
 
 from .attention_calls import attention_calls_pass as attention_calls_pass
 from .checkpoint_tags import checkpoint_tags_pass as checkpoint_tags_pass
@@ -6,29 +6,25 @@ from .compress_saved import COMPRESSED_FROM as COMPRESSED_FROM
 from .compress_saved import Compression as Compression
 from .compress_saved import compress_saved_pass as compress_saved_pass
 from .compress_saved import compression as compression
-from .compress_saved import held_by_caller as held_by_caller
 from .compress_saved import is_rounding_seed as is_rounding_seed
-from .compress_saved import way_for as way_for
-from .early_getitems import early_getitems_pass as early_getitems_pass
+from .compress_saved import with_compression as with_compression
 from .joined_kernels import joined_kernels_pass as joined_kernels_pass
 from .keep_mutated_inputs import keep_mutated_inputs_pass as keep_mutated_inputs_pass
-from .late_recompute import late_recompute_pass as late_recompute_pass
+from .lifetimes import NESTED as NESTED
+from .lifetimes import early_getitems_pass as early_getitems_pass
+from .lifetimes import late_recompute_pass as late_recompute_pass
+from .lifetimes import nested_recompute_pass as nested_recompute_pass
 from .merge_equal_nodes import merge_equal_nodes_pass as merge_equal_nodes_pass
-from .one_mask import one_mask_pass as one_mask_pass
-from .one_permutation import one_permutation_pass as one_permutation_pass
+from .merge_equal_nodes import one_mask_pass as one_mask_pass
+from .merge_equal_nodes import one_permutation_pass as one_permutation_pass
 from .onednn_products import copied_bytes as copied_bytes
 from .onednn_products import onednn_products_pass as onednn_products_pass
 from .ops_of_calls import ops_of_calls_pass as ops_of_calls_pass
-from .recompute_again import AGAIN as AGAIN
-from .recompute_again import recompute_again_pass as recompute_again_pass
-from .seeded_dropout import MASK_OPS as MASK_OPS
 from .seeded_dropout import SEED_OP as SEED_OP
 from .seeded_dropout import plain_dropout_calls_pass as plain_dropout_calls_pass
 from .seeded_dropout import replayed_dropout_pass as replayed_dropout_pass
 from .seeded_dropout import seeded_dropout_calls_pass as seeded_dropout_calls_pass
 from .seeded_dropout import seeded_dropout_pass as seeded_dropout_pass
-from .sensitive_values import Sensitive as Sensitive
-from .sensitive_values import sensitive_in as sensitive_in
-from .tables_once import tables_once_pass as tables_once_pass
+from .stored_tables import stored_tables_pass as stored_tables_pass
 from .unread_collectives import unread_collectives_pass as unread_collectives_pass
 from .views_that_copy import views_that_copy_pass as views_that_copy_pass

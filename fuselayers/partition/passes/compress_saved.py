@@ -34,7 +34,7 @@ Note: [what stays exact]
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ from torch import Tensor
 from ..._torch.tracing import is_sym_node, overload_packet, recompiled, size_hint
 from ...names import no_such
 from ...ops.philox import keep_factors
+from ..joint_graph import JointGraph
 from ..node_kinds import draws, is_fusible, looks_at_its_input, num_elements, storage_of
 from .inlined import inlined
 from .seeded_dropout import SEED_OP, cast
@@ -206,7 +207,29 @@ def held_by_caller(
     return held | {storage_of(node) for node in outputs if isinstance(node, fx.Node)}
 
 
-def way_for(
+def with_compression(joint: JointGraph, name: str) -> JointGraph:
+    """Return the joint graph with the values that a compression compresses if they are saved."""
+    way = compression(name)
+    assert way is not None
+    outputs: Any = joint.module.graph.output_node().args[0]
+    number = joint.num_forward_outputs
+    inputs = [node for node in joint.nodes if node in joint.inputs]
+    static = {node.name for node in joint.static_inputs}
+    held = held_by_caller(inputs, outputs[number:], outputs[:number], static=static)
+    read = {*joint.needed, *joint.from_gradients}
+    sensitive = sensitive_in([node for node in joint.nodes if node in read])
+    compressed: dict[fx.Node, int] = {}
+    why_exact: dict[fx.Node, str] = {}
+    for node in joint.needed:
+        chosen = compression_for(node, way, held=held, sensitive=sensitive)
+        if isinstance(chosen, str):
+            why_exact[node] = chosen
+        else:
+            compressed[node] = chosen.bytes_of(node)
+    return replace(joint, compress=name, compressed=compressed, why_exact=why_exact)
+
+
+def compression_for(
     node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Sensitive, name: str = ""
 ) -> Compression | str:
     """Return the compression of a value if `way` is asked for, or why the value stays exact.
@@ -262,7 +285,7 @@ def _is_statistic(node: fx.Node) -> bool:
 def compress_saved_pass(
     forward: fx.GraphModule,
     backward: fx.GraphModule,
-    way: Compression,
+    name: str | None,
     *,
     num_forward_outputs: int,
     static_inputs: Collection[str],
@@ -272,10 +295,13 @@ def compress_saved_pass(
     Args:
         forward, backward: the results of any partitioner; backward takes the saved sizes, then the saved tensors, in
             their order.
-        way: the compression.
+        name: the compression; None compresses nothing.
         num_forward_outputs: how many outputs of forward are not for backward.
         static_inputs: the names of the inputs that outlive the call.
     """
+    way = compression(name)
+    if way is None:
+        return forward, backward
     output, gradients = forward.graph.output_node(), backward.graph.output_node()
     returned: Any = output.args[0]
     outputs, saved = returned[:num_forward_outputs], returned[num_forward_outputs:]
@@ -292,7 +318,7 @@ def compress_saved_pass(
         if not isinstance(node, fx.Node):
             continue
         # A user's partitioner may give the value another name in backward.
-        chosen = way_for(node, way, held=held, sensitive=sensitive, name=end.name)
+        chosen = compression_for(node, way, held=held, sensitive=sensitive, name=end.name)
         if isinstance(chosen, str):
             continue
         device = node.meta["val"].device

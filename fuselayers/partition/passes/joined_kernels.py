@@ -17,7 +17,7 @@ import torch.fx as fx
 from torch import Tensor
 
 from ..._torch.tracing import recompiled, rename
-from ...ops.dropout import dropout_op
+from ...ops.elementwise import dropout_op
 from ..node_kinds import arguments_of, is_fusible, readers_of, storage_of
 
 _NORM: Final = torch.ops.fuselayers.normalise.default

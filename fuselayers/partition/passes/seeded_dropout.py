@@ -20,23 +20,6 @@ from ...ops.dropout import dropout_reference
 from ...ops.implementations import dispatch
 from .inlined import inlined
 
-# A joint graph gets the mask as one op of a seed and a size; a Dynamo graph gets the formula, in `_dropout`.
-_library = torch.library.Library("fuselayers", "FRAGMENT")  # type: ignore[no-untyped-call]
-_library.define("keep_mask(Tensor seed, SymInt[] size, float p) -> Tensor")  # type: ignore[no-untyped-call]
-
-
-def _keep_mask(seed: Tensor, size: list[int], p: float) -> Tensor:
-    return keep_mask(seed, size, p=p).contiguous()
-
-
-_library.impl("keep_mask", _keep_mask, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-torch.library.register_fake(
-    "fuselayers::keep_mask", lambda seed, size, p: seed.new_empty(size, dtype=torch.bool), lib=_library
-)
-
-MASK_OPS: Final = frozenset({torch.ops.fuselayers.keep_mask.default, torch.ops.fuselayers.keep_factors.default})
-"""The ops that make masks from seeds: pure, and always cheaper to recompute than to save."""
-
 SEED_OP: Final = torch.ops.fuselayers.draw_seed.default
 """The op that draws a seed for a mask."""
 

@@ -1,7 +1,6 @@
 import copy
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from fuselayers.partition.choose.budget import smallest_saved_bytes
 from fuselayers.partition.choose.partitioners import SavePolicy
 from fuselayers.partition.choose.peak_bytes import peak_bytes
 from fuselayers.partition.joint_graph import JointGraph
-from fuselayers.partition.passes import compression
+from fuselayers.partition.passes import with_compression
 from tests.partition.tracing import gpt, joint_graph_of, peak_of_step, recomputed_flops
 
 
@@ -148,7 +147,7 @@ class Stack(nn.Module):
 class TestPeak:
     def cut(self, joint: JointGraph, rule: SavePolicy, *, compress: str | None = None) -> tuple[int, float]:
         """The peak bytes of a cut, and the FLOPs that it recomputes."""
-        joint = replace(joint, compress=compression(compress))
+        joint = joint if compress is None else with_compression(joint, compress)
         peak = peak_bytes(*rule.split(joint, fused=False), num_forward_outputs=1)
         return peak, recomputed_flops(joint, rule.saved_values(joint, fused=False))
 

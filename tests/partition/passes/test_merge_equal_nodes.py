@@ -7,9 +7,12 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fuselayers import ops
 from fuselayers.ops import draw_seed
+from fuselayers.partition import fuse
 from fuselayers.partition.passes import merge_equal_nodes_pass
-from tests.partition.tracing import Hand, joint_graph_of, ops_of
+from fuselayers.testing import results
+from tests.partition.tracing import Hand, joint_graph_of, ops_of, split_of
 
 
 def merged(fn: Callable[..., Any], *args: Tensor) -> tuple[fx.GraphModule, list[str]]:
@@ -82,3 +85,45 @@ def test_a_graph_that_only_copies_into_inputs_is_merged() -> None:
     norm = torch.nn.BatchNorm1d(3)
     joint = joint_graph_of(lambda x: norm(x) + x.sin() * x.sin(), torch.randn(4, 3, requires_grad=True))
     assert ops_of(joint.module).count("sin") == 1
+
+
+def mlp(x: Tensor, weight: Tensor) -> Tensor:
+    """Backward needs the mask twice: for the dropped value, and for its gradient."""
+    return ops.bias_activation_dropout(x, activation="gelu", p=0.3, seed=torch.tensor(3)) @ weight
+
+
+def test_backward_makes_each_mask_once() -> None:
+    inputs = torch.randn(16, 24, requires_grad=True), torch.randn(24, 8, requires_grad=True)
+    forward, backward = split_of(mlp, *inputs, partition="min_cut")
+    for module in (forward, backward):
+        assert len(module.graph.find_nodes(op="call_function", target=torch.ops.fuselayers.keep_factors.default)) == 1
+    torch.testing.assert_close(results(fuse(mlp, backend="eager"), inputs), results(mlp, inputs))
+
+
+def dropped_twice(x: Tensor) -> Tensor:
+    return ops.dropout(ops.dropout(x, 0.5).sin(), 0.5)
+
+
+def test_two_draws_read_one_permutation() -> None:
+    forward, _ = split_of(dropped_twice, torch.randn(4, 8, requires_grad=True), partition="min_cut")
+    assert (ops_of(forward).count("draw_seed"), ops_of(forward).count("randperm")) == (2, 1)
+
+
+def test_a_permutation_that_is_read_elsewhere_stays() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, Tensor]:
+        empty = torch.randperm(0)
+        return dropped_twice(x) * torch.ops.fuselayers.draw_seed(empty, device="cpu"), empty
+
+    forward, _ = split_of(fn, torch.randn(4, requires_grad=True), partition="min_cut")
+    assert (ops_of(forward).count("draw_seed"), ops_of(forward).count("randperm")) == (3, 2)
+
+
+def test_two_equal_draws_stay_two() -> None:
+    for backend in ("eager", "inductor"):
+        fused = fuse(lambda x: (ops.dropout(x, 0.5), ops.dropout(x, 0.5)), backend=backend, fallback=())
+        first, second = fused(torch.ones(64, requires_grad=True))
+        assert not torch.equal(first, second)
+        torch.manual_seed(3)
+        masks = fused(torch.ones(64, requires_grad=True))
+        torch.manual_seed(3)
+        assert all(torch.equal(mask, ops.dropout(torch.ones(64), 0.5)) for mask in masks)

@@ -9,8 +9,7 @@ import torch.fx as fx
 
 from ...._torch.tracing import boxed, decompositions_of
 from ...choose.partitioners import Partitioner
-from ...passes import merge_equal_nodes_pass
-from ..eager import compile_ahead_of_time
+from ..eager import compile_eager
 from . import availability
 from .definitions import Region
 from .regions import extract, groups_of
@@ -36,11 +35,11 @@ def compile_nvfuser(
     torch_random: bool,
     op_by_op: bool = False,
 ) -> Callable[..., Any]:
-    """Return a function that runs forward and backward of a Dynamo graph. See `compile_ahead_of_time`.
+    """Return a function that runs forward and backward of a Dynamo graph. See `compile_eager`.
 
     Regions of each graph run in nvFuser; with `op_by_op` none do.
     """
-    return compile_ahead_of_time(
+    return compile_eager(
         graph_module,
         example_inputs,
         compiler="nvfuser",
@@ -53,7 +52,6 @@ def compile_nvfuser(
 
 def _runnable(graph_module: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """Replace each group of ops that nvFuser can run by a call of a `Region`."""
-    graph_module = merge_equal_nodes_pass(graph_module)
     graph_module.graph.eliminate_dead_code()
     values = (node.meta.get("val") for node in graph_module.graph.nodes)
     devices = (value.device for value in values if isinstance(value, torch.Tensor))

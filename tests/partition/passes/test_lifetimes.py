@@ -1,4 +1,5 @@
 import functools
+import operator
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from fuselayers._torch.tracing import extract_forward_and_backward
 from fuselayers.partition import fuse, min_cut
 from fuselayers.partition.choose.peak_bytes import peak_bytes
-from fuselayers.partition.passes import late_recompute_pass
+from fuselayers.partition.passes import early_getitems_pass, late_recompute_pass
 from tests.partition.tracing import Hand, joint_graph_of, ops_of
 
 SIZE = 32
@@ -79,3 +80,22 @@ def test_draws_of_backward_keep_their_order() -> None:
             out.backward()
         seen.append(x.grad)
     assert torch.equal(seen[1], seen[0])
+
+
+def test_tuples_are_taken_apart_at_once_and_in_order() -> None:
+    hand = Hand("x")
+    pair = hand.call(torch.ops.aten.sort.default, *hand.inputs)
+    sine = hand.call(torch.ops.aten.sin.default, *hand.inputs)
+    second = hand.call(torch.ops.aten.sort.default, sine)
+    values = hand.call(operator.getitem, pair, 0)
+    late = hand.call(torch.ops.aten.cos.default, sine)
+    indices = hand.call(operator.getitem, pair, 1)
+    other = hand.call(operator.getitem, second, 0)
+    module = hand.module(values, indices, other, late)
+    argument = torch.randn(7)
+    expected = module(argument)
+    assert early_getitems_pass(module) is module
+    assert ops_of(module) == ["sort", "getitem", "getitem", "sin", "sort", "getitem", "cos"]
+    first, second = list(module.graph.nodes)[2:4]
+    assert (first, second) == (values, indices)
+    torch.testing.assert_close(module(argument), expected)
