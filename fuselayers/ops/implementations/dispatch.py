@@ -338,7 +338,12 @@ def gradients_by_formula(
 
 
 def define(
-    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, keys: Sequence[str] = ("CUDA", "CPU")
+    schema: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    keys: Sequence[str] = ("CUDA", "CPU"),
+    tags: Sequence[torch.Tag] = (),
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return it.
 
@@ -347,9 +352,10 @@ def define(
         launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
         keys: the dispatch keys for which `launch` is registered.
+        tags: what compilers have to know of it.
     """
     name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
+    _library.define(schema, tags=tuple(tags))  # type: ignore[no-untyped-call]
     for key in keys:
         _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)
