@@ -129,7 +129,7 @@ def _layers() -> list[str]:
 
 def _ops() -> list[str]:
     """Speed of each op in one shape, forward / forward + backward."""
-    content = _read(f"{SHOWN}/ops/results.json")
+    content = _read(f"{SHOWN}/suite/results.json")
     rows = _rows_of_ops(content, [8, 256, 1024], "float32")
     titles = [title for title, candidate in rows if candidate == "plain"]
     lines = [
@@ -202,13 +202,17 @@ def _swap() -> list[str]:
     content = _read(f"{SHOWN}/swap.json")
     rows = []
     for name, family in content["families"].items():
-        levels = family["levels"]
-        sites = " / ".join(str(sum(levels[level]["sites"].values())) for level in ("layers", "blocks"))
-        shares = (f"{levels[level]['saved']:.2f} / {levels[level]['time']:.2f}" for level in ("layers", "blocks"))
-        error = max(row["error"] for row in levels.values())
-        compiled = f"{family['compiled']:.2f}"
-        rows.append([name, sites, *shares, f"`{levels['default']['level']}`", compiled, f"{error:.0e}"])
-    return _table(["", "sites", "`layers`", "`blocks`", "default", "`torch.compile`", "error"], rows) + _said(content)
+        levels = [family["levels"][level] for level in ("layers", "blocks")]
+        numbers = [
+            *(str(sum(row["sites"].values())) for row in levels),
+            *(f"{row['saved']:.2f}" for row in levels),
+            *(f"{row['time']:.2f}" for row in levels),
+        ]
+        default = family["levels"]["default"]
+        error = max(row["error"] for row in (*levels, default))
+        rows.append([name, *numbers, f"{family['compiled']:.2f}", f"`{default['level']}`", f"{error:.0e}"])
+    both = [f"{what}: {level}" for what in ("sites", "saved", "time") for level in ("`layers`", "`blocks`")]
+    return _table(["", *both, "`torch.compile`", "default", "error"], rows) + _said(content)
 
 
 def _published_plans() -> list[str]:
@@ -238,6 +242,56 @@ def _plans() -> dict[str, Any]:
     return _read("../plan/published.json")
 
 
+def _which() -> list[str]:
+    """What to call for each machine and model, by what is short. Gains are relative to plain PyTorch."""
+    rows = []
+    for folder, machine in MACHINES.items():
+        steps = _read(f"{folder}/train_step.json")
+        plain, eager = (sum(steps[way]["phases"].values()) for way in _WAYS[:2])
+        for dropout in ("0.1", "0"):
+            speeds, shares = _ranges(_read(f"{folder}/suite/results.json"), dropout)
+            first = f'`build(name, ["fusion=off"])` {plain / eager:.2f} x' if dropout != "0" else "plain PyTorch"
+            rows.append([f"{machine}, dropout {dropout}", f"`fuse(model)` {speeds}", f"`fuse(model)` {shares}", first])
+    for size, forms in _read("../gpu/h100/steps.json")["sizes"].items():
+        plain, eager, int8 = (forms[form] for form in ("plain PyTorch", "eager layers", "fused by block, int8"))
+        wall = plain["wall"]
+        graph = f"`make_graphed_callables` {wall / eager['graph']:.1f} x (plain {wall / plain['graph']:.1f} x)"
+        held = f'`build(name, ["fusion.compress=int8"])` {int8["held"] / plain["held"]:.2f}'
+        slower = f"plain PyTorch (eager layers {wall / eager['wall']:.2f} x)"
+        rows.append([f"H100, {size}", graph, held, slower])
+    runs = _plans()["runs"]
+    times = [run["predicted"]["tokens_per_second"] / run["tokens_per_second"] for run in runs]
+    sizes = [run["predicted"]["gibibytes"] / run["gibibytes"] for run in runs if run["gibibytes"]]
+    planned = (f"`fuselayers plan` {_range(ratios)} of published runs" for ratios in (times, sizes))
+    rows.append(["many GPUs", *planned, "`fusion.scope=block`"])
+    headings = ["", "a step's time", "saved bytes", "first step"]
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * 4, *rows)]
+
+
+def _ranges(content: dict[str, Any], dropout: str) -> tuple[str, str]:
+    """Speed and saved bytes of `fuse(model)` for all models, with those of torch.compile, relative to plain PyTorch."""
+    models = {(row["title"], row["candidate"]): row for row in content["models"]}
+    titles = [title for title, name in models if name == "plain" and title.endswith(f"dropout {dropout}")]
+
+    def said(ratio: Callable[[Any, Any], float], unit: str) -> str:
+        ours, compiled = (
+            _range([ratio(models[title, "plain"], models[title, name]) for title in titles])
+            for name in ("plain, inductor", "torch.compile")
+        )
+        return f"{ours}{unit} (`torch.compile` {compiled}{unit})"
+
+    span = "forward_backward"
+    return (
+        said(lambda plain, row: _median(plain, span) / _median(row, span), " x"),
+        said(lambda plain, row: row["kept"] / plain["kept"], ""),
+    )
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
 _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "models_with_dropout": lambda: _models("0.1"),
     "models_without_dropout": lambda: _models("0"),
@@ -249,6 +303,7 @@ _TABLES: Final[dict[str, Callable[[], list[str]]]] = {
     "gpu_ops": _gpu_ops,
     "fine_tune_gpt2": _fine_tune_gpt2,
     "swap": _swap,
+    "which": _which,
     "plan": _plan,
     "published_plans": _published_plans,
     "published_memory": _published_memory,

@@ -4,7 +4,7 @@ import os
 import sys
 
 from .cli.main import main
-from .cli.text import is_launched
+from .cli.torchrun import is_launched
 
 if __name__ == "__main__":
     code = main()

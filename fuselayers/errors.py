@@ -18,17 +18,17 @@ class MissingPackageError(ImportError):
     """The call needs an optional package that is not installed."""
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """Return the kind of an error and the first line of its text."""
     first_line, *_ = str(error).strip().split("\n")
     return f"{type(error).__name__}: {first_line}"
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
-def say_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """Warn with this text, once per process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, FallbackWarning, stacklevel=3)

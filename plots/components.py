@@ -6,7 +6,7 @@ python plots/components.py /tmp       # into another folder
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,16 +18,17 @@ from matplotlib.patches import Rectangle
 
 from fuselayers.ops import ACTIVATIONS, activate
 
-__all__ = ["FOLDER", "PICTURES", "draw"]
+__all__ = ["BOX", "FOLDER", "GROUND", "INK", "LINE", "PICTURES", "draw"]
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "pictures"
 
 # A transparent background, and a grey that shows on light and dark pages. Boxes are light, and the words in them dark.
-_GROUND: Final = "none"
-_LINE: Final = "#808080"
-_INK: Final = "#212529"
+GROUND: Final = "none"
+LINE: Final = "#808080"
+INK: Final = "#212529"
+BOX: Final = "#e9ecef"
 _COLOURS: Final = {
-    "plain": "#e9ecef",  # a step without weights
+    "plain": BOX,  # a step without weights
     "weights": "#cfe8ef",  # a step with weights
     "part": "#f8d7da",  # a component that another page describes
 }
@@ -51,7 +52,7 @@ class _Diagram:
     """Boxes on a grid, and arrows between them; the column 0 is at the left, the row 0 on top."""
 
     def __init__(self, columns: float, rows: float) -> None:
-        self.figure = Figure(figsize=(columns * _COLUMN, rows * _ROW), facecolor=_GROUND)
+        self.figure = Figure(figsize=(columns * _COLUMN, rows * _ROW), facecolor=GROUND)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set_xlim(-0.5, columns - 0.5)
         self.axes.set_ylim(rows - 0.5, -0.5)
@@ -59,16 +60,16 @@ class _Diagram:
 
     def box(self, column: float, row: float, text: str, kind: str = "plain") -> _Place:
         """Draw a box and return its place, for arrows."""
-        self.text(column, row, text, colour=_LINE if kind == "name" else _INK)
+        self.text(column, row, text, colour=LINE if kind == "name" else INK)
         if kind == "name":
             return _Place(column, row, _WORD, _WORD)
         height = _HALF_HEIGHT * (1.35 if "\n" in text else 1)
         corner, sides = (column - _HALF_WIDTH, row - height), (2 * _HALF_WIDTH, 2 * height)
-        self.axes.add_patch(Rectangle(corner, *sides, linewidth=0.8, facecolor=_COLOURS[kind], edgecolor=_LINE))
+        self.axes.add_patch(Rectangle(corner, *sides, linewidth=0.8, facecolor=_COLOURS[kind], edgecolor=LINE))
         return _Place(column, row, _HALF_WIDTH, height)
 
     def text(
-        self, column: float, row: float, text: str, *, bold: bool = False, left: bool = False, colour: str = _LINE
+        self, column: float, row: float, text: str, *, bold: bool = False, left: bool = False, colour: str = LINE
     ) -> None:
         """Write a text in the middle of a place, or from its left edge on."""
         self.axes.text(
@@ -116,8 +117,8 @@ class _Diagram:
         else:
             points = [(start.x, start.y + down * start.height), (end.x, end.y - down * end.height)]
         xs, ys = zip(*points[:-1], strict=True)
-        self.axes.plot(xs, ys, color=_LINE, linewidth=0.9)
-        shape = {"arrowstyle": "-|>", "color": _LINE, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+        self.axes.plot(xs, ys, color=LINE, linewidth=0.9)
+        shape = {"arrowstyle": "-|>", "color": LINE, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
         self.axes.annotate("", xy=points[-1], xytext=points[-2], arrowprops=shape)
 
     def chain(self, row: float, steps: Sequence[tuple[str, str]], *, first: float = 0, title: str = "") -> list[_Place]:
@@ -295,19 +296,19 @@ def _fused() -> Figure:
 
 
 def _activation() -> Figure:
-    figure = Figure(figsize=(7, 4), facecolor=_GROUND, layout="constrained")
+    figure = Figure(figsize=(7, 4), facecolor=GROUND, layout="constrained")
     z = torch.linspace(-3, 3, 61, dtype=torch.float64)
     grid = figure.subplots(2, 5, sharex=True, sharey=True)
     for axes, name in zip(grid.flat, [*ACTIVATIONS, None], strict=True):
-        axes.set_facecolor(_GROUND)
-        axes.axhline(0, color=_LINE, linewidth=0.4)
-        axes.axvline(0, color=_LINE, linewidth=0.4)
-        axes.plot(z, activate(z, name), color="#d1495b" if name else _LINE)
-        axes.set_title(name or "None", fontsize=9, color=_LINE)
+        axes.set_facecolor(GROUND)
+        axes.axhline(0, color=LINE, linewidth=0.4)
+        axes.axvline(0, color=LINE, linewidth=0.4)
+        axes.plot(z, activate(z, name), color="#d1495b" if name else LINE)
+        axes.set_title(name or "None", fontsize=9, color=LINE)
         axes.set_xticks([-2, 0, 2])
         axes.set_yticks([0, 2])
-        axes.tick_params(labelsize=8, color=_LINE, labelcolor=_LINE)
-        axes.spines[:].set_color(_LINE)
+        axes.tick_params(labelsize=8, color=LINE, labelcolor=LINE)
+        axes.spines[:].set_color(LINE)
         axes.set_ylim(-1, 3)
     return figure
 
@@ -326,15 +327,15 @@ PICTURES: Final[dict[str, Callable[[], Figure]]] = {
 }
 
 
-def draw(folder: Path) -> list[Path]:
-    """Draw every picture as an SVG into a folder, and return the files.
+def draw(folder: Path, pictures: Mapping[str, Callable[[], Figure]]) -> list[Path]:
+    """Draw pictures as SVGs into a folder, and return the files. Used by plots/walks.py too.
 
     The same version of matplotlib draws the same bytes, since the files hold neither a date nor a random name.
     """
     files = []
     # Text is kept as text, which is small and can be searched; a browser replaces a font that it does not have.
     with rc_context({"svg.hashsalt": "fuselayers", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        for name, picture in PICTURES.items():
+        for name, picture in pictures.items():
             path = folder / f"{name}.svg"
             FigureCanvasSVG(picture()).print_svg(path, metadata={"Date": None, "Creator": None})
             files.append(path)
@@ -342,4 +343,4 @@ def draw(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    print(*draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER), sep="\n")
+    print(*draw(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER, PICTURES), sep="\n")

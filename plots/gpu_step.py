@@ -21,7 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import fuselayers
 from fuselayers.cli.machine import measured_machine
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 from fuselayers.partition import fuse
 
 __all__ = ["main"]

@@ -20,14 +20,15 @@ from torch.profiler import ProfilerActivity, profile
 
 import fuselayers
 from fuselayers.cli.machine import measured_machine
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 
 STEPS: Final = 40
 BATCH, TOKENS = 8, 128
 KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm"),
-    "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu",),
-    "dropout masks": ("fuselayers::keep_factors", "aten::bernoulli_", "aten::native_dropout"),
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear_pointwise"),
+    # With its dropout; torch's with dropout are products and a softmax.
+    "attention": ("aten::_scaled_dot_product_flash_attention_for_cpu", "fuselayers::attention"),
+    "dropout masks": ("fuselayers::keep_factors", "fuselayers::dropout", "aten::bernoulli_", "aten::native_dropout"),
 }
 
 

@@ -80,7 +80,7 @@ def _compile(kernels: list[_Kernel], submit: Callable[..., Any] | None) -> None:
         source = _ENTRY.sub("static void kernel(", _INCLUDE.sub("", kernel.source))
         namespaces.append(f"namespace kernel_{number} {{\n{source}\n}}\n")
         types = (name.replace("const ", "") for name in kernel.argument_types)
-        arguments = ", ".join(f"parse_arg<{name}>(args, {place})" for place, name in enumerate(types, 1))
+        arguments = ", ".join(f"parse_arg<{name}>(args, {index})" for index, name in enumerate(types, 1))
         cases.append(f"case {number}: kernel_{number}::kernel({arguments}); break;")
     binding = CppPythonBindingsCodeCache.suffix_template.format(
         entry_func="kernel",

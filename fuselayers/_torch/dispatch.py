@@ -1,8 +1,8 @@
-"""dispatch -- ops, storages, fake tensors, and the modes, transforms and global hooks that act on calls."""
+"""dispatch -- ops, storages, plain and fake tensors, and the modes and transforms that act on calls."""
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch._ops import OpOverload as OpOverload
@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
@@ -31,8 +30,10 @@ is_compiling = torch.compiler.is_compiling
 jit_is_tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 # True for a tensor that a transform of `torch.func` has wrapped, also after the transform has ended.
 is_of_a_transform = torch._C._functorch.is_functorch_wrapped_tensor
-# True if one is set, for example by `torch.nn.modules.module.register_module_forward_hook`.
-hooks_of_all_modules: Callable[[], object] = _has_any_global_hook
+PLAIN_TENSORS: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+"""The types of tensors that override none of torch's functions, unlike a DTensor or a quantised weight."""
+PLAIN_OR_FAKE_TENSORS: Final = PLAIN_TENSORS | {FakeTensor}
+"""The same, and tensors without memory, for which no kernel can run."""
 
 
 def schema_of(op: OpOverload) -> Any:

@@ -6,16 +6,18 @@ import functools
 import inspect
 import os
 import tempfile
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch._C._dynamo import eval_frame as _eval_frame
 from torch._compile import _disable_dynamo
 
-from ..errors import in_one_line, say_once
+from ..errors import in_one_line, warn_once
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -55,7 +57,7 @@ def need_cache_folder() -> None:
     except OSError as error:
         own = _temporary_folder()
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = own.name
-        say_once(
+        warn_once(
             f"the folder of TORCHINDUCTOR_CACHE_DIR cannot be made ({in_one_line(error)}); until this process ends, "
             f"torch's cache is in {own.name}"
         )
@@ -145,6 +147,22 @@ def is_error_of_dynamo(error: Exception) -> bool:
     from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
     return isinstance(error, (TorchDynamoException, *exceptions_allowed_to_be_fallback))
+
+
+def unfit_torch(error: BaseException | None) -> str | None:
+    """Return how an error shows that this torch lacks a private name, or has another one by it; None for other errors.
+
+    Such an error comes out of a file of this folder: an AttributeError, an ImportError, or the TypeError of a call with
+    arguments that the name no longer takes. An error from deeper inside of torch is the compiler's own.
+    """
+    while error is not None:
+        if isinstance(error, (AttributeError, ImportError, TypeError)):
+            frames = traceback.extract_tb(error.__traceback__)
+            last = [frame for frame in frames if frame.name != "__getattr__"][-1:]  # of a module, such as a config
+            if last and Path(last[0].filename).parent == Path(__file__).parent:
+                return f"{in_one_line(error)} ({Path(last[0].filename).name}, line {last[0].lineno})"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextlib.contextmanager

@@ -130,12 +130,12 @@ def draw_in_inductor(op: torch._ops.OpOverload, *, lowest: int, highest: int) ->
 
     def drawn(unread: Any, *, device: torch.device) -> Any:
         last = _last_of_graph.setdefault(V.graph, {})
-        place = unread.get_device()  # has an index, which `device` may lack
-        if place in last:
-            last[place] = draw_like(last[place], lowest, highest)
+        own_device = unread.get_device()  # has an index, which `device` may lack
+        if own_device in last:
+            last[own_device] = draw_like(last[own_device], lowest, highest)
         else:
-            last[place] = draw(lowest, highest, [], dtype=torch.int64, device=place)
-        return last[place]
+            last[own_device] = draw(lowest, highest, [], dtype=torch.int64, device=own_device)
+        return last[own_device]
 
     lowering.register_lowering(op, type_promotion_kind=None)(drawn)
 

@@ -4,7 +4,7 @@ import copy
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,6 +20,7 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils.checkpoint import CheckpointPolicy as CheckpointPolicy
 
 from .dispatch import FakeTensor, tree_leaves
+from .inductor_faults import without_faults_of_autograd
 
 
 def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable[..., Callable[..., Any]]:
@@ -31,7 +32,13 @@ def aot_autograd(*, keep_unused_draws: bool = False, **options: Any) -> Callable
     from torch._dynamo.backends.common import aot_autograd
     from torch._inductor import config as inductor_config
 
-    backend: Callable[..., Any] = aot_autograd(**options)
+    traced: Callable[..., Any] = aot_autograd(**options)
+
+    def backend(graph_module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with without_faults_of_autograd():
+            compiled: Callable[..., Any] = traced(graph_module, example_inputs)
+            return compiled
+
     # `Graph.eliminate_dead_code` keeps random ops only with this setting, for every compiler.
     return inductor_config.patch(fallback_random=True)(backend) if keep_unused_draws else backend
 

@@ -17,7 +17,8 @@ from .._version import __version__
 from ..errors import BackendUnavailableError, FallbackWarning, MissingPackageError
 from ..names import shown
 from .parser import Parser
-from .text import complain, is_launched
+from .text import complain
+from .torchrun import is_launched
 
 # Only the command that is called is imported: see Note: [imported when used].
 _COMMANDS: Final = {

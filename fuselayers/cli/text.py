@@ -9,6 +9,7 @@ from rich.console import Console
 
 from ..names import no_such
 from ..text_table import table_lines, wrapped
+from .torchrun import is_launched
 
 
 def chosen_names(kind: str, text: str | None, known: Iterable[str]) -> list[str]:
@@ -41,11 +42,6 @@ def complain(text: str) -> None:
     rank = f", rank {os.environ['RANK']}" if is_launched() else ""
     with suppress(OSError):
         print(f"fuselayers{rank}: {text}", file=sys.stderr, flush=True)
-
-
-def is_launched() -> bool:
-    """Return whether torchrun, or a launcher that sets the same variables, started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def print_table(console: Console, rows: Sequence[Mapping[str, object]], *, left: int = 1) -> None:

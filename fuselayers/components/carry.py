@@ -158,12 +158,12 @@ def _disagreeing(source: nn.Module, target: nn.Module, before: Iterable[str], af
 
 def _grouped(lines: _Lines) -> _Lines:
     """Merge equal lines of submodules whose names differ in a number: blocks.0-11.feedforward."""
-    for place in reversed(range(max(len(submodule) for submodule, _ in lines))):
+    for index in reversed(range(max(len(submodule) for submodule, _ in lines))):
         numbers: dict[tuple[tuple[str, ...], tuple[str, ...] | None, str], list[int]] = {}
         for submodule, text in lines:
-            if place < len(submodule) and submodule[place].isdecimal():
-                key = submodule[:place], submodule[place + 1 :], text
-                numbers.setdefault(key, []).append(int(submodule[place]))
+            if index < len(submodule) and submodule[index].isdecimal():
+                key = submodule[:index], submodule[index + 1 :], text
+                numbers.setdefault(key, []).append(int(submodule[index]))
             else:
                 numbers[submodule, None, text] = []
         lines = [

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .._torch.modules import is_plain
 from ..ops import (
     NormStyle,
     bias_activation_dropout,
@@ -23,7 +24,6 @@ from ..ops import (
     check_style,
 )
 from .fused_op import check_names, op_for
-from .hooks import has_hooks
 from .norm import LayerNorm, join
 from .option import NotNegative, Probability, Size, checked
 from .registry import register
@@ -199,7 +199,7 @@ class FusedBiasDropoutResidualLayerNorm(BiasedOp):
         """[..., N], [..., N] -> [..., N], or two of them for the style "prenorm"."""
         norm = self.norm
         # The same holds for a norm as in Note: [guards of a split linear].
-        if type(norm) is not LayerNorm or "forward" in norm.__dict__ or has_hooks(norm):
+        if type(norm) is not LayerNorm or not is_plain(norm):
             return join(norm, x, residual, self.bias, p=self.p, style=self.style, training=self.training)
         y: Tensor | tuple[Tensor, Tensor] = self._call(
             x, residual, bias=self.bias, weight=norm.weight, norm_bias=norm.bias, eps=norm.eps, style=self.style

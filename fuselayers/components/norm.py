@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .._torch.modules import is_plain
 from ..ops import (
     NormStyle,
     Shard,
@@ -31,7 +32,6 @@ from ..ops import (
 )
 from ..ops.shapes import check_like, check_row_vector, check_rows
 from .checks import check_last_dim
-from .hooks import has_hooks
 from .option import NotNegative, Positive, Size, checked
 from .registry import register
 
@@ -78,7 +78,7 @@ class Norm(nn.Module):
             ValueError: a shape does not fit x, the style is unknown, or p is outside [0, 1].
             TypeError: x, residual or bias is not a floating-point tensor.
         """
-        op = None if has_hooks(self) else self._fused_op()
+        op = self._fused_op() if is_plain(self) else None
         if op is not None:
             return op(x, residual, bias=bias, p=p, style=style, training=self.training, shard=shard)
         check_style(style)

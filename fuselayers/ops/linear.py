@@ -28,12 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .._torch.dispatch import is_batched_gradient, is_intercepted, jit_is_tracing
+from .._torch.dispatch import PLAIN_TENSORS, is_batched_gradient, is_intercepted, jit_is_tracing
 from .._torch.inductor import product_in_inductor
 from .._torch.onednn import allows_onednn, has_onednn, onednn_product
 from ..hardware import processor_is_amd
 from .cpu import has_kernels, rows, run
-from .implementations import PLAIN, define, in_cpp, needs_grad
+from .implementations import define, in_cpp, needs_grad
 
 __all__ = ["is_faster_in_onednn", "linear", "onednn_wins", "product", "takes_onednn"]
 
@@ -140,7 +140,7 @@ def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) ->
 
 def _are_plain(*tensors: Tensor) -> bool:
     return all(
-        type(tensor) in PLAIN
+        type(tensor) in PLAIN_TENSORS
         and tensor.is_cpu
         and tensor.dtype == torch.float32
         and tensor.layout is torch.strided

@@ -11,9 +11,9 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from .._torch.guards import inner_error, is_error_of_dynamo
+from .._torch.guards import inner_error, is_error_of_dynamo, unfit_torch
 from .._torch.tracing import copy_of
-from ..errors import BackendUnavailableError, in_one_line, say_once
+from ..errors import BackendUnavailableError, in_one_line, warn_once
 from ..names import no_such
 from .choose.partitioners import Partitioner
 from .compilers import (
@@ -33,7 +33,7 @@ COMPILERS: Final = MappingProxyType(
 WITH_CUDA_GRAPHS: Final = ("inductor", "triton")
 _NAMES: Final = ("auto", *COMPILERS)
 _SECONDS: Final = 3.0  # a compilation that takes longer logs a warning, the first time in a process
-_told: Final = threading.Event()
+_warned_of_wait: Final = threading.Event()
 _GET_TRITON: Final = "pip install triton"
 
 _AUTO: Final = ("inductor", "eager")
@@ -132,7 +132,8 @@ def compile_chain(
     each attempt starts from an untouched copy.
 
     Raises:
-        BackendUnavailableError: every backend of the chain failed; the message says why each did.
+        BackendUnavailableError: every backend of the chain failed; the message says why each did. Or one failed since
+            this library does not fit this torch.
     """
     tensors = (value for value in example_inputs if isinstance(value, torch.Tensor))
     devices = {tensor.device.type for tensor in tensors} or {"cpu"}
@@ -144,11 +145,11 @@ def compile_chain(
         if reason is None:
             options = {"cuda_graphs": True} if cuda_graphs and name in WITH_CUDA_GRAPHS and "cuda" in devices else {}
             if cuda_graphs and not options:
-                place = f"the backend {name!r}" if "cuda" in devices else "a CPU"
-                say_once(f"cuda_graphs=True captures nothing on {place}; it needs a GPU, and triton or inductor")
+                where = f"the backend {name!r}" if "cuda" in devices else "a CPU"
+                warn_once(f"cuda_graphs=True captures nothing on {where}; it needs a GPU, and triton or inductor")
             attempt = graph_module if index == len(chain) - 1 else copy_of(graph_module)
             try:
-                with _told_when_slow(name, len(graph_module.graph.nodes)):
+                with _warning_when_slow(name, len(graph_module.graph.nodes)):
                     compiled = COMPILERS[name](
                         attempt, example_inputs, partition=partition, torch_random=torch_random, **options
                     )
@@ -156,10 +157,16 @@ def compile_chain(
                 cause = inner_error(error)
                 if isinstance(cause, PartitionError) or is_error_of_dynamo(cause):
                     raise  # no backend can trace this graph, or cut it as asked
+                if (unfit := unfit_torch(cause)) is not None:
+                    # A fallback would run another backend from now on, for a fault that is not the user's.
+                    raise BackendUnavailableError(
+                        f"this version of fuselayers does not fit torch {torch.__version__}, whose private names have "
+                        f"changed: {unfit}; install versions that fit, or name another backend than {name!r}"
+                    ) from cause
                 reason = in_one_line(cause)
             else:
                 for failed, why in failures:
-                    say_once(f"backend {failed!r} is not used: {why}; {name!r} is used instead")
+                    warn_once(f"backend {failed!r} is not used: {why}; {name!r} is used instead")
                 return compiled, name, "; ".join(f"since {failed} is not used: {why}" for failed, why in failures)
         failures.append((name, reason))
     said = "; ".join(f"{name}: {why}" for name, why in failures)
@@ -171,11 +178,11 @@ def compile_chain(
 
 
 @contextmanager
-def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
-    def tell() -> None:
-        if _told.is_set():
+def _warning_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
+    def warn() -> None:
+        if _warned_of_wait.is_set():
             return
-        _told.set()
+        _warned_of_wait.set()
         logging.getLogger("fuselayers").warning(
             "%s %s a graph of %d operations; later calls with these shapes do not wait. "
             "To avoid the wait, set fusion=off in a config, use level='layers' in swap, or leave fuse out",
@@ -184,7 +191,7 @@ def _told_when_slow(backend: str, num_nodes: int) -> Iterator[None]:
             num_nodes,
         )
 
-    timer = threading.Timer(_SECONDS, tell)
+    timer = threading.Timer(_SECONDS, warn)
     timer.daemon = True
     timer.start()
     try:

@@ -13,7 +13,7 @@ import torch.fx as fx
 from torch import nn
 
 from .._torch.tracing import aot_autograd, boxed, forget_donated_buffers, of_one_list
-from ..errors import say_once
+from ..errors import warn_once
 from ..names import name_of
 from .choose.partitioners import Partitioner, default, min_cut
 from .fuse import fuse, fuse_with
@@ -197,7 +197,7 @@ def print_compile(fx_g: fx.GraphModule, _: Any) -> fx.GraphModule:
 
 def ts_compile(fx_g: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
     """Run the graph op by op, and say once what replaces functorch's TorchScript compiler."""
-    say_once(
+    warn_once(
         "ts_compile: PyTorch no longer develops TorchScript's fusers, so the graph runs op by op; "
         "write fuse(fn, backend='inductor') instead of aot_function(fn, ts_compile, ...)"
     )

@@ -4,6 +4,7 @@ import copy
 import functools
 import itertools
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -133,6 +134,11 @@ class FusedFunction:
         def entry(*args: Any, **kwargs: Any) -> Any:
             return fn(*args, **kwargs)
 
+        # Dynamo reads the globals of functions that it inlines from their module. What cloudpickle sent has globals
+        # of its own, which Dynamo finds only if they are also those of the function that it compiles.
+        own, module = getattr(fn, "__globals__", None), sys.modules.get(getattr(fn, "__module__", None) or "")
+        if own is not None and own is not getattr(module, "__dict__", None):
+            entry = types.FunctionType(entry.__code__, own, closure=entry.__closure__)
         # Dynamo keeps each backend until `torch.compiler.reset()`. It must not keep this function and its weights.
         method: Any = weakref.WeakMethod(self._backend)
         return torch_compile(

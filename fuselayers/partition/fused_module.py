@@ -1,7 +1,6 @@
 """FusedModule -- a module whose forward runs through the fusion core."""
 
 import contextlib
-import copyreg
 import functools
 import types
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from torch import nn
 from torch.nn.modules.lazy import LazyModuleMixin
 
+from ..module_class import class_before, subclass
 from .fusion_report import FusionReport
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -36,22 +36,13 @@ class FusedModule(nn.Module):
         report: FusionReport = fused.report()
         return report
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        reduced: Any = super().__reduce_ex__(protocol)
-        fused = vars(type(self)).get("_fused")
-        if fused is None:  # a class that FSDP or a parametrization derived from this one
-            return reduced
-        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
-            return _blank, (type(self).__bases__[0], fused), *reduced[2:]
-        return _fused_again, (fused, *reduced[:2]), *reduced[2:]  # the class defines its own reduction
-
 
 def with_forward(module: _Module, fused: Any) -> _Module:
     """Give a module a class whose forward is a fused function of the module and its arguments.
 
     Modules that share a fused function share its graphs.
     """
-    module.__class__ = _class_of(type(eager_view(module)), fused, is_patched="forward" in vars(module))
+    module.__class__ = _class_of(type(eager_view(module)), fused, "forward" in vars(module))
     return module
 
 
@@ -75,23 +66,12 @@ def eager_view(module: _Module) -> _Module:
     if not isinstance(module, FusedModule):
         return module
     plain: Any = view_of(module)
-    plain.__class__ = _plain_class(type(module))
+    plain.__class__ = class_before(type(module), "fused_from")
     return plain  # type: ignore[no-any-return]
 
 
-def _plain_class(cls: Any) -> Any:
-    """Return the class that a fused class derives from. A class that FSDP or a parametrization derived from the fused
-    class is derived again, from the plain class."""
-    if "_fused" in vars(cls):
-        return cls.__bases__[0]
-    if not issubclass(cls, FusedModule):
-        return cls
-    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    bases = tuple(map(_plain_class, cls.__bases__))
-    return types.new_class(cls.__name__, bases, {}, lambda names: names.update(members))
-
-
-def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
+def _class_of(cls: type, fused: Any, is_patched: bool) -> Any:
+    """Return the fused class. `is_patched` tells whether the module itself has a forward besides that of its class."""
     # Dynamo's guards compare the class, so modules that share a graph share it.
     if fused.module_class is not None:
         return fused.module_class
@@ -105,21 +85,13 @@ def _class_of(base: type, fused: Any, *, is_patched: bool = False) -> Any:
         "_fused": fused,
         # A `forward` set on the instance would hide the class's, unless the class's is a property.
         "forward": property(lambda self: types.MethodType(forward, self)) if is_patched else forward,
-        **{name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")},
     }
-    if issubclass(base, LazyModuleMixin):
+    if issubclass(cls, LazyModuleMixin):
         own["cls_to_become"] = None  # else torch would give the module its plain class once it is initialised
-    fused.module_class = types.new_class(base.__name__, (base, FusedModule), {}, lambda names: names.update(own))
+    fused.module_class = subclass(
+        cls, own, mark="fused_from", make=_class_of, arguments=(fused, is_patched), mixins=(FusedModule,)
+    )
     return fused.module_class
-
-
-def _blank(base: type, fused: Any) -> Any:
-    cls = _class_of(base, fused)
-    return cls.__new__(cls)
-
-
-def _fused_again(fused: Any, make: Any, arguments: tuple[Any, ...]) -> Any:
-    return with_forward(make(*arguments), fused)
 
 
 @contextlib.contextmanager

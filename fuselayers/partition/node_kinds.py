@@ -159,7 +159,19 @@ def why_runs_once(node: fx.Node) -> str | None:
         return "it is a higher-order op, whose effects are not known"
     if target is torch.ops.aten.index.Tensor and not _has_mask_index(node):
         return None  # torch tags it as if every index were a mask
+    if _is_compared(node):
+        return "it is compared for equality, and a compiler may round it otherwise in backward"
     return _why_op_runs_once(target) or ("it draws random numbers" if draws(node) else None)
+
+
+def _is_compared(node: fx.Node) -> bool:
+    """True for a value such as the x of x.amax(): its gradient goes to the elements that equal the result.
+
+    See https://github.com/pytorch/pytorch/issues/186799.
+    """
+    value = node.meta.get("val")
+    is_float = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return is_float and any(user.target is torch.ops.aten.eq.Tensor for user in node.users)
 
 
 def _has_mask_index(node: fx.Node) -> bool:

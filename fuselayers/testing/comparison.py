@@ -90,7 +90,7 @@ def incoming_for(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def backward(
-    leaves: dict[int, Tensor], outputs: Sequence[Tensor], incoming: Sequence[Tensor], *, again: bool = False
+    leaves: dict[int, Tensor], outputs: Sequence[Tensor], incoming: Sequence[Tensor], *, retain_graph: bool = False
 ) -> dict[str, Tensor]:
     """Return outputs as y0, y1, ... and gradients as d0, d1, ... by the index of their input; zero if there is none.
 
@@ -98,7 +98,7 @@ def backward(
         leaves: from `forward`.
         outputs: from `forward`.
         incoming: a gradient for each output.
-        again: whether another backward will follow.
+        retain_graph: whether another backward will follow.
 
     Raises:
         Overwritten: backward changed a leaf, an output or an incoming gradient.
@@ -114,7 +114,7 @@ def backward(
             [outputs[place] for place in reached],
             list(leaves.values()),
             [incoming[place] for place in reached],
-            retain_graph=again,
+            retain_graph=retain_graph,
             allow_unused=True,
             materialize_grads=True,
         )

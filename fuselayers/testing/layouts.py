@@ -53,7 +53,7 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
         leaves, outputs = forward(op, laid_out, **options)
         for place, first_gradient in enumerate(_FULL):
             gradient_names = _in_turn(place, outputs)
-            got = backward(leaves, outputs, _laid_out(gradient_names, incoming_for(outputs)), again=True)
+            got = backward(leaves, outputs, _laid_out(gradient_names, incoming_for(outputs)), retain_graph=True)
             # Layouts that do not change the values share the reference's results.
             key = tuple(name if name in _CHANGED else "" for name in (*names, "", *gradient_names))
             if key not in truths:

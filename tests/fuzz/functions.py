@@ -141,14 +141,14 @@ OPS = (
 
 
 @st.composite
-def functions(draw: st.DrawFn) -> Example:
-    """A function of up to three tensors and twelve ops."""
+def functions(draw: st.DrawFn, most: int = 12) -> Example:
+    """A function of up to three tensors and `most` ops."""
     made = tensors(draw, INPUTS, most=3)
     names = [line.split()[0] for line in made]
     parameters = ", ".join(names)
     values = names_of_program()
     exec("\n".join(made), values)
-    _, calls = statements(lines(draw, OPS, most=12), names, values)
+    _, calls = statements(lines(draw, OPS, most=most), names, values)
     program = (
         "def make():",
         *(f"    {line}" for line in (f"def function({parameters}):", *(f"    {call}" for call in calls))),

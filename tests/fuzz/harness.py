@@ -61,7 +61,8 @@ def run(
         for root in roots:
             value = (torch.ones(()) if incoming == "sum" else torch.randn(root.shape[::-1])).to(root)
             value = value.expand(root.shape) if incoming == "sum" else value.permute([*range(root.dim())][::-1])
-            arriving.append(value.contiguous() if incoming == "dense" else value)
+            value = value if incoming in ("sum", "transposed") else value.contiguous()
+            arriving.append(torch._neg_view(value) if incoming == "negative" else value)
         found = torch.autograd.grad(roots, [*leaves.values()], arriving, allow_unused=True, materialize_grads=True)
         results |= {f"{number} gradient of {name}": value for name, value in zip(leaves, found, strict=True)}
     return results | {f"buffer {name}": value.clone() for name, value in buffers.items()}

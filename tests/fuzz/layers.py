@@ -137,14 +137,14 @@ LAYERS = (
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> Example:
-    """A module of up to two inputs and twelve layers."""
+def layers(draw: st.DrawFn, most: int = 12) -> Example:
+    """A module of up to two inputs and `most` layers."""
     made = tensors(draw, INPUTS, most=2)
     names = [line.split()[0] for line in made]
     parameters = ", ".join(names)
     values = names_of_program()
     exec("\n".join(made), values)
-    own, calls = statements(lines(draw, LAYERS, most=12), names, values)
+    own, calls = statements(lines(draw, LAYERS, most=most), names, values)
     mode = draw(st.sampled_from(("", "", ".eval()")))
     program = (
         "class Model(nn.Module):",

@@ -15,10 +15,10 @@ from tests.fuzz.layers import LAYERS, layers
 from tests.fuzz.once_failed import ONCE_FAILED
 
 
-# A few of them as `fuse` runs them by default, in Inductor, which takes seconds for each.
+# Short ones, to save time. One as `fuse` runs it by default, in Inductor, which takes seconds.
 @pytest.mark.parametrize(
     ("kind", "number", "quick"),
-    [(functions(), 18, True), (layers(), 8, True), (configs(), 2, True), (layers(), 2, False)],
+    [(functions(6), 19, True), (layers(4), 9, True), (configs(), 1, True), (layers(4), 1, False)],
     ids=["functions", "layers", "configs", "by_default"],
 )
 def test_fixed_examples(kind: SearchStrategy[Example], number: int, quick: bool) -> None:

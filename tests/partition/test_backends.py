@@ -22,7 +22,7 @@ def wave(x: Tensor) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def _nothing_said_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 @pytest.fixture
@@ -76,6 +76,36 @@ def test_a_compiler_that_is_there_and_fails_is_no_compiler(tmp_path: Path) -> No
             out = fused(x)
     assert fused.served_by == ("eager",)
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(own(x).sum(), x)[0])
+
+
+def _without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch._inductor.compile_fx.compile_fx_inner")
+
+
+def _with_fewer_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", lambda graph_module, example_inputs: graph_module)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (_without_a_name, "ImportError: cannot import name 'compile_fx_inner' .*"),
+        (_with_fewer_arguments, "TypeError: .* got an unexpected keyword argument .*"),
+    ],
+)
+def test_a_private_name_of_torch_that_has_changed_is_no_reason_to_fall_back(
+    change: Any, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    with pytest.raises(
+        BackendUnavailableError,
+        match=rf"^this version of fuselayers does not fit torch {re.escape(torch.__version__)}, whose private names "
+        rf"have changed: {error} \(inductor\.py, line \d+\); install versions that fit, or name another backend than "
+        "'inductor'$",
+    ):
+        fuse(wave)(torch.randn(4))
+    monkeypatch.undo()
+    torch.testing.assert_close(fuse(wave, backend="eager")(torch.ones(4)), wave(torch.ones(4)))
 
 
 def test_status_of_this_machine() -> None:
@@ -133,7 +163,7 @@ def test_the_first_compilation_that_takes_long_says_what_it_does(
     # A second in place of three, still longer than these compilations take.
     module = import_module("fuselayers.partition.backends")
     monkeypatch.setattr(module, "_SECONDS", 1.0)
-    monkeypatch.setattr(module, "_told", threading.Event())
+    monkeypatch.setattr(module, "_warned_of_wait", threading.Event())
 
     def slow(*arguments: Any, **options: Any) -> Any:
         time.sleep(1.2)

@@ -307,14 +307,15 @@ def test_as_a_decorator() -> None:
 _SENDS = """
 import pickle, sys, cloudpickle, torch
 from fuselayers import fuse
+two = 2
 @fuse(backend="eager")
 def double(x):
-    return x * 2
+    return torch.mul(x, two)
 class Scale:
     factor = 3.0
     @fuse(backend="eager")
     def times(self, x):
-        return x * self.factor
+        return torch.mul(x, self.factor)
 assert pickle.loads(pickle.dumps(double)) is double
 with open(sys.argv[1], "wb") as file:
     cloudpickle.dump((double, lambda x: double(x), Scale().times), file)

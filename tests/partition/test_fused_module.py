@@ -57,8 +57,9 @@ def test_a_forward_of_the_module_alone_is_the_one_that_is_fused() -> None:
     module = Scaled()
     module.__dict__["forward"] = torch.sin
     fused, x_BD = fuse(module, backend="eager"), torch.randn(2, 3)
-    assert torch.equal(fused(x_BD), x_BD.sin())
-    assert fused.report().graphs
+    for layer in (fused, copy.deepcopy(fused)):
+        assert torch.equal(layer(x_BD), x_BD.sin())
+        assert layer.report().graphs
 
 
 def test_hooks_run_around_the_fused_forward() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from fuselayers.components import KINDS, get, names
+from plots import walks
 from plots.components import FOLDER, PICTURES, draw
 
 # Members that no picture names: `none`, which does nothing, and the attentions. One attention is drawn by its parts.
@@ -12,7 +13,7 @@ _NOT_DRAWN = {"none", *names("attention")}
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {path.stem: path for path in draw(tmp_path_factory.mktemp("pictures"))}
+    return {path.stem: path for path in draw(tmp_path_factory.mktemp("pictures"), PICTURES)}
 
 
 def _words(picture: Path) -> list[str]:
@@ -21,7 +22,7 @@ def _words(picture: Path) -> list[str]:
 
 def test_there_is_a_picture_of_every_kind() -> None:
     assert set(PICTURES) == set(KINDS)
-    assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, "architecture"}
+    assert {path.stem for path in FOLDER.glob("*.svg")} == {*PICTURES, *walks.PICTURES, "architecture"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

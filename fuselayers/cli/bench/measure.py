@@ -111,8 +111,8 @@ def results(candidate: Candidate) -> dict[str, Tensor]:
     torch.manual_seed(0)
     outputs = candidate.call()
     gradients = torch.autograd.grad(outputs, candidate.leaves, _weights(outputs))
-    named = {f"output {place}": output for place, output in enumerate(outputs)}
-    return named | {f"gradient {place}": gradient for place, gradient in enumerate(gradients)}
+    named = {f"output {index}": output for index, output in enumerate(outputs)}
+    return named | {f"gradient {index}": gradient for index, gradient in enumerate(gradients)}
 
 
 def wrong_numbers(candidates: Sequence[Candidate], *, eager: Candidate, truth: Candidate) -> dict[str, str]:

@@ -9,12 +9,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from ...components.model.plain_torch import plain_twin
 from ...configs import Config, build, compose
 from ...errors import in_one_line
 from ...partition import fuse
 from ..example import example_batch
 from ..plain import plain_config, with_values
-from ..plain_torch import plain_twin
 from .cases import OpCase, Outputs, Settings, double, dtype_name, op_case
 from .measure import COMPILE, PLAIN, Candidate, Subject, wrong_numbers
 

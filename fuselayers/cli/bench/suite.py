@@ -22,7 +22,7 @@ _SHAPES: Final = ((2, 4096, 4096), (4, 1024, 1024), (1, 2048, 12288))
 _SHAPES_ON_A_CPU: Final = ((8, 256, 1024), (8, 256, 512), (2, 2048, 2048))
 _QUICK: Final = ((8, 256, 512),)
 # The most elements of x for an op with a matrix product on a CPU: a larger x takes seconds for each call.
-_CPU_MATMUL: Final = 8 * 256 * 512
+_CPU_MATMUL: Final = 8 * 256 * 1024
 _FUSED: Final = "inductor"
 _DROPOUTS: Final = (0.1, 0.0)
 _SIZE: Final = ("model.hidden_dim=128", "model.num_layers=3")
@@ -50,6 +50,7 @@ MODELS_ON_A_GPU: Final[Mapping[str, tuple[tuple[int, ...], tuple[str, ...]]]] = 
 
 
 _NORMS: Final = ("layer_norm", "rms_norm", "residual_layer_norm", "residual_rms_norm")
+_PRODUCTS: Final = ("attention", "linear", "linear_cross_entropy")
 _VARIANTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     *(
         ("bias_activation_dropout", {"activation": activation, "bias": bias})
@@ -64,7 +65,8 @@ _VARIANTS: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ),
     ("dropout", {}),
     *(("gated_activation", {"activation": activation}) for activation in ("silu", "gelu_tanh")),
-    *((op, {}) for op in (*_NORMS, "rotary", "cross_entropy", "linear_cross_entropy")),
+    *((op, {}) for op in (*_NORMS, "rotary", "cross_entropy", "linear", "linear_cross_entropy")),
+    *(("attention", {"dropout": dropout}) for dropout in (0.0, 0.1)),
 )
 """Every op of the suite with options of `Settings`, the most important first."""
 
@@ -126,7 +128,7 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
         return [
             _op_job(op, options, Settings(shape, dtype, device, **options))
             for op, options in _VARIANTS
-            if op in names and not (on_cpu and "linear" in op and torch.Size(shape).numel() > _CPU_MATMUL)
+            if op in names and not (on_cpu and op in _PRODUCTS and torch.Size(shape).numel() > _CPU_MATMUL)
         ]
 
     models = [] if quick or ops is not None else _model_jobs(first, device)
@@ -135,10 +137,15 @@ def jobs_of(ops: str | None, dtypes: str | None, *, quick: bool, device: torch.d
 
 
 def _op_job(op: str, options: dict[str, Any], settings: Settings) -> Job:
-    labels = {True: "bias", False: "no bias"}
-    name = ", ".join([op, *(labels.get(value, value) for value in options.values())])
+    name = ", ".join([op, *(_label(option, value) for option, value in options.items())])
     title = f"{name}, {dtype_name(settings.dtype)}, {'x'.join(map(str, settings.shape))}"
     return Job(title, lambda: replace(op_subject(op, settings, backends=()), title=name))
+
+
+def _label(option: str, value: Any) -> str:
+    if option == "bias":
+        return "bias" if value else "no bias"
+    return f"dropout {value:g}" if option == "dropout" else str(value)
 
 
 def _model_jobs(dtype: torch.dtype, device: torch.device) -> list[Job]:

@@ -14,11 +14,11 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from ...components.model.plain_torch import plain_twin
 from ...configs import Config, build
 from ..bench.measure import PLAIN, Candidate, Measured, Subject, measure
 from ..machine import describe_machine
 from ..plain import plain_config
-from ..plain_torch import plain_twin
 from .loop import autocast
 
 EAGER: Final = "eager layers"

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from ...configs import COMPONENT_SECTIONS, Config, build, compose, to_yaml
 from ...configs.build import split_source
+from ...partition import machine_of
+from ...partition.choose.machine import named_with_file
 from ..files import write_text
 from ..machine import describe_machine
 from ..text import say
@@ -182,5 +184,8 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         say(console, f"without CUDA graphs: {no_graphs}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
+        machine = machine_of(trainer.device.type)
+        if (prices := named_with_file(machine)) != machine.name:
+            say(console, f"what is saved is chosen by the prices of {prices}")
     if resumed is not None and resumed.text_fingerprint != text.fingerprint:
         say(console, "the text differs from the checkpoint's, so the curve will differ from an uninterrupted run")

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, BlockMask, 
 
 from ..._torch.dispatch import is_compiling
 from ..._torch.guards import need_cache_folder
-from ...errors import say_once
+from ...errors import warn_once
 from ...ops.attention.by_torch import is_grouped
 
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -87,7 +87,7 @@ def _compiled_flex(kind: tuple[Hashable, ...]) -> Callable[..., Any]:
 
     def fused(q_BHTC: Tensor, k_BGSC: Tensor, v_BGSC: Tensor, **options: Any) -> Any:
         if not is_compiling():
-            say_once(
+            warn_once(
                 "flex attention runs torch's unfused formula, with all scores in memory: torch.compile is off, or "
                 "reached its recompile limit for these rules; then raise torch._dynamo.config.recompile_limit"
             )

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autocast import without_autocast
+from ...ops.implementations import without_autocast
 from ..checks import zero_padding
 from .inputs import Rotate
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..checks import check_length, zero_padding
-from ..hooks import is_plain_linear
 from ..linear import Linear
 from ..option import Probability, Size, checked
+from ..plain import is_plain_linear
 from ..registry import register
 from .packed_heads import PackedHeads
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...ops import attention, softmax
 from ...ops import dropout as dropout_op
-from ..autocast import without_autocast
+from ...ops.implementations import without_autocast
 from ..checks import check_odd, zero_padding
 from ..option import Probability, Size, checked
 from ..registry import register

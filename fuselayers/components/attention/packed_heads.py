@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ...ops import Shard, attention, linear
 from ..checks import check_input, check_padding, check_sequence
-from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
 from ..linear import Linear
+from ..plain import is_plain_linear
 from .inputs import Rotate
 
 

@@ -35,8 +35,9 @@ from torch.func import functional_call
 
 from ..._torch.dispatch import FakeTensor, is_dynamo_tracing
 from ..._torch.guards import disable_dynamo
+from ..._torch.modules import has_hooks
 from ...ops import dropout
-from ..hooks import has_hooks, is_sharded
+from ..plain import is_sharded
 from ..registry import register, title
 from ..residual import PostResidual, PreResidual
 from .transformer import TransformerBlock

@@ -26,13 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
+from ..._torch.dispatch import is_compiling, transforms_are_active
+from ..._torch.modules import is_plain
 from ...ops.grouped_linear import grouped_linear
-from ..autocast import without_autocast
+from ...ops.implementations import without_autocast
 from ..checks import check_input, check_last_dim
-from ..hooks import has_hooks, is_plain_linear
 from ..linear import Linear
 from ..option import Component, Count, NotNegative, Positive, Probability, Size, accepted, checked, create
+from ..plain import is_plain_linear
 from ..registry import Choice, as_choice, register
 from .gated_mlp import GatedMLP
 from .mlp import MLP, FusedMLP
@@ -322,11 +323,9 @@ def _run_as_one(experts: nn.ModuleList) -> bool:
     if type(first) not in _KNOWN or (first.custom_activation is not None and [*first.custom_activation.parameters()]):
         return False
     options = [(type(expert), expert.activation, expert.dropout, expert.training) for expert in experts]
-    if any(other != options[0] for other in options) or any("forward" in expert.__dict__ for expert in experts):
+    if any(other != options[0] for other in options) or not all(map(is_plain, experts)):
         return False
-    layers = [getattr(expert, name) for expert in experts for name in first.linears]
-    plain = not any(map(has_hooks, experts)) and all(map(is_plain_linear, layers))
-    return plain and all(type(layer.weight) in (Tensor, nn.Parameter, FakeTensor) for layer in layers)
+    return all(is_plain_linear(getattr(expert, name)) for expert in experts for name in first.linears)
 
 
 def _as_one(experts: nn.ModuleList, x_RD: Tensor, ends_E: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from ...ops import bias_activation_dropout, dropout, linear
 from ..checks import check_last_dim
 from ..fused_op import check_names, op_for
-from ..hooks import is_plain_linear
 from ..layout import WHOLE, Layout
 from ..linear import Linear
 from ..option import Positive, Probability, Size, checked
+from ..plain import is_plain_linear
 from ..registry import register
 from .hidden import activated, custom_activation, hidden_width
 

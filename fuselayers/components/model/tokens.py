@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..._torch.dispatch import FakeTensor, is_intercepted
+from ..._torch.dispatch import is_intercepted
 from ...ops import linear, linear_cross_entropy
-from ..hooks import is_plain_linear
 from ..option import create
+from ..plain import is_parameter, is_plain_linear
 from ..registry import Choice, as_choice
 from .model import Model
 
@@ -182,5 +182,4 @@ class ModelWithHead(Model):
         weight_VD = self.token.weight if self.head is None else self.head.weight
         plain = self.loss == "plain" or (self.loss == "auto" and weight_VD.shape[0] < _FUSED_FROM)
         # A subclass, such as a shard of the table, computes the logits in its own way.
-        other_class = type(weight_VD) not in (Tensor, nn.Parameter, FakeTensor)
-        return None if plain or other_class or self.logit_soft_cap is not None else weight_VD
+        return None if plain or not is_parameter(weight_VD) or self.logit_soft_cap is not None else weight_VD

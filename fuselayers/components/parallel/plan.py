@@ -92,23 +92,23 @@ class Plan:
         return number // self.size
 
     def visit(self, path: str, module: nn.Module) -> None:
-        """Plan a module by the rule of its class.
+        """Plan a module by the planner of its class.
 
         Raises:
-            ValueError: the class has no rule, or its sizes do not divide.
+            ValueError: the class has no planner, or its sizes do not divide.
         """
         module = eager_view(module)
-        rule = _RULES.get(type(module))
-        if rule is None:
-            raise ValueError(_no_rule(path, module))
-        rule(self, path, module)
+        planner = _PLANNERS.get(type(module))
+        if planner is None:
+            raise ValueError(_no_planner(path, module))
+        planner(self, path, module)
 
 
 def make_plan(model: nn.Module, size: int) -> Plan:
     """Return the plan of a model for a group of `size` processes.
 
     Raises:
-        ValueError: a component has no rule, or its sizes do not divide, or modules share a parameter.
+        ValueError: a component has no planner, or its sizes do not divide, or modules share a parameter.
     """
     plan = Plan(size)
     plan.visit("", model)
@@ -130,9 +130,9 @@ def make_plan(model: nn.Module, size: int) -> Plan:
     return plan
 
 
-def _no_rule(path: str, module: nn.Module) -> str:
+def _no_planner(path: str, module: nn.Module) -> str:
     kinds = [kind for kind in KINDS if type(module) in (get(kind, name) for name in names(kind))]
-    divided = [name for kind in kinds for name in names(kind) if get(kind, name) in _RULES]
+    divided = [name for kind in kinds for name in names(kind) if get(kind, name) in _PLANNERS]
     advice = f"use one of these, which have a plan: {', '.join(divided)}"
     if not divided:
         advice = "use a component of this package, and parallelize before other code wraps it"
@@ -251,9 +251,9 @@ def _table(plan: Plan, module: Any) -> Storage:
     return COPY if module.weight.shape[0] % plan.size else TABLE
 
 
-_Rule = Callable[[Plan, str, Any], None]
+_Planner = Callable[[Plan, str, Any], None]
 
-_RULES: Final[dict[type[nn.Module], _Rule]] = {
+_PLANNERS: Final[dict[type[nn.Module], _Planner]] = {
     **dict.fromkeys((Decoder, Encoder, EncoderDecoder, HierarchicalVision, VisionTransformer, Stack), _model),
     TransformerBlock: _block,
     **dict.fromkeys(

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+from ...module_class import subclass
 from .collectives import Group, exchanged, gathered, of_all
 
 Kind = Literal["part", "packed", "table", "copy", "first"]
@@ -71,19 +72,15 @@ def distribute(module: nn.Module, storages: dict[str, Storage], mesh: DeviceMesh
         module._parameters[name] = nn.Parameter(stored, requires_grad=parameter.requires_grad)
     module.__dict__["storages"] = storages
     module.__dict__["group"] = group
-    kind: Any = type(module)
-    module.__class__ = _reading(kind, tuple(sorted(storages)))
+    cls: Any = type(module)
+    module.__class__ = _reading(cls, *sorted(storages))
 
 
 # One class for all modules of a kind: compilers guard on a module's class, and would compile each module separately.
 @functools.cache
-def _reading(kind: Any, names: tuple[str, ...]) -> type[nn.Module]:
-    """Return a subclass whose attributes of these names are read through their storage.
-
-    Its `reads_parts_of` is the original class; see `is_plain_linear`.
-    """
-    properties = {name: _property(name) for name in names}
-    return type(f"Parallel{kind.__name__}", (kind,), {"reads_parts_of": kind, "__module__": __name__, **properties})
+def _reading(cls: Any, *names: str) -> Any:
+    """Return a subclass whose attributes of these names are read through their storage."""
+    return subclass(cls, {name: _property(name) for name in names}, mark="divided_from", make=_reading, arguments=names)
 
 
 def _property(name: str) -> property:

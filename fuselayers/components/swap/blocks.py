@@ -38,7 +38,7 @@ def repeated_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _groups_in(modules: nn.ModuleList | nn.Sequential) -> list[dict[str, nn.Module]]:
-    """Return the modules in a list by class, if the list repeats each class; in a list of lists, by place and class.
+    """Return the modules in a list by class, if the list repeats each class; in a list of lists, by column and class.
 
     `for attention, feedforward in layers: ...` is a common way to call a list of lists.
     """
@@ -46,8 +46,8 @@ def _groups_in(modules: nn.ModuleList | nn.Sequential) -> list[dict[str, nn.Modu
     groups: dict[tuple[str, type], dict[str, nn.Module]] = {}
     if all(isinstance(row, nn.ModuleList) for row in present):
         for row_key, row in modules.named_children():
-            for place, module in row.named_children():
-                groups.setdefault((place, type(module)), {})[f"{row_key}.{place}"] = module
+            for column, module in row.named_children():
+                groups.setdefault((column, type(module)), {})[f"{row_key}.{column}"] = module
         return [group for group in groups.values() if len(group) > 1]
     if min(collections.Counter(map(type, present)).values()) == 1:
         return []

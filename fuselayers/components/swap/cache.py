@@ -7,7 +7,7 @@ to the cache entry of its layer number, so a compiler would make one graph per b
 import functools
 import inspect
 import sys
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
 
@@ -26,6 +26,10 @@ def _without_cache(
     return args, {**kwargs, "use_cache": False}
 
 
+_MASKED_WITHOUT_CACHE: Final = frozenset({"fsmt"})
+"""Models that hide later tokens only without a cache, so that their results depend on it. Checked with 5.24."""
+
+
 def hook_cache(model: nn.Module) -> bool:
     """Hook each outermost model of transformers that takes `use_cache`; return whether there is one."""
     transformers: Any = sys.modules.get("transformers.modeling_utils")
@@ -36,6 +40,8 @@ def hook_cache(model: nn.Module) -> bool:
         if not isinstance(module, transformers.PreTrainedModel):
             continue
         names = tuple(inspect.signature(type(module).forward).parameters)[1:]
+        if module.config.model_type in _MASKED_WITHOUT_CACHE:
+            continue
         if "use_cache" in names and not any(not outer or name.startswith(f"{outer}.") for outer in hooked):
             module.register_forward_pre_hook(functools.partial(_without_cache, names), with_kwargs=True)
             hooked.append(name)

@@ -2,7 +2,7 @@
 
 import fnmatch
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -12,16 +12,17 @@ from torch import nn
 from ...names import no_such
 from ...partition import backends, fuse
 from ...partition.inspect.saved_bytes import tensors_of
-from .batch import made_batch
+from .batch import Call, made_batch
 from .blocks import block_members, repeated_blocks, share_graphs, sizes_of
 from .cache import hook_cache, unhook_cache
 from .layer import cannot_swap, is_swapped, layer_members, swapped_class, unswap_class
 from .report import Site, Skipped, SwapReport
-from .rule import Place, Rule, unread
+from .rule import Match, Rule, unread
 from .rules import RULES, loss
 from .verify import check, inputs_of_sites, saved_by_model, with_gradients
 
 _LEVELS: Final = ("auto", "layers", "blocks")
+_IF_POSSIBLE: Final = "if_possible"
 
 
 def swap(
@@ -32,7 +33,7 @@ def swap(
     level: Literal["auto", "layers", "blocks"] = "auto",
     backend: str = "auto",
     compress: str | None = None,
-    verify: bool = True,
+    verify: bool | Literal["if_possible"] = True,
     batch: Any = None,
 ) -> SwapReport:
     """Put fused layers into a model, in place, wherever a rule fits one of its modules.
@@ -54,8 +55,8 @@ def swap(
         rules: the rules to apply; None for all shipped ones, `swap.RULES`.
         level: "layers" gives modules forwards that save less. "blocks" fuses each repeated block of the model (a
             decoder layer) with `fuse`, one function for all blocks of a class, and swaps layers outside the blocks.
-            "auto" takes blocks, which save less than layers in every model that was measured. If a block fails
-            verification, or blocks save nothing, it measures layers too, and takes the level that saves less. It takes
+            "auto" takes blocks, which save less than layers in every model that was measured. If a block is not
+            verified, or blocks save nothing, it measures layers too, and takes the level that saves less. It takes
             layers if nothing can be verified, if `backend` is "eager" or Inductor cannot compile, or if blocks of a
             class have several widths, as in Swin, or several rates of stochastic depth, since each would be compiled
             separately.
@@ -63,22 +64,23 @@ def swap(
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
         verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
             evaluation mode, so that nothing is dropped; for a causal loss it is in training mode. Then the module must
-            run forward and backward in training mode. It is not swapped if it raises, if it is a block that loops
+            run forward and backward in training mode. A module that the model does not call counts as verified if one
+            of the same class and sizes is. What cannot be verified is not swapped; with "if_possible" it is. The report
+            says why. A module is not swapped either if it raises, if it is a block that loops
             over the elements of an input, so that each size would need a graph of its own, or if its error is more than
             twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
             16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in
             evaluation and in training mode; its modes and buffers are restored, other attributes that forward sets are
-            not. None makes a batch from the config of a model of transformers. Modules that the model does not call are
-            not verified.
+            not. None makes a batch from the config of a model of transformers.
 
     Warns:
         UserWarning: nothing was swapped; the text says why.
 
     Raises:
         TypeError: `model` is not a module, or `where` is not a pattern.
-        ValueError: an unknown level, backend or compression; compression at another level than "blocks"; or the model
-            is swapped already.
+        ValueError: an unknown level, backend, compression or value of `verify`; compression at another level than
+            "blocks"; or the model is swapped already.
 
     >>> model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 8))
     >>> report = swap(model, level="layers", batch=torch.randn(4, 8))
@@ -87,25 +89,30 @@ def swap(
     >>> unswap(model)
     2
     """
-    _check_arguments(model, level, backend, compress)
+    _check_arguments(model, level, backend, compress, verify)
     search = _Search(model, _patterns_of(where), RULES if rules is None else tuple(rules), backend, compress)
     plans = [search.plan(name) for name in search.levels(level)]
     if verify:
-        plan, report = _best(model, plans, batch)
+        plan, report = _best(model, plans, batch, must_verify=verify is True)
     else:
         plan = plans[0]
         report = plan.report()
     plan.put_into(model)
     if report.sites:
-        changes = _changes(model, report.sites)
-        why: tuple[str, ...] = ()
+        notes: list[str] = []
+        if hook_cache(model):
+            notes.append("in training the model runs with use_cache=False, unless its caller passes use_cache")
+        if any(site.rule == loss.NAME for site in report.sites):
+            notes.append("in training with labels the logits of the output are None")
         if level == "blocks" and report.level == "layers":
-            why = (f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}",)
-        return replace(report, notes=(*changes, *why, *report.notes))
+            notes.append(f"there are no repeated blocks: level layers{', nothing compressed' if compress else ''}")
+        return replace(report, notes=(*notes, *report.notes))
     why = () if any(True for _ in search.modules()) else (f"no module matches where={where!r}",)
-    report = replace(report, skipped=(*report.skipped, *search.why_nothing()), notes=(*report.notes, *why))
+    matched = {module.name for module in report.skipped}
+    unmatched = (module for module in search.why_nothing() if module.name not in matched)
+    report = replace(report, skipped=(*report.skipped, *unmatched), notes=(*report.notes, *why))
     reasons = "\n".join(str(report).splitlines()[1:])
-    warnings.warn(f"swap found nothing to swap in {type(model).__name__}\n{reasons}", stacklevel=2)
+    warnings.warn(f"swap changed nothing in {type(model).__name__}\n{reasons}", stacklevel=2)
     return report
 
 
@@ -118,11 +125,13 @@ def _patterns_of(where: str | Sequence[str]) -> tuple[str, ...]:
     return patterns
 
 
-def _check_arguments(model: nn.Module, level: str, backend: str, compress: str | None) -> None:
+def _check_arguments(model: nn.Module, level: str, backend: str, compress: str | None, verify: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"swap takes a module, got {type(model).__name__}")
     if level not in _LEVELS:
         raise ValueError(no_such("level", level, _LEVELS))
+    if verify not in (True, False, _IF_POSSIBLE):
+        raise ValueError(f"verify must be True, False or {_IF_POSSIBLE!r}, got {verify!r}")
     if compress is not None and level != "blocks":
         raise ValueError(f"compress={compress!r} is for level='blocks', got level={level!r}; layers save exact values")
     fuse(backend=backend, compress=compress)  # raises for an unknown name
@@ -149,18 +158,20 @@ class _Plan:
         sites = tuple(_site(name, kind) for name, kind in self.kinds.items())
         return SwapReport(self.level, sites, tuple(self.skipped), notes=notes)
 
+    def unverified(self, why: str, advice: str, *, must_verify: bool) -> "tuple[_Plan, SwapReport]":
+        """Return what is left of the plan if nothing can be verified, and its report."""
+        if not must_verify:
+            return self, self.report(f"not verified: {why}; {advice}")
+        skipped = [Skipped(name, kind.__name__, f"not verified: {why}") for name, kind in self.kinds.items()]
+        left = _Plan(self.level, {}, [*skipped, *self.skipped])
+        return left, left.report(
+            f"{advice}, or verify={_IF_POSSIBLE!r}, which swaps them without" if skipped else advice
+        )
+
     def put_into(self, model: nn.Module) -> None:
         modules = dict(model.named_modules())
         for name, kind in self.kinds.items():
             modules[name].__class__ = kind
-
-
-def _changes(model: nn.Module, sites: Sequence[Site]) -> Iterator[str]:
-    """Yield notes on how the model is called from now on, and on its output."""
-    if hook_cache(model):
-        yield "in training the model runs with use_cache=False, unless its caller passes use_cache"
-    if any(site.rule == loss.NAME for site in sites):
-        yield "in training with labels the logits of the output are None"
 
 
 def _site(name: str, kind: Any) -> Site:
@@ -198,12 +209,12 @@ class _Search:
             if any(name == block or name.startswith(f"{block}.") for block in blocks):
                 continue  # the compiler handles the inside of a block
             for rule in self.rules:
-                place = rule.place(module)
-                reason = place if isinstance(place, str) else cannot_swap(module) if place else None
+                match = rule.match(module)
+                reason = match if isinstance(match, str) else cannot_swap(module) if match else None
                 if reason is not None:
                     skipped.append(Skipped(name, type(module).__name__, reason))
-                elif isinstance(place, Place):
-                    kinds[name] = swapped_class(type(module), layer_members, rule, place)
+                elif isinstance(match, Match):
+                    kinds[name] = swapped_class(type(module), layer_members, rule, match)
                     break
         skipped = [module for module in dict.fromkeys(skipped) if module.name not in kinds]
         return _Plan("blocks" if blocks else "layers", kinds, skipped)
@@ -241,18 +252,19 @@ def _inductor_compiles(model: nn.Module) -> bool:
     return any(status.available for status in backends(device=device) if status.name == "inductor")
 
 
-def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, SwapReport]:
+def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any, *, must_verify: bool) -> tuple[_Plan, SwapReport]:
     """Return the plan that saves most, without the modules that failed verification, and its report.
 
     Blocks come first. Layers are tried only if a module failed, or if blocks save nothing. If nothing can be verified,
-    return the last plan: layers, not blocks.
+    return the last plan: layers, not blocks. If all must be verified, nothing is left of it.
     """
     own = batch is None
     batch = made_batch(model) if own else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
-        return plans[-1], plans[-1].report(f"not verified: {why}; give {'it values' if on_meta else 'batch='}")
+        advice = "give it values" if on_meta else "give batch="
+        return plans[-1].unverified(why, advice, must_verify=must_verify)
     before = saved_by_model(model, batch)
     saved_before = None if before is None else before.total
     results: list[tuple[_Plan, SwapReport]] = []
@@ -263,8 +275,8 @@ def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, 
             if not own:
                 raise
             why = f"the model does not run on a batch made from its config ({problem!s:.100})"
-            return plans[-1], plans[-1].report(f"not verified: {why}; give batch=")
-        left, report = _verified(model, plan, calls, batch)
+            return plans[-1].unverified(why, "give batch=", must_verify=must_verify)
+        left, report = _verified(model, plan, calls, batch, must_verify=must_verify)
         results.append((left, report))
         if left.kinds == plan.kinds and (saved_before is None or (report.saved_after or 0) < saved_before):
             break
@@ -273,30 +285,37 @@ def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any) -> tuple[_Plan, 
     failed = tuple(module for module in others if module.name not in left.kinds)
     report = replace(report, skipped=(*failed, *report.skipped), saved_before=saved_before)
     if report.sites and saved_before is not None and (report.saved_after or 0) >= saved_before:
-        report = replace(report, notes=("it saves nothing on this batch",))
+        report = replace(report, notes=(*report.notes, "it saves nothing on this batch"))
     return left, report
 
 
-def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: Any) -> tuple[_Plan, SwapReport]:
+def _verified(
+    model: nn.Module, plan: _Plan, calls: Mapping[str, Call | str], batch: Any, *, must_verify: bool
+) -> tuple[_Plan, SwapReport]:
     """Return the plan without the modules that fail, and its report with measurements. The model does not change."""
     modules = dict(model.named_modules())
+    results: dict[str, Site | Skipped] = {}
+    # By class and sizes. Blocks with the same share a graph and are compared once. Modules that the model does not call
+    # are not compared if one with the same is.
+    seen: dict[Hashable, Site | Skipped] = {}
+    # If inputs of one of the blocks require gradients, so do those of the comparison.
+    trained = {plan.kinds[name] for name, call in calls.items() if any(part.requires_grad for part in tensors_of(call))}
+    for name, kind in plan.kinds.items():
+        call, key = calls[name], (kind, sizes_of(modules[name]))
+        if not isinstance(call, str) and not (kind.rule == "block" and key in seen):
+            call = with_gradients(call) if kind.rule == "block" and kind in trained else call
+            seen[key] = results[name] = check(_site(name, kind), modules[name], kind, call)
+    for name, kind in plan.kinds.items():
+        if name not in results:
+            call = calls[name]
+            site = replace(_site(name, kind), unverified=call if isinstance(call, str) else "")
+            results[name] = replace(seen.get((kind, sizes_of(modules[name])), site), name=name)
     sites: list[Site] = []
     skipped = list(plan.skipped)
-    seen: dict[type, Site | Skipped] = {}
-    # Blocks that share a graph are compared once. If inputs of one of them require gradients, so do
-    # those of the comparison.
-    trained = {
-        plan.kinds[name]
-        for name, call in calls.items()
-        if name in plan.kinds and any(tensor.requires_grad for tensor in tensors_of(call))
-    }
-    for name, kind in plan.kinds.items():
-        result: Site | Skipped = _site(name, kind)
-        if name in calls:
-            if kind.rule != "block" or kind not in seen:
-                call = with_gradients(calls[name]) if kind.rule == "block" and kind in trained else calls[name]
-                seen[kind] = check(_site(name, kind), modules[name], kind, call)
-            result = replace(seen[kind], name=name)
+    for name in plan.kinds:
+        result = results[name]
+        if isinstance(result, Site) and result.unverified and must_verify:
+            result = Skipped(name, result.kind, f"not verified: {result.unverified}")
         if isinstance(result, Skipped):
             skipped.append(result)
         else:
@@ -308,7 +327,10 @@ def _verified(model: nn.Module, plan: _Plan, calls: Mapping[str, Any], batch: An
         after = saved_by_model(model, batch)
     finally:
         unswap(model)
-    report = SwapReport(plan.level, tuple(sites), tuple(skipped))
+    notes: tuple[str, ...] = ()
+    if must_verify and any(isinstance(result, Site) and result.unverified for result in results.values()):
+        notes = (f"verify={_IF_POSSIBLE!r} swaps what could not be verified",)
+    report = SwapReport(plan.level, tuple(sites), tuple(skipped), notes=notes)
     if after is None:
         return left, report
     return left, replace(report, saved_after=after.total, held_after=after.held)

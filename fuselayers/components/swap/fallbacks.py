@@ -5,7 +5,7 @@ import weakref
 from torch import nn
 
 from ..._torch.dispatch import is_compiling
-from ...errors import say_once
+from ...errors import warn_once
 from .report import Skipped
 
 # Kept outside the modules: Dynamo would guard an attribute of a module, and copies and pickles would include it.
@@ -43,7 +43,7 @@ def note(module: nn.Module, reason: str) -> None:
     if is_compiling():
         return
     _reasons.setdefault(module, reason)
-    say_once(f"{type(module).__name__} runs its original forward, not the fused one: {reason}; see swap.fallbacks")
+    warn_once(f"{type(module).__name__} runs its original forward, not the fused one: {reason}; see swap.fallbacks")
 
 
 def forget(module: nn.Module) -> None:

@@ -9,32 +9,33 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...module_class import class_before, subclass
 from .fallbacks import forget, note
-from .rule import Place, Rule
+from .rule import Match, Rule
 
 
-def layer_members(cls: Any, rule: Rule, place: Place) -> dict[str, Any]:
+def layer_members(cls: Any, rule: Rule, match: Match) -> dict[str, Any]:
     """Return the members of a subclass of a module's class with the forward of a rule. See `swapped_class`."""
     own = cls.forward
     take = arguments_of(own)
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        obstacle = rule.obstacle(self, place)
+        obstacle = rule.obstacle(self, match)
         if any(isinstance(value, Tensor) and value.is_nested for value in (*args, *kwargs.values())):
             obstacle = "its input is a nested tensor"
         if obstacle is not None:
             note(self, obstacle)
             return own(self, *args, **kwargs)
-        if place.inputs is None:
+        if match.inputs is None:
             return rule.forward(self, *args, **kwargs)
         arguments = take(args, kwargs)
         if arguments is None:  # usually the caller's mistake; then the original forward raises
             result = own(self, *args, **kwargs)
             note(self, "the rule cannot read its arguments")
             return result
-        inputs = {role: arguments[name] for role, name in place.inputs}
-        parts = {role: getattr(self, name) for role, name in place.parts}
+        inputs = {role: arguments[name] for role, name in match.inputs}
+        parts = {role: getattr(self, name) for role, name in match.parts}
         return rule.forward(self, **inputs, **parts, **rule.options)
 
     return {"forward": forward, "rule": rule.name}
@@ -99,7 +100,7 @@ def unswap_class(module: nn.Module) -> bool:
     if not is_swapped(module):
         return False
     kind: Any = type(module)
-    module.__class__ = _original(kind)
+    module.__class__ = class_before(kind, "swapped_from")
     # Accelerate stores the class's forward in the module itself.
     held = getattr(module.__dict__.get("forward"), "__func__", None)
     ours, own = list(_inside(kind.forward)), list(_inside(kind.swapped_from.forward))
@@ -116,40 +117,24 @@ def _inside(forward: Any) -> Iterator[Any]:
         forward = getattr(forward, "__wrapped__", None)
 
 
-@functools.cache
-def _original(kind: Any) -> type:
-    """Return the class before `swap`. FSDP and parametrizations make subclasses, so the swapped class may be a base."""
-    if "swapped_from" in vars(kind):
-        own: type = kind.swapped_from
-        return own
-    bases = tuple(_original(base) if hasattr(base, "swapped_from") else base for base in kind.__bases__)
-    members = {name: value for name, value in vars(kind).items() if name not in {"__dict__", "__weakref__"}}
-    made: type = type(kind)(kind.__name__, bases, members)
-    return made
-
-
 def swapped_class(cls: Any, members_of: Callable[..., dict[str, Any]], *key: Hashable) -> type:
     """Return the subclass of a module's class with the members `members_of(cls, *key)`: its forward and its rule.
 
-    One class serves all modules with the same class and key. It has the same name as the module's class, since wrap
-    policies and `_no_split_modules` match names. Its modules are pickled with these arguments, which create it again.
+    One class serves all modules with the same class and key.
     """
-    return _swapped_class(cls, cls.forward, members_of, key)
+    swapped: type = _swapped_class(cls, cls.forward, members_of, key)
+    return swapped
 
 
 @functools.cache
-def _swapped_class(cls: Any, _own: Any, members_of: Callable[..., dict[str, Any]], key: tuple[Hashable, ...]) -> type:
+def _swapped_class(cls: Any, _own: Any, members_of: Callable[..., dict[str, Any]], key: tuple[Hashable, ...]) -> Any:
     """Return the subclass. The forward is part of the cache key, since a patch may replace it."""
     members = {
         **members_of(cls, *key),
-        **{name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")},
-        "swapped_from": cls,
-        "_made_by": (cls, members_of, *key),
         "__init__": _constructor(cls),
-        "__reduce_ex__": _reduce,
         "__prepare_scriptable__": _unswapped,
     }
-    return type(cls.__name__, (cls,), members)
+    return subclass(cls, members, mark="swapped_from", make=swapped_class, arguments=(members_of, *key))
 
 
 def _constructor(cls: Any) -> Callable[..., None]:
@@ -167,22 +152,8 @@ def _constructor(cls: Any) -> Callable[..., None]:
     return __init__
 
 
-def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
-    kind: Any = type(module)
-    owner = next(base for base in kind.__mro__ if "swapped_from" in vars(base))
-    if owner is not kind:  # a subclass by `fuse` or the user
-        reduced: tuple[Any, ...] = super(owner, module).__reduce_ex__(protocol)
-        return reduced
-    return _loaded, kind._made_by, module.__getstate__()  # type: ignore[no-untyped-call]
-
-
-def _loaded(*made_by: Any) -> nn.Module:
-    module: nn.Module = object.__new__(swapped_class(*made_by))
-    return module
-
-
 def _unswapped(module: nn.Module) -> nn.Module:
     """Return a module with the original class and the same attributes. `torch.jit.script` compiles it instead."""
-    twin: nn.Module = object.__new__(_original(type(module)))  # type: ignore[arg-type]
+    twin: nn.Module = object.__new__(class_before(type(module), "swapped_from"))
     twin.__dict__.update(module.__dict__)
     return twin

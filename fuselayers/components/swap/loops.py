@@ -23,7 +23,7 @@ _SHORTEST: Final = 8
 
 
 class _Calls(TorchFunctionMode):
-    """Counts the calls of torch's functions by their places in the code, callers included."""
+    """Counts the calls of torch's functions by the lines of code, callers included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ class _Calls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        place, frame = [], sys._getframe(1)
+        lines, frame = [], sys._getframe(1)
         while frame is not None and frame.f_code is not _counts.__code__:
-            place.append((frame.f_code, frame.f_lasti))
+            lines.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back  # type: ignore[assignment]
-        self.counts[tuple(place)] += 1
+        self.counts[tuple(lines)] += 1
         return function(*args, **(kwargs or {}))
 
 
@@ -53,13 +53,13 @@ def looped_size(module: nn.Module, call: Call) -> int | None:
     counts = _counts(module, call)
     for size in sorted({size for tensor in tensors_of(call) for size in tensor.shape if size >= _SHORTEST}):
         shorter = _counts(module, tree_map_only(Tensor, functools.partial(_shorter, size), call))
-        if shorter and any(count >= _SHORTEST and shorter[place] != count for place, count in counts.items()):
+        if shorter and any(count >= _SHORTEST and shorter[lines] != count for lines, count in counts.items()):
             return size
     return None
 
 
 def _counts(module: nn.Module, call: Call) -> Mapping[Any, int]:
-    """Return how often forward calls torch from each place; nothing if it does not run on these inputs."""
+    """Return how often forward calls torch from each line; nothing if it does not run on these inputs."""
     args, kwargs = tree_map_only(Tensor, Tensor.clone, call)  # autograd allows no write into a leaf
     try:
         with torch.enable_grad(), forked_rng(), _Calls() as calls:

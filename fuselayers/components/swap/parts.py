@@ -6,29 +6,11 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from ..._torch.dispatch import FakeTensor, hooks_of_all_modules
-from ..hooks import has_hooks
-from ..linear import Linear
-
-
-def original_type(value: Any) -> type:
-    """Return the type that a value had before it was swapped."""
-    kind = type(value)
-    original: type | None = getattr(kind, "swapped_from", None)
-    # A subclass of a swapped class, such as FSDP's, is another type.
-    return original if original is not None and kind.__bases__ == (original,) else kind
-
-
-def is_plain(module: Any) -> bool:
-    """Return whether calling a module runs the forward of its class and nothing else."""
-    if not isinstance(module, nn.Module) or has_hooks(module):
-        return False
-    if any(name in module.__dict__ for name in ("forward", "_call_impl", "_wrapped_call_impl")):
-        return False
-    return module.__dict__.get("_compiled_call_impl") is None and not hooks_of_all_modules()
-
+from ..._torch.modules import has_hooks, hooks_of_all_modules, is_plain
+from ...module_class import unchanged_class
+from ..plain import has_plain_weights, is_parameter, is_plain_linear
 
 _LINEAR_OF_OTHERS: Final = frozenset(
     {("Conv1D", "transformers.pytorch_utils"), ("FalconLinear", "transformers.models.falcon.modeling_falcon")}
@@ -37,29 +19,19 @@ _LINEAR_OF_OTHERS: Final = frozenset(
 
 def is_linear(value: Any) -> bool:
     """`nn.Linear`, or a linear layer of transformers such as `Conv1D`, with plain parameters."""
-    kind = original_type(value)
-    if kind not in (nn.Linear, Linear) and (kind.__name__, kind.__module__) not in _LINEAR_OF_OTHERS:
-        return False
-    return is_plain(value) and is_parameter(value.weight) and (value.bias is None or is_parameter(value.bias))
-
-
-def is_parameter(value: Any) -> bool:
-    """A whole floating-point parameter, neither sharded nor quantised.
-
-    During a call it may be a plain tensor, which FSDP1 and `torch.func.functional_call` put there. In a model without
-    memory it may be a fake tensor.
-    """
-    return type(value) in (nn.Parameter, Tensor, FakeTensor) and value.is_floating_point()
+    cls = unchanged_class(value)
+    of_others = (cls.__name__, cls.__module__) in _LINEAR_OF_OTHERS and has_plain_weights(value)
+    return of_others or is_plain_linear(value)
 
 
 def is_dropout(value: Any) -> bool:
     """`nn.Dropout` that is not in place."""
-    return original_type(value) is nn.Dropout and is_plain(value) and not value.inplace
+    return unchanged_class(value) is nn.Dropout and is_plain(value) and not value.inplace
 
 
 def is_layer_norm(value: Any) -> bool:
     """`nn.LayerNorm` over the last dimension, or timm's, with a weight."""
-    kind = original_type(value)
+    kind = unchanged_class(value)
     is_of_timm = (kind.__name__, kind.__module__) == ("LayerNorm", "timm.layers.norm")
     return (
         (kind is nn.LayerNorm or (is_of_timm and not value._fast_norm))
@@ -88,7 +60,7 @@ def is_activation(value: Any) -> bool:
     """
     if not isinstance(value, nn.Module):
         return isinstance(value, Hashable) and value in _ACTIVATIONS
-    kind = original_type(value)
+    kind = unchanged_class(value)
     known = kind in _ACTIVATIONS or kind.__module__ in _OF_OTHERS
     bare = is_plain(value) and not getattr(value, "inplace", False)
     return known and bare and next(value.parameters(), None) is None
@@ -106,7 +78,7 @@ def is_flag(value: Any) -> bool:
 
 def is_identity(value: Any) -> bool:
     """`nn.Identity`."""
-    return original_type(value) is nn.Identity and is_plain(value)
+    return unchanged_class(value) is nn.Identity and is_plain(value)
 
 
 def why_not(module: nn.Module, name: str) -> str:

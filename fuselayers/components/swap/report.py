@@ -22,6 +22,7 @@ class Site:
         error_before: the same for the original module.
         saved_before: bytes that it kept for backward, on the inputs of the verification; None if it was not verified.
         saved_after: bytes that it keeps now.
+        unverified: why it was not verified, or not whole, though it was asked for.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Site:
     error_before: float | None = None
     saved_before: int | None = None
     saved_after: int | None = None
+    unverified: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,16 @@ class SwapReport:
     Attributes:
         level: "layers" or "blocks".
         sites: the modules that were swapped. One may be inside another.
-        skipped: the modules that a rule matched but that were not swapped, and the blocks that failed verification.
-            Level "auto" may then have swapped layers inside these blocks. If nothing was swapped, also one module of
-            each class that no rule fits.
+        skipped: the modules that a rule matched but that were not swapped, and the blocks that failed verification or
+            could not be verified. Level "auto" may then have swapped layers inside these blocks. If nothing was
+            swapped, also one module of each class that no rule fits.
         saved_before: bytes that one training call of the whole model kept for backward; None if it was not verified, or
             does not run in training mode on the batch.
         saved_after: bytes that it keeps now.
         held_after: the part of them that hooks on saved tensors, as in gradient checkpointing and offloading, cannot
             free.
-        notes: how the model is called from now on, why nothing was verified or compressed, or that nothing is saved.
+        notes: how the model is called from now on, why nothing was verified or compressed, how to swap what could not
+            be verified, or that nothing is saved.
     """
 
     level: str
@@ -104,15 +107,11 @@ class SwapReport:
         return rows
 
     def _skipped_lines(self) -> list[str]:
-        """Return one line for all modules of a class with the same reason."""
-        groups: dict[tuple[str, str], list[str]] = {}
-        for skipped in self.skipped:
-            groups.setdefault((skipped.kind, skipped.reason), []).append(skipped.name)
-        lines: list[str] = []
-        for (kind, reason), names in groups.items():
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            lines.append(f"not swapped: {names[0] or 'the model'} ({kind}){more}: {reason}")
-        return lines
+        return _reasons("not swapped", [(part.name, part.kind, part.reason) for part in self.skipped])
+
+    def _unverified_lines(self) -> list[str]:
+        unverified = [(site.name, site.kind, site.unverified) for site in self.sites if site.unverified]
+        return _reasons("swapped, not verified", unverified)
 
     def _saved_lines(self) -> list[str]:
         """Return the bytes that a training call keeps, if they were measured."""
@@ -136,7 +135,10 @@ class SwapReport:
             lines += table_lines(table, width, left=range(len(used)))
             names = [name for column, name in enumerate(_COLUMNS) if column in used and _COLUMNS[name]]
             lines += _wrapped([f"  {name}: {_COLUMNS[name]}" for name in names])
-        return "\n".join([*lines, *_wrapped([*self._saved_lines(), *self.notes, *self._skipped_lines()])])
+        return "\n".join([*lines, *_wrapped(self._text_lines())])
+
+    def _text_lines(self) -> list[str]:
+        return [*self._saved_lines(), *self.notes, *self._unverified_lines(), *self._skipped_lines()]
 
 
 _COLUMNS: Final[Mapping[str, str]] = {
@@ -147,6 +149,18 @@ _COLUMNS: Final[Mapping[str, str]] = {
     "kept": "bytes kept for backward, as a share of the original module's",
     "backend": "what compiled the blocks; auto: not verified",
 }
+
+
+def _reasons(said: str, modules: list[tuple[str, str, str]]) -> list[str]:
+    """Return one line for all modules of a class with the same reason. Each module is its name, class and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, kind, reason in modules:
+        groups.setdefault((kind, reason), []).append(name)
+    lines: list[str] = []
+    for (kind, reason), names in groups.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"{said}: {names[0] or 'the model'} ({kind}){more}: {reason}")
+    return lines
 
 
 def _wrapped(lines: list[str]) -> list[str]:

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ..._torch.modules import is_plain
+from ...module_class import unchanged_class
 from .forms import Form, Unreadable, form_of, form_of_sequence, form_of_source
-from .parts import is_plain, original_type, why_not
+from .parts import why_not
 
 Test = Callable[[Any], bool]
 """A test of an attribute."""
@@ -21,7 +23,7 @@ _NAMES: Final = {"math": math, "torch": torch, "F": F, "nn": nn}
 
 
 @dataclass(frozen=True)
-class Place:
+class Match:
     """How a rule fits the modules of a class.
 
     Attributes:
@@ -75,37 +77,36 @@ class Rule:
         written = () if isinstance(self.of, type) else self.of
         return tuple(form_of_source(source, _NAMES) for source in written)
 
-    def place(self, module: nn.Module) -> Place | str | None:
+    def match(self, module: nn.Module) -> Match | str | None:
         """Return how the rule fits a module, why not if only its parts do not fit, or None if it does not match."""
-        places = self._places(module)
-        if not places or (self.fits is not None and not self.fits(module)):
+        matches = self._matches(module)
+        if not matches or (self.fits is not None and not self.fits(module)):
             return None
-        obstacles = {place: self.obstacle(module, place) for place in places}
-        free = [place for place, obstacle in obstacles.items() if obstacle is None]
+        obstacles = {match: self.obstacle(module, match) for match in matches}
+        free = [match for match, obstacle in obstacles.items() if obstacle is None]
         if free:
             return free[0]
         # A plain torch layer of another kind means another computation, and so does a sequence of which no part fits.
         # Then the rule does not match, and there is no reason to give.
         near = (
-            place
-            for place in places
-            if not any(self._is_another(module, *part) for part in place.parts)
-            and (not place.names or any(self._part_fits(module, *part) for part in place.parts))
+            match
+            for match in matches
+            if not any(self._is_another(module, *part) for part in match.parts)
+            and (not match.names or any(self._part_fits(module, *part) for part in match.parts))
         )
-        return next((obstacles[place] for place in near), None)
+        return next((obstacles[match] for match in near), None)
 
-    def _places(self, module: nn.Module) -> list[Place]:
+    def _matches(self, module: nn.Module) -> list[Match]:
         """Return each way that a forward of the rule matches the module's. Two ways may differ only in the parts."""
         if isinstance(self.of, type):
-            is_of_class = self.of in (original_type(module), nn.Module)
-            return [Place(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
+            is_of_class = self.of in (unchanged_class(module), nn.Module)
+            return [Match(parts=tuple((name, name) for name in self.parts))] if is_of_class else []
         names = tuple(module._modules) if type(module).forward is nn.Sequential.forward else ()
-        try:
-            form = form_of_sequence(names) if names else _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
-        except Unreadable:
+        form = form_of_sequence(names) if names else _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
+        if isinstance(form, str):
             return []
         return [
-            Place(
+            Match(
                 tuple(zip(written.inputs, form.inputs, strict=True)),
                 tuple(zip(written.attributes, form.attributes, strict=True)),
                 names,
@@ -124,30 +125,32 @@ class Rule:
         of_torch = isinstance(value, nn.Module) and type(value).__module__.startswith("torch.nn.modules")
         return of_torch and is_plain(value) and not self._part_fits(module, role, name)
 
-    def obstacle(self, module: nn.Module, place: Place) -> str | None:
+    def obstacle(self, module: nn.Module, match: Match) -> str | None:
         """Return why a call of the module may not use the rule's forward, or None if it may."""
-        if place.names and tuple(module._modules) != place.names:
+        if match.names and tuple(module._modules) != match.names:
             return "its modules have changed"
-        if any(name in module.__dict__ for name in place.methods):
+        if "parametrizations" in module._modules:  # reading a parameter computes it: spectral_norm's takes a step
+            return "it is parametrized"
+        if any(name in module.__dict__ for name in match.methods):
             return "one of its methods is replaced"
-        for role, name in place.parts:
+        for role, name in match.parts:
             if not self._part_fits(module, role, name):
                 return why_not(module, name)
         return None
 
 
 @cache
-def _form_of(cls: Any, forward: Any) -> Form:
-    """Return the normal form of a class. The forward is part of the cache key, since a patch may replace it."""
-    return form_of(cls)
+def _form_of(cls: Any, forward: Any) -> Form | str:
+    """Return the normal form of a class, or why it has none. The forward is a key, since a patch may replace it."""
+    try:
+        return form_of(cls)
+    except Unreadable as problem:  # cached as well: for a deep model each rule asks for the form of each module
+        return str(problem)
 
 
 def unread(module: nn.Module) -> str:
     """Return why no rule fits a module."""
     if not is_plain(module):
         return "it has a hook, or its forward is replaced"
-    try:
-        _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
-    except Unreadable as problem:
-        return str(problem)
-    return "no rule matches its forward"
+    form = _form_of(type(module), type(module).forward)  # type: ignore[arg-type]
+    return form if isinstance(form, str) else "no rule matches its forward"

@@ -38,20 +38,23 @@ _COMPRESSED: Final = 0.05
 few tokens in float8 have it."""
 
 
-def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call]:
-    """Run the model once, in evaluation mode, and return each module's first arguments by name.
+def inputs_of_sites(model: nn.Module, names: Iterable[str], batch: Any) -> dict[str, Call | str]:
+    """Run the model once, in evaluation mode, and return each module's first arguments by name, or why there are none.
 
     Args:
         model: its modes and torch's random state do not change.
-        names: qualified names of its modules. Modules that the model does not call are missing in the result.
+        names: qualified names of its modules.
         batch: the model's arguments: a mapping by name, a tuple by position, or one tensor.
     """
-    calls: dict[str, Call] = {}
+    names = list(names)
+    calls: dict[str, Call | str] = dict.fromkeys(names, "the model does not call it on this batch")
 
     def keep(name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # A call with an argument that cannot be copied, such as an object that holds activations, is not kept.
-        with contextlib.suppress(Exception):
-            calls.setdefault(name, _copies((args, kwargs)))
+        if isinstance(calls[name], str):
+            try:
+                calls[name] = _copies((args, kwargs))
+            except Exception as problem:  # such as an object that holds activations
+                calls[name] = f"its arguments cannot be copied: {in_one_line(problem):.200}"
 
     modules = dict(model.named_modules())
     hooks = [modules[name].register_forward_pre_hook(functools.partial(keep, name), with_kwargs=True) for name in names]
@@ -106,23 +109,23 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
 
     The comparison is in evaluation mode, in which nothing is dropped. The reference is a copy in float64, or the
     original where that cannot run. For a causal loss the model is in training mode but its submodules are not, and
-    there is no copy in float64. The module does not change. Returns the site with the measurements, or the reason not
-    to swap it.
+    there is no copy in float64. The module does not change. Returns the site with the measurements, and with the reason
+    if it could not be verified; or the reason not to swap it.
     """
     is_loss = kind.rule == loss.NAME  # the module is the whole model, too large for a copy in float64
     try:
         original, swapped = (_sharing_parameters(module).eval() for _ in range(2))
         wide = None if is_loss else copy.deepcopy(module).eval()
-    except Exception:  # a module may hold an object that cannot be copied
-        return site
+    except Exception as problem:  # a module may hold an object that cannot be copied
+        return replace(site, unverified=f"it cannot be copied: {in_one_line(problem):.200}")
     if not any(parameter.requires_grad for parameter in module.parameters()):  # a frozen model, or no weights
         call = with_gradients(call)
     swapped.__class__ = kind
     original.training = swapped.training = is_loss  # logits are left out only in training
     try:
         before = _run(original, call)
-    except Exception:  # the original fails on these inputs
-        return site
+    except Exception as problem:
+        return replace(site, unverified=f"a copy of the original raises {in_one_line(problem):.200}")
     is_block = kind.rule == "block"
     if is_block and (size := looped_size(original, _copies(call))):
         reason = f"its forward loops over {size} elements of an input: each size would need a graph of its own"
@@ -145,12 +148,13 @@ def check(site: Site, module: nn.Module, kind: Any, call: Call) -> Site | Skippe
     least_of_gradients = max(least, _COMPRESSED) if compresses else least
     if not (of_results <= _ALLOWED * least and of_gradients <= _ALLOWED * least_of_gradients):
         return Skipped(site.name, site.kind, f"its error is {error:.1e}, the original's {error_before:.1e}")
-    if math.isfinite(error_before):  # else nothing can be compared
-        site = replace(site, error=error, error_before=error_before)
+    if not math.isfinite(error_before):
+        return replace(site, unverified="the original's results are not finite on this batch")
+    site = replace(site, error=error, error_before=error_before)
     try:
         _run(original.train(), call)
-    except Exception:  # it does not run in training mode
-        return site
+    except Exception as problem:
+        return replace(site, unverified=f"in training the original raises {in_one_line(problem):.200}")
     try:
         _run(swapped.train(), call)
     except Exception as problem:

@@ -141,15 +141,15 @@ def attention(
     _check_device("documents", documents, q)
     seed = seed_or_draw(q, p, training=training, seed=seed)
     check_shard(shard, shape)
-    place = (0, 0, 0, 0)
+    position = (0, 0, 0, 0)
     if shard is not None and seed is not None:
         (b, h, t, s), (_, heads, tokens, _) = shard.start, shard.shape
-        place = ((b * heads + h) * tokens + t, heads * tokens, tokens, s)
+        position = ((b * heads + h) * tokens + t, heads * tokens, tokens, s)
     tensors = q, k, v, bias, sinks, key_padding_mask, mask, documents, seed
-    options: Any = q.shape[-1] ** -0.5 if scale is None else scale, causal, window, first, soft_cap, p, *place
+    options: Any = q.shape[-1] ** -0.5 if scale is None else scale, causal, window, first, soft_cap, p, *position
     reason = None
-    if place[3] % 8:
-        reason = f"its shard begins at column {place[3]}, which is not a multiple of 8"
+    if position[3] % 8:
+        reason = f"its shard begins at column {position[3]}, which is not a multiple of 8"
     if backend == "eager":
         return attention_by_formula(*tensors, *options)
     if backend == "auto" and (reason or _torch_is_faster(*tensors, window, soft_cap)):

@@ -222,6 +222,8 @@ def _scores_tile(  # type: ignore[no-untyped-def]
         score += tl.load(start + wide_queries * bias_query * SCORES + keys[None, :], mask=live, other=0.0).to(
             tl.float32
         )
+        # LOWEST of cpu/attention.cpp, before the factor log2(e).
+        score = tl.where((score < -90852.18) & (score != float("-inf")), -90852.18, score)
     if mask_ptr is not None:
         start = mask_ptr + (batch * mask_batch + head * mask_head) * SCORES
         allowed = tl.load(start + wide_queries * mask_query * SCORES + keys[None, :], mask=live, other=0)
@@ -234,11 +236,7 @@ def _scores_tile(  # type: ignore[no-untyped-def]
         of_queries = tl.load(documents_ptr + of_batch + first + queries, mask=queries < num_queries, other=-1)
         of_keys = tl.load(documents_ptr + of_batch + keys, mask=keys < num_keys, other=-2)
         visible = visible & (of_queries[:, None] == of_keys[None, :])
-    # Models write masks with the lowest number, whose product would be -inf. It must not hide a key.
-    visible = visible & (score != float("-inf"))
-    score *= 1.4426950408889634
-    score = tl.where(score == float("-inf"), -3.4028234663852886e38, score)
-    return tl.where(visible, score, float("-inf")), slope
+    return tl.where(visible, score * 1.4426950408889634, float("-inf")), slope
 
 
 @tile_function

@@ -35,7 +35,7 @@ from .kernels import launch_backward, launch_forward, with_adjacent_channels
 
 __all__ = ["attention_backward", "attention_forward"]
 
-_RULES: Final = (
+_OPTIONS: Final = (
     "Tensor? bias, Tensor? sinks, Tensor? key_padding_mask, Tensor? mask, Tensor? documents, Tensor? seed, "
     "float scale, bool causal, SymInt? window, SymInt first, float? soft_cap, float p, "
     "SymInt first_row, SymInt rows_of_batch, SymInt rows_of_head, SymInt first_column"
@@ -195,10 +195,10 @@ def _empty_heads(x: Tensor) -> Tensor:
 
 
 attention_forward = define(
-    f"attention_forward(Tensor q, Tensor k, Tensor v, {_RULES}) -> (Tensor, Tensor)", _launch_forward, _empty_forward
+    f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)", _launch_forward, _empty_forward
 )
 attention_backward = define(
-    f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, {_RULES}, bool wants_bias) "
+    f"attention_backward(Tensor dy, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, {_OPTIONS}, bool wants_bias) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _launch_backward,
     _empty_backward,

@@ -74,6 +74,10 @@ Sight sight(const Problem& P, const Pair& pair) {
   return seen;
 }
 
+// Models write masks with the lowest number. In a row of only such scores the logarithm of the sum, which backward reads,
+// must keep digits beside them: all lower scores count as this one, below that of float16's lowest number.
+constexpr float LOWEST = -0x1p17f;
+
 // Add the bias to a tile of scores, and make the scores -inf that tensors hide. extra: [QUERIES][KEYS], and a tile.
 void add_tensors(const Problem& P, const Pair& pair, float* scores, float* extra) {
   for (int i = 0; i < pair.queries; ++i) {
@@ -99,10 +103,12 @@ void add_tensors(const Problem& P, const Pair& pair, float* scores, float* extra
     }
   }
   float* const tile = extra + QUERIES * KEYS;
+  const Floats lowest = all(P.bias.data ? LOWEST : -INFINITY);
   transpose(extra, KEYS, pair.queries, pair.keys, tile, 1.0f);
   for (int i = 0; i < pair.keys * QUERIES; i += W) {
     const Floats x = load(tile + i);
-    store(scores + i, x == -INFINITY ? all(-INFINITY) : load(scores + i) + x);
+    const Floats sum = load(scores + i) + x;
+    store(scores + i, x == -INFINITY ? all(-INFINITY) : sum < lowest ? lowest : sum);
   }
 }
 

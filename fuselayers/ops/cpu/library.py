@@ -132,7 +132,7 @@ def _library() -> ctypes.CDLL | None:
         except OSError as error:
             missing = str(error)
             continue
-        if ctypes.c_char_p.in_dll(library, "fuselayers_sources").value == sources_hash().encode():
+        if ctypes.c_char_p.in_dll(library, "fuselayers_sources").value == cpp_sources_hash().encode():
             for function, kinds in _ARGUMENTS.items():
                 getattr(library, function).argtypes = (*(_KINDS[kind] for kind in kinds), ctypes.c_int)
                 getattr(library, function).restype = None
@@ -148,7 +148,7 @@ def _warn(message: str) -> None:
     warnings.warn(f"{message}; {_REBUILD}", FallbackWarning, stacklevel=4)
 
 
-def sources_hash() -> str:
+def cpp_sources_hash() -> str:
     """Return the hash of the C++ sources, which `setup.py` compiles into the library.
 
     A library of other sources is not called.

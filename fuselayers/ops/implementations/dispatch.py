@@ -20,12 +20,14 @@ settings, never on a measurement, so numerics do not depend on the clock.
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..._torch.dispatch import (
+    PLAIN_TENSORS,
     OpOverload,
     is_compiling,
     is_dynamo_tracing,
@@ -42,11 +44,10 @@ from .launch import INTERPRETED, why_no_kernels
 from .own_kernels import takes_own_kernels
 
 BACKENDS: Final = ("auto", "eager", "cpp", "triton")
-CPU_KERNELS_FROM: Final = 1 << 16
+_CPU_KERNELS_FROM: Final = 1 << 16
 """Elements from which the kernels in C++ beat plain torch where nothing is dropped."""
 
 _NARROWEST: Final = 16  # columns from which the kernels in C++ beat plain torch where nothing is dropped
-PLAIN: Final = frozenset({Tensor, nn.Parameter})
 WIDEST: Final = (1 << 31) - (1 << 16)  # kernels count columns in 32 bits, and their last tiles lie beyond the row
 KERNEL_DTYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -80,7 +81,7 @@ class Op:
         formula: Callable[..., Any],
         fused: Callable[..., Any],
         *,
-        cpu_from: int = CPU_KERNELS_FROM,
+        cpu_from: int = _CPU_KERNELS_FROM,
         in_graphs: bool = False,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
@@ -94,7 +95,7 @@ class Op:
         # torch's cache on disk identifies an op by its name, not by its code.
         own_name, name = name, f"{name}_node_{sources_hash()[:8]}"
         _library.define(f"{name}{schema}")  # type: ignore[no-untyped-call]
-        _library.impl(name, self._inside_the_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+        _library.impl(name, self._run_node, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
         self._node = _nodes[own_name] = getattr(torch.ops.fuselayers, name).default
 
     def __call__(
@@ -132,20 +133,38 @@ class Op:
             fits = runs_cpp(tensors) if first.is_cpu else (unsupported_reason or _unsupported_reason(tensors)) is None
             if fits:
                 return self._node(*tensors, *options)
+        if not self.takes_kernels(
+            backend,
+            tensors,
+            torch_is_as_fast=torch_is_as_fast,
+            torch_is_faster_below=torch_is_faster_below,
+            unsupported_reason=unsupported_reason,
+        ):
+            return self._formula(*tensors, *options)
+        return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+
+    def takes_kernels(
+        self,
+        backend: str,
+        tensors: Sequence[Tensor | None],
+        *,
+        torch_is_as_fast: bool = False,
+        torch_is_faster_below: int = 0,
+        unsupported_reason: str | None = None,
+    ) -> bool:
+        """Return whether a call with these arguments takes the kernels, where Dynamo does not trace it."""
+        first = tensors[0]
+        assert first is not None
         if backend == "auto" and first.is_cpu:
             # Inside a compiler a condition on a size would become a guard, so `is_compiling` comes first.
-            use_fused = (
+            return (
                 not is_compiling()
                 and (self._drops(tensors) or (not torch_is_as_fast and self._is_large(first)))
                 and runs_cpp(tensors)
             )
-        else:
-            use_fused = uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
-                backend != "auto" or first.numel() >= torch_is_faster_below
-            )
-        if not use_fused:
-            return self._formula(*tensors, *options)
-        return self._fused(*(without_repeats(tensors) if is_compiling() else tensors), *options)
+        return uses_kernels(backend, *tensors, unsupported_reason=unsupported_reason) and (
+            backend != "auto" or first.numel() >= torch_is_faster_below
+        )
 
     def _drops(self, tensors: Sequence[Tensor | None]) -> bool:
         return self._seed is not None and tensors[self._seed] is not None
@@ -154,7 +173,7 @@ class Op:
         # A kernel works row by row, and each row has a fixed cost.
         return not self._cpu_from or (first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST)
 
-    def _inside_the_node(self, *arguments: Any) -> Any:
+    def _run_node(self, *arguments: Any) -> Any:
         takes_kernels = self._kernels_in_graphs(arguments[0])
         if takes_kernels and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
@@ -252,7 +271,7 @@ def _unsupported_reason(tensors: Sequence[Tensor | None]) -> str | None:
             continue
         if tensor.dtype not in KERNEL_DTYPES and tensor.is_floating_point():
             return f"its kernels are for float32, bfloat16 and float16, got {tensor.dtype}"
-        if not compiling and type(tensor) not in PLAIN:
+        if not compiling and type(tensor) not in PLAIN_TENSORS:
             return f"a {type(tensor).__name__} may override torch's ops, which kernels do not call"
         if not compiling and tensor.dim() and tensor.shape[-1] > WIDEST:
             return f"its kernels are for at most {WIDEST} columns, got {tensor.shape[-1]}"
@@ -292,6 +311,18 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if device.type == "meta" or not torch.is_autocast_enabled(device.type):
         return None
     return torch.get_autocast_dtype(device.type)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products of tensors on x's device keep their dtypes.
+
+    >>> x = torch.ones(2, 2)
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(x):
+    ...     (x @ x).dtype
+    torch.float32
+    """
+    # The meta device has no autocast.
+    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
 def backward_takes_formula() -> bool:

@@ -42,16 +42,16 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..._torch.dispatch import FakeTensor, is_compiling, transforms_are_active
+from ..._torch.dispatch import PLAIN_OR_FAKE_TENSORS, is_compiling, transforms_are_active
 from ..cross_entropy import cross_entropy, cross_entropy_reference, fused_cross_entropy
-from ..implementations import autocast_dtype, define, in_cpp, uses_kernels, without_repeats
+from ..implementations import autocast_dtype, define, in_cpp, uses_kernels, without_autocast, without_repeats
 from ..linear import product
 from ..losses import check_loss_options, check_target, loss_dtype, reduce_losses, row_count
 from ..shapes import check_linear
 from . import chunks
-from .chunks import Gradients, Wanted, autocast_disabled, cast, in_chunks, loss_of_chunk
+from .chunks import Gradients, Wanted, cast, in_chunks, loss_of_chunk
 
 
 def linear_cross_entropy(
@@ -156,7 +156,7 @@ def under_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tens
 
 def needs_all_logits(*tensors: Tensor | None) -> bool:
     """Return whether a transform or a tensor subclass needs the formula. Used here and by linear_log_prob."""
-    plain = all(type(tensor) in (Tensor, nn.Parameter, FakeTensor, type(None)) for tensor in tensors)
+    plain = all(tensor is None or type(tensor) in PLAIN_OR_FAKE_TENSORS for tensor in tensors)
     return not plain or (not is_compiling() and transforms_are_active())
 
 
@@ -329,7 +329,7 @@ def _run_with_dlogits(
 ) -> tuple[Tensor, Tensor]:
     *options, backend, reduction, dtype = rest
     count, scale = _scale_for(x, target, options[0], reduction)
-    with autocast_disabled(x):
+    with without_autocast(x):
         numbers, dlogits_RV = loss_of_chunk(
             (x.reshape(target.numel(), x.shape[-1]), weight, bias),
             target.reshape(-1),

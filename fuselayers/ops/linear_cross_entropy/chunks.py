@@ -15,7 +15,6 @@ GPU's time at the widths of a large model; with fewer rows it is more.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from ..._torch.dispatch import FakeTensor
 from ..cross_entropy import fused_loss, fused_loss_gradients
+from ..implementations import without_autocast
 from ..linear import product, takes_onednn
 from ..rows import cdiv
 
@@ -84,7 +84,7 @@ def in_chunks(
     dx_RD = x.new_zeros(x_RD.shape if wanted[0] else 0)
     dweight = dbias = None
     results = numbers
-    with autocast_disabled(x):
+    with without_autocast(x):  # the inputs are cast already, and float32 products must stay float32
         for start in range(0, max(count, 1), size):
             rows = slice(start, start + size) if kept is None else kept[start : start + size]
             x_CD = x_RD[rows]
@@ -156,11 +156,6 @@ def loss_of_chunk(
     if scale_C is None:
         return numbers_3C, None
     return numbers_3C, cast(_gradients_in_place(scale_C, logits_CV, target_C, numbers_3C[1:], *options), dtype)
-
-
-def autocast_disabled(x: Tensor) -> AbstractContextManager[Any]:
-    # The inputs are cast already, and float32 products must stay float32. Meta has no autocast.
-    return torch.autocast("cpu" if x.is_meta else x.device.type, enabled=False)
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,6 +1,7 @@
 """normalise -- the call, formula, reference and kernels that all norm ops share."""
 
 from .call import normalise as normalise
+from .call import rms_norm_saves_x_only as rms_norm_saves_x_only
 from .formula import LayerNormOptions as LayerNormOptions
 from .formula import NormStyle as NormStyle
 from .formula import RmsNormOptions as RmsNormOptions

@@ -20,6 +20,8 @@ _SMALL: Final = 1 << 21
 """Elements below which a GPU runs torch's own norm: in bfloat16 these kernels would save an H100 some 5 us in forward
 and backward, and take the host 175 us more (AMD EPYC). GPU and host work at the same time."""
 
+_Tensors = tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor | None, Tensor | None, Tensor | None]
+
 
 def normalise(
     x: Tensor,
@@ -46,25 +48,40 @@ def normalise(
     if shard is not None:
         check_shard(shard, x.shape, whole_rows=True)
     row_R = None if seed is None else row_indices(shard, x.shape, device=x.device)
-    # Autocast would save a copy in float32.
-    is_one_kernel_of_torch = (
-        (residual is None and bias is None and seed is None)
-        and weight.dtype == x.dtype == (x if norm_bias is None else norm_bias).dtype
-        and autocast_dtype(x.device) is None
-    )
-    width, reason = x.shape[-1], None
+    tensors = x, residual, bias, weight, norm_bias, seed, row_R
+    results: tuple[Tensor, Tensor] = _op(backend, tensors, (p, eps, pre, rms), **_conditions(tensors, rms=rms))
+    return results
+
+
+def rms_norm_saves_x_only(x: Tensor, weight: Tensor) -> bool:
+    """Return whether `rms_norm` saves x and a number per row; the formula saves more. Used by `swap`."""
+    tensors = x, None, None, weight, None, None, None
+    if _op.takes_kernels("auto", tensors, **_conditions(tensors, rms=True)):
+        return True
+    return x.is_cuda and _is_one_kernel_of_torch(tensors)
+
+
+def _conditions(tensors: _Tensors, *, rms: bool) -> dict[str, Any]:
+    """Return the arguments of the op that decide between formula and kernels."""
+    x, width, reason = tensors[0], tensors[0].shape[-1], None
     # Inside a compiler a condition on a size becomes a guard.
     if (x.is_cuda or not is_compiling()) and width > LONGEST_ROW:
         reason = f"its kernels take rows of at most {LONGEST_ROW} columns, got {width}"
-    results: tuple[Tensor, Tensor] = _op(
-        backend,
-        (x, residual, bias, weight, norm_bias, seed, row_R),
-        (p, eps, pre, rms),
-        torch_is_faster_below=_SMALL if is_one_kernel_of_torch else 0,
-        torch_is_as_fast=not rms,  # torch has one kernel for a layer norm, and none for an RMS norm
-        unsupported_reason=reason,
+    return {
+        "torch_is_faster_below": _SMALL if _is_one_kernel_of_torch(tensors) else 0,
+        "torch_is_as_fast": not rms,  # torch has one kernel for a layer norm, and none for an RMS norm
+        "unsupported_reason": reason,
+    }
+
+
+def _is_one_kernel_of_torch(tensors: _Tensors) -> bool:
+    """Return whether torch has one kernel for a call on a GPU."""
+    x, residual, bias, weight, norm_bias, seed, _ = tensors
+    return (
+        (residual is None and bias is None and seed is None)
+        and weight.dtype == x.dtype == (x if norm_bias is None else norm_bias).dtype
+        and autocast_dtype(x.device) is None  # autocast would save a copy in float32
     )
-    return results
 
 
 def _formula(

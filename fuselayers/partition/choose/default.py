@@ -24,7 +24,7 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
             continue
         # A view that the user's checkpointing saves may have a base that is recomputed.
         view = is_view(node) and node.meta.get("recompute") is not CheckpointPolicy.MUST_SAVE
-        recompute = view or node in joint.made_from_scalars or must_recompute(node) or _is_made_of_less(joint, node)
+        recompute = view or node in joint.made_from_scalars or must_recompute(node) or _has_smaller_sources(joint, node)
         unsaveable = joint.why_not_saveable(node)
         if unsaveable is not None and node.op == "placeholder":
             raise PartitionError(f"backward needs the input {node.name!r}, which cannot be saved, since {unsaveable}")
@@ -35,7 +35,7 @@ def saved_by_default(joint: JointGraph) -> list[fx.Node]:
     return saved[::-1]
 
 
-def _is_made_of_less(joint: JointGraph, node: fx.Node) -> bool:
+def _has_smaller_sources(joint: JointGraph, node: fx.Node) -> bool:
     """True for a value of backward alone that is larger than its sources.
 
     Inductor makes the gradient of a cross entropy a one-hot mask [N, V] of the targets [N]: 51 MB for 1,024 tokens of

@@ -33,12 +33,23 @@ def machine_of(device_type: str) -> Machine:
     >>> machine_of("cpu").bandwidth > 0
     True
     """
+    return _tuned().get(_key(device_type)) or _STATED.get(device_type) or _STATED["cuda"]
+
+
+def named_with_file(machine: Machine) -> str:
+    """Return the name of a machine; of one that `fuselayers tune` measured, with the file that holds it.
+
+    Reports name the file, since it changes the cut, and with it the last bits of results.
+    """
+    return f"{machine.name}, from {tuned_file()}" if machine in _tuned().values() else machine.name
+
+
+def _tuned() -> Mapping[str, Machine]:
     try:
         path = tuned_file()
-        tuned = _read_tuned(path, path.stat().st_mtime_ns)
+        return _read_tuned(path, path.stat().st_mtime_ns)
     except (OSError, RuntimeError):  # no such file, no permission, or no home folder
-        tuned = {}
-    return tuned.get(_key(device_type)) or _STATED.get(device_type) or _STATED["cuda"]
+        return {}
 
 
 def tuned_file() -> Path:

@@ -10,7 +10,7 @@ import torch.fx as fx
 
 from ..._torch.inductor import compile_with_inductor, cpp_compiler, has_triton, trace_with_inductor
 from ..._torch.tracing import all_nodes
-from ...errors import say_once
+from ...errors import warn_once
 from ...ops.implementations.own_kernels import own_kernels, takes_own_kernels
 from ...ops.linear import onednn_wins
 from ...sources import sources_hash
@@ -87,7 +87,7 @@ def compile_inductor(
 
 
 def _say_no_graph(reason: str) -> None:
-    say_once(f"cuda_graphs=True captures no CUDA graph of a part of the model: {reason.strip().splitlines()[0]}")
+    warn_once(f"cuda_graphs=True captures no CUDA graph of a part of the model: {reason.strip().splitlines()[0]}")
 
 
 def cache_key(cut: Partitioner, device_types: Collection[str], *, torch_random: bool) -> str:

@@ -17,6 +17,7 @@ from ...names import name_of
 from ...text_table import readable_bytes
 from ..backends import expanded
 from ..choose.cost import flops_of
+from ..choose.machine import named_with_file
 from ..choose.partitioners import Partitioner, SavePolicy, cost_model_for, default, partitioner
 from ..choose.peak_bytes import peak_bytes
 from ..fused_function import FusedFunction
@@ -128,7 +129,7 @@ def explain(
         partition=_text(cut),
         compress=None if way is None else way.name,
         gradient_errors=errors_of_gradients,
-        machine=cost.machine.name,
+        machine=named_with_file(cost.machine),
         saved=tuple(value for part in parts for value in part.saved),
         recomputed=tuple(value for part in parts for value in part.recomputed),
         totals=totals,

@@ -115,7 +115,7 @@ class MemoryReport:
         subject: the function's or module's name.
         backend: the backend for which the graph was cut.
         partition: the partitioner.
-        machine: the machine whose speed sets the prices.
+        machine: the machine whose speed sets the prices, with the file of `fuselayers tune` if that measured it.
         saved: every saved value, in the order of the graph.
         recomputed: every recomputed value, in the order of the graph.
         totals: by partitioner: "this", and for comparison "eager" (autograd without a compiler), "default" (this

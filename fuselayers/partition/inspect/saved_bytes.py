@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..._torch.dispatch import storage_key, tree_leaves
+from ..._torch.dispatch import PLAIN_TENSORS, storage_key, tree_leaves
 from ..._torch.guards import outside_dynamo
 
 
@@ -108,7 +108,7 @@ def _alive() -> dict[Hashable, int]:
     sizes: dict[Hashable, int] = {}
     for value in gc.get_objects():
         # Not isinstance: a lazy proxy may import its module for it.
-        if type(value) in (Tensor, nn.Parameter):
+        if type(value) in PLAIN_TENSORS:
             try:
                 sizes[storage_key(value)] = value.untyped_storage().nbytes()
             except (NotImplementedError, RuntimeError):  # such as a sparse tensor

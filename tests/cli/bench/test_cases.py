@@ -5,6 +5,8 @@ import torch
 
 from fuselayers import ops
 from fuselayers.cli.bench.cases import OPS, Settings, op_case
+from fuselayers.ops import NormStyle
+from tests.ops.cases import CASES
 
 _SETTINGS = Settings((2, 7, 64), torch.float32, torch.device("cpu"), dropout=0.0)
 
@@ -19,6 +21,17 @@ def test_the_plain_form_computes_what_the_op_computes_from_tensors_of_their_own(
     floats = [tensor for key, tensor in case.tensors.items() if key not in ("cos", "sin", "target")]
     assert all(tensor.requires_grad for tensor in floats)
     assert not any(torch.equal(left, right) for left in tensors for right in tensors if left is not right)
+
+
+@pytest.mark.parametrize("style", ["post", "pre", "prenorm"])
+def test_the_floor_is_what_the_meter_of_the_kernels_checks(style: NormStyle) -> None:
+    compared = 0
+    for name in OPS:
+        metered = next((CASES[key] for key in (f"{name}, {style}", f"{name}, gelu", name) if key in CASES), None)
+        if metered is not None:
+            compared += 1
+            assert op_case(name, replace(_SETTINGS, dropout=0.1, style=style)).floor == metered.floor, name
+    assert compared == 10
 
 
 def test_every_op_of_the_library_can_be_timed() -> None:

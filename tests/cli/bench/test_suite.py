@@ -11,7 +11,7 @@ from fuselayers.cli.bench.report import Report
 from fuselayers.cli.bench.subjects import op_subject
 from fuselayers.cli.bench.suite import MODELS, Job, run_suite
 from fuselayers.cli.main import main
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 from fuselayers.configs import build
 
 CPU = torch.device("cpu")

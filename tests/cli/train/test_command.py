@@ -1,5 +1,6 @@
 """Whole runs, from the overrides to the files."""
 
+import dataclasses
 import errno
 import json
 import math
@@ -19,6 +20,8 @@ from fuselayers.cli.main import main
 from fuselayers.cli.train.checkpoint import read_checkpoint, whole_tensors
 from fuselayers.cli.train.loop import Trainer
 from fuselayers.configs import build, compose, to_yaml
+from fuselayers.partition import machine_of
+from fuselayers.partition.choose.machine import write_tuned
 from tests.cli.train.conftest import (
     assert_same_run,
     before_step,
@@ -73,6 +76,15 @@ def test_the_config_of_a_run_builds_the_model_of_its_checkpoint(finished: Path) 
     model.load_state_dict(whole_tensors(newest(finished), prefix="model."))
     assert "$" not in (finished / "config.yaml").read_text()
     assert compose(finished / "config.yaml").train.accumulate == 2
+
+
+def test_a_file_of_measured_prices_is_named(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSELAYERS_CACHE", str(tmp_path))
+    path = write_tuned("cpu", dataclasses.replace(machine_of("cpu"), name="measured: this machine"))
+    ended = [f"train.resume={newest(finished)}", f"train.output={tmp_path / 'on'}", "fusion=eager"]
+    printed = run_train(ended)
+    assert f"what is saved is chosen by the prices of measured: this machine, from {path}\n" in printed
+    assert "prices" not in (finished.parent / "printed.txt").read_text()
 
 
 def test_a_run_can_be_made_longer_elsewhere_and_the_first_one_stays(finished: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from fuselayers import errors
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the warnings of earlier tests: a process shows each warning once."""
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
 
 
 @pytest.fixture(autouse=True)

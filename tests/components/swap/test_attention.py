@@ -95,3 +95,17 @@ def test_it_is_one_op_for_a_compiler() -> None:
     torch.compile(module, backend=aot_autograd(fw_compiler=compiler))(*inputs).sum().backward()
     ops = torch.ops.fuselayers
     assert [targets.count(op.default) for op in (ops.attention_forward, ops.attention_backward)] == [1, 1]
+
+
+class PackedAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = x.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+def test_compiled_and_exported_with_methods_of_tensors_that_are_written_in_python() -> None:
+    module, x = PackedAttention(), torch.randn(2, 5, 24)
+    swap(module, level="layers", verify=False).require("attention")
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for call in (compiled, torch.export.export(module, (x,), strict=True).module()):
+        torch.testing.assert_close(call(x), PackedAttention()(x))

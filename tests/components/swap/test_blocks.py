@@ -310,7 +310,7 @@ def test_one_block_in_four_may_have_other_sizes() -> None:
 
 
 def test_linear_layers_in_a_list_are_no_blocks() -> None:
-    with pytest.warns(UserWarning, match="found nothing"):
+    with pytest.warns(UserWarning, match="changed nothing"):
         assert swap(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), level="blocks", verify=False).sites == ()
     report = swap(Feedforward(), level="blocks", compress="int8", verify=False)
     assert report.notes == ("there are no repeated blocks: level layers, nothing compressed",)
@@ -387,7 +387,7 @@ class Attending(Feedforward):
 
 @pytest.mark.parametrize("probability", [0.0, 0.5])
 def test_a_hook_in_a_block_retains_a_gradient(probability: float) -> None:
-    blocks = nn.Sequential(Attending(), Attending()).train(not probability)
+    blocks = nn.Sequential(Attending(), Attending()).train()
     for block in blocks.modules():
         block.dropout = probability
     outputs: list[Tensor] = []

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 from transformers.pytorch_utils import Conv1D
 
 from fuselayers import swap, unswap
@@ -51,7 +52,31 @@ def test_swapped_feedforwards_take_onednn(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(calls) == 6
 
 
+def test_an_argument_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
+    plain: Any = model()
+    swapped: Any = model()
+    assert len(swap(swapped, level="layers", verify=False).sites) == 2
+    torch.testing.assert_close(swapped[0](input=torch.ones(3, 128)), plain[0](torch.ones(3, 128)))
+    torch.testing.assert_close(swapped[2](x=torch.ones(3, 192)), plain[2](torch.ones(3, 192)))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'y'"):
+        swapped[0](y=torch.ones(3, 128))
+
+
+def test_a_parametrization_is_computed_once_in_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computation of a spectral norm takes a step of its power iteration."""
+    monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: True)
+    results = []
+    for is_swapped in (False, True):
+        layers = model()
+        if is_swapped:
+            assert len(swap(layers, level="layers", verify=False).sites) == 2
+        spectral_norm(layers[0])  # type: ignore[index]
+        results.append((layers(torch.ones(3, 128)), dict(layers.named_buffers())))
+    torch.testing.assert_close(*results)
+
+
 def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
-    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+    with pytest.warns(UserWarning, match="swap changed nothing"):
         assert swap(model(), level="layers", batch=torch.randn(8, 64, 128)).sites == ()

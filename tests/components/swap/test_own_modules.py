@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import pickle
 import threading
 from typing import Any
@@ -12,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fuselayers.components.swap import swap
-from tests.components.swap.layers import Feedforward, layer
+from fuselayers.partition import saved_bytes
+from tests.components.swap.layers import Feedforward, LlamaRMSNorm, layer
 
 
 class WithLock(Feedforward):
@@ -103,7 +105,7 @@ def test_a_class_says_what_is_pickled() -> None:
 def test_a_model_on_the_meta_device_is_not_verified() -> None:
     with torch.device("meta"):
         module = Feedforward()
-    report = swap(module, level="layers", batch=X.to("meta"))
+    report = swap(module, level="layers", batch=X.to("meta"), verify="if_possible")
     assert [site.rule for site in report.sites] == ["mlp"]
     assert report.notes == ("not verified: its parameters are on the meta device; give it values",)
 
@@ -122,3 +124,41 @@ def test_a_norm_is_exported_for_any_number_of_rows() -> None:
     program = torch.export.export(module, (X,), dynamic_shapes=({0: torch.export.Dim("rows")},))
     many = torch.randn(10_000, 8)  # the norm's kernel in C++ takes them in eager mode
     torch.testing.assert_close(program.module()(many), module(many))
+
+
+class Polynomial(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.zeros_like(x)
+        for exponent in range(3):  # no rule can match a loop
+            y = y + x**exponent
+        return y
+
+
+def test_the_source_of_a_class_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RegNet has 500 modules, and each of 17 rules asks for the form of each: 20 s."""
+    read = []
+    source = inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda function: read.append(function) or source(function))
+    swap(nn.Sequential(Feedforward(), *(Polynomial() for _ in range(9))), level="layers", verify=False)
+    assert read.count(Polynomial.forward) == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "has_kernels"),
+    [
+        (1 << 14, 8, torch.float32, True),  # too few columns for the kernel
+        (1 << 12, 32, torch.float64, True),
+        (1 << 12, 32, torch.float32, False),
+        (1 << 12, 32, torch.float32, True),
+        (7, 32, torch.float32, True),
+    ],
+)
+def test_a_norm_saves_its_input_and_a_number_per_row_where_the_kernel_does_not_run_too(
+    rows: int, columns: int, dtype: torch.dtype, has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = LlamaRMSNorm(columns).to(dtype)
+    swap(module, level="layers", verify=False).require("rms_norm")
+    if not has_kernels:
+        monkeypatch.setattr("fuselayers.ops.implementations.dispatch.has_kernels", lambda: False)
+    x = torch.randn(rows, columns, dtype=dtype, requires_grad=True)
+    assert saved_bytes(module, x) <= (rows * columns + rows) * dtype.itemsize

@@ -2,6 +2,9 @@
 
 import copy
 import pickle
+import re
+import threading
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,7 +126,7 @@ def test_names_of_variables_and_unread_arguments_do_not_matter(kind: Any) -> Non
 )
 def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
     model = kind()
-    with pytest.warns(UserWarning, match=f"swap found nothing to swap in {kind.__name__}\n") as said:
+    with pytest.warns(UserWarning, match=f"swap changed nothing in {kind.__name__}\n") as said:
         report = swap(model, verify=False)
     assert report.sites == ()
     assert [skipped.reason for skipped in report.skipped] == [reason]
@@ -132,7 +135,7 @@ def test_a_swap_that_finds_nothing_says_why(kind: Any, reason: str) -> None:
 
 
 def test_a_class_that_acts_on_its_subclasses_is_left_alone() -> None:
-    with pytest.warns(UserWarning, match="swap found nothing to swap"):
+    with pytest.warns(UserWarning, match="swap changed nothing"):
         report = swap(Registered(), verify=False)
     assert report.skipped[0].reason == "its class has an __init_subclass__"
 
@@ -205,9 +208,7 @@ def test_where_chooses_by_name() -> None:
     model = nn.ModuleDict({"one": Feedforward(), "two": Feedforward()})
     report = swap(model, "tw*", level="layers", verify=False)
     assert [site.name for site in report.sites] == ["two"]
-    with pytest.warns(
-        UserWarning, match=r"found nothing to swap in Feedforward\nno module matches where='nothing\.\*'"
-    ):
+    with pytest.warns(UserWarning, match=r"changed nothing in Feedforward\nno module matches where='nothing\.\*'"):
         swap(model["one"], "nothing.*", verify=False)
 
 
@@ -250,7 +251,7 @@ def raising(self: Any, x: Tensor) -> Tensor:
 )
 def test_a_rule_that_fails_the_verification_is_skipped(forward: Any, reason: str) -> None:
     rule = Rule("wrong", of=Feedforward, forward=forward)
-    with pytest.warns(UserWarning, match="found nothing"):
+    with pytest.warns(UserWarning, match="changed nothing"):
         report = swap(Feedforward(), level="layers", rules=[rule], batch=torch.randn(3, 8))
     assert report.skipped[0].reason.startswith(reason)
 
@@ -302,26 +303,78 @@ def test_what_is_refused() -> None:
         swap(model)
 
 
-def test_without_a_batch_nothing_is_verified_and_the_report_says_so() -> None:
-    model = nn.Sequential(Feedforward(), Feedforward())
-    vars(model).update(config=SimpleNamespace(), main_input_name=["no", "name"])
-    report = swap(model)
-    assert report.level == "layers"
-    assert [site.error for site in report.sites] == [None, None]
-    assert report.notes == ("not verified: there is no batch, and none could be made; give batch=",)
+class WithoutBatch(Feedforward):
+    main_input_name = ("no", "name")
+    config = SimpleNamespace()
 
 
-def test_a_batch_without_finite_results_verifies_nothing() -> None:
-    report = swap(Feedforward(), level="layers", batch=torch.full((4, 8), torch.nan))
-    assert [(site.rule, site.error, site.error_before) for site in report.sites] == [("mlp", None, None)]
+class WithWrongBatch(Feedforward):
+    """Its config gives a batch on which it does not run."""
+
+    main_input_name = "pixel_values"
+    config = SimpleNamespace(image_size=16)
 
 
-def test_a_made_batch_that_does_not_run_verifies_nothing() -> None:
-    class Model(Feedforward):
-        main_input_name = "pixel_values"
-        config = SimpleNamespace(image_size=16)
+class NotCalled(Feedforward):
+    """A model with a part that it does not call."""
 
-    report = swap(Model(), level="layers")
-    (note,) = report.notes
-    assert note.startswith("not verified: the model does not run on a batch made from its config (")
-    report.require("mlp")
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = Feedforward()
+
+
+class WithLock(Feedforward):
+    """It cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class WithoutTraining(Feedforward):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+    def train(self, mode: bool = True) -> Any:
+        if mode:
+            raise RuntimeError("it is frozen")
+        return super().train(mode)
+
+
+X = torch.randn(4, 8)
+
+
+# Each reason not to verify a module.
+@pytest.mark.parametrize(
+    ("make", "name", "batch", "why"),
+    [
+        (WithoutBatch, "", None, "there is no batch, and none could be made"),
+        (WithWrongBatch, "", None, r"the model does not run on a batch made from its config \(.*\)"),
+        (NotCalled, "other", X, "the model does not call it on this batch"),
+        (WithLock, "", X, "it cannot be copied: TypeError: cannot pickle .*"),
+        (Feedforward, "", torch.full((4, 8), torch.nan), "the original's results are not finite on this batch"),
+        (WithoutTraining, "", X, "in training the original raises RuntimeError: it is frozen"),
+    ],
+)
+def test_what_cannot_be_verified_is_swapped_only_if_asked_and_the_report_says_why(
+    make: type[nn.Module], name: str, batch: Any, why: str
+) -> None:
+    model: Any = make().eval()
+    before = type(model.get_submodule(name))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # nothing else may be swapped
+        report = swap(model, level="layers", batch=batch)
+    assert type(model.get_submodule(name)) is before
+    (skipped,) = (skipped for skipped in report.skipped if skipped.name == name)
+    assert re.fullmatch(f"not verified: {why}", skipped.reason)
+    assert "verify='if_possible'" in str(report)
+    unswap(model)
+    report = swap(model, level="layers", batch=batch, verify="if_possible")
+    assert name in [site.name for site in report.sites]
+    assert re.search(f"not verified: .*{why}", " ".join(str(report).split()))
+
+
+def test_a_module_that_is_not_called_is_verified_by_one_of_its_class_and_sizes() -> None:
+    report = swap(nn.Sequential(NotCalled(), Feedforward()), level="layers", batch=X)
+    assert report.skipped == ()
+    assert [site.name for site in report.sites if site.error is not None] == ["0", "0.other", "1"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fuselayers
 from fuselayers import ops
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 from tests.gpu.hollow.driver import LOADED, counted
 
 DTYPE = torch.bfloat16

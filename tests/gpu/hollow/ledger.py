@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import fuselayers
 from fuselayers import ops
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 from fuselayers.ops.implementations import launch
 from fuselayers.ops.linear_cross_entropy import call as loss
 from fuselayers.ops.linear_cross_entropy import log_prob

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import fuselayers
-from fuselayers.cli.plain_torch import plain_twin
 from fuselayers.cli.train.data import read_text
 from fuselayers.cli.train.engine import ALONE, Engine, start_engine
 from fuselayers.cli.train.loop import Trainer, Update
 from fuselayers.cli.train.optimizer import build_optimizer
+from fuselayers.components.model.plain_torch import plain_twin
 from fuselayers.configs import choices, compose
 from fuselayers.partition import FallbackWarning, explain, fuse, saved_bytes
 from tests.gpu.hollow.driver import counted

@@ -218,6 +218,21 @@ def test_the_lowest_bias_hides_nothing_by_itself(backend: str) -> None:
     assert not ops.attention(q, k, v, bias=bias, backend=backend)[:, :, 5].any()
 
 
+@every_kernel
+@pytest.mark.parametrize("lowest", [-1e4, torch.finfo(torch.float16).min, -1e9, torch.finfo(torch.float32).min])
+def test_gradients_of_a_row_with_the_lowest_bias(backend: str, lowest: float) -> None:
+    """Backward reads the logarithm of a row's sum, of which such a bias leaves few digits or none."""
+    values = tensors((1, 2, 20, 16), (1, 2, 30, 16), (1, 2, 30, 16))
+    bias, dy = torch.full((20, 30), lowest, device=DEVICE), torch.randn((1, 2, 20, 16), device=DEVICE)
+
+    def gradients(backend: str) -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().clone().requires_grad_() for x in (*values, bias)]
+        y = ops.attention(*leaves[:3], bias=leaves[3], backend=backend)
+        return torch.autograd.grad(y, leaves, dy)
+
+    torch.testing.assert_close(gradients(backend), gradients("eager"), rtol=0.01, atol=0.01)
+
+
 @every_backend
 def test_evaluation_drops_nothing(backend: str) -> None:
     q, k, v = tensors((1, 1, 5, 8), (1, 1, 5, 8), (1, 1, 5, 8))

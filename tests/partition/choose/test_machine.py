@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fuselayers.partition import Machine, machine_of
+from fuselayers.partition import Machine, explain, machine_of
 from fuselayers.partition.choose.machine import tuned_file, write_tuned
 
 MINE = Machine(
@@ -52,6 +52,12 @@ class TestTuned:
         write_tuned("cpu", faster)
         assert (machine_of("cpu"), machine_of("xpu")) == (faster, other)
         assert [*tmp_path.iterdir()] == [path]
+
+    def test_is_named_with_its_file_in_explain(self, tmp_path: Path) -> None:
+        x = torch.randn(8, requires_grad=True)
+        assert explain(torch.sin, x).machine == "stated: two cores with AVX-512"
+        write_tuned("cpu", MINE)
+        assert explain(torch.sin, x).machine == f"measured, from {tmp_path / 'machines.json'}"
 
     def test_is_of_a_number_of_threads(self) -> None:
         threads = torch.get_num_threads()

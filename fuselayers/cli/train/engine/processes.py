@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ....configs import Config
-from ...text import is_launched
+from ...torchrun import is_launched
 
 Value = TypeVar("Value")
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -18,14 +19,18 @@ class _OwnAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        is_attention = func is F.scaled_dot_product_attention
-        return (attention_of_torch_call if is_attention else func)(*args, **(kwargs or {}))
+        return _OWN.get(func, func)(*args, **(kwargs or {}))
+
+
+# Dynamo cannot inline the method `unflatten`, as it must under a mode.
+_OWN: Final = {F.scaled_dot_product_attention: attention_of_torch_call, Tensor.unflatten: torch.unflatten}
 
 
 def attention(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """The module's own forward, with this library's attention in place of `F.scaled_dot_product_attention`."""
     tensor = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-    if tensor is None or not tensor.is_cpu:  # there the mode would change nothing
+    # Elsewhere the mode would change nothing. In strict export Dynamo inlines `unflatten` all the same.
+    if tensor is None or not tensor.is_cpu or torch.compiler.is_exporting():
         return own_forward(self, *args, **kwargs)
     # Without gradients too: reentrant checkpointing runs forward that way, and backward must drop the same weights.
     with _OwnAttention():

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .... import ops
+from ...._torch.dispatch import PLAIN_TENSORS
 from ..parts import is_dropout, is_layer_norm, is_linear
 from ..rule import Rule
 from .linear import linear
@@ -39,7 +40,7 @@ def dense_dropout_residual_norm(
 
 def _is_alike(x: Any, residual: Any, norm: nn.LayerNorm) -> bool:
     """Return whether the op supports these: plain tensors of one shape and one dtype, which is the norm's too."""
-    plain = all(type(tensor) in (Tensor, nn.Parameter) for tensor in (x, residual))
+    plain = all(type(tensor) in PLAIN_TENSORS for tensor in (x, residual))
     return plain and residual.shape == x.shape and residual.dtype == x.dtype == norm.weight.dtype
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .... import ops
 from ...._torch.dispatch import is_compiling
-from ..again import linear_again, made_again
+from ....module_class import unchanged_class
 from ..parts import (
     is_activation,
     is_dropout,
@@ -25,8 +25,8 @@ from ..parts import (
     is_layer_norm,
     is_linear,
     is_number,
-    original_type,
 )
+from ..recomputed import linear_of_recomputed, recomputed_in_backward
 from ..rule import Rule, Test
 from .dropout import probability
 from .linear import linear, weight_of
@@ -64,7 +64,7 @@ def _packed(activation: _Activation, both: Tensor) -> Tensor:
 
 
 def _is_silu(activation: Any) -> bool:
-    kind = original_type(activation)
+    kind = unchanged_class(activation)
     return activation is F.silu or kind is nn.SiLU or f"{kind.__module__}.{kind.__name__}" == _SILU
 
 
@@ -100,7 +100,7 @@ def _down(
     weight = weight_of(down)
     seeds = (ops.draw_seed(device=sources[0].device),) if p else ()
     made = functools.partial(_hidden, hidden, p, weight.dtype if cast else None)
-    y = linear_again(made, (*sources, *seeds), weight, down.bias)
+    y = linear_of_recomputed(made, (*sources, *seeds), weight, down.bias)
     return ops.dropout(y, outer_p * training if outer is None else probability(outer))
 
 
@@ -119,7 +119,7 @@ def dense_activation_norm(
 ) -> Tensor:
     """norm(activation(dense(x))), as in the head of BERT."""
     make = functools.partial(_activated_norm, activation, norm.eps)
-    return made_again(make, linear(x, dense), norm.weight, *(() if norm.bias is None else (norm.bias,)))
+    return recomputed_in_backward(make, linear(x, dense), norm.weight, *(() if norm.bias is None else (norm.bias,)))
 
 
 def _activated_norm(

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 from .... import ops
 from ....ops.linear import onednn_wins
-from ..parts import is_linear, is_parameter
+from ...plain import is_parameter
+from ..layer import own_forward
+from ..parts import is_linear
 from ..rule import Rule
 
 _LEAST_WEIGHT: Final = 1 << 14  # elements; a smaller layer needs more than 1,024 rows to gain
@@ -25,8 +27,11 @@ def linear(x: Tensor, layer: Any) -> Tensor:
     return ops.linear(x, weight_of(layer), layer.bias)
 
 
-def _forward(self: nn.Module, x: Tensor) -> Tensor:
-    return linear(x, self)
+def _forward(self: nn.Module, *args: Tensor, **kwargs: Tensor) -> Tensor:
+    if len(args) != 1 or kwargs:  # torch names the argument `input`, `Conv1D` names it `x`
+        result: Tensor = own_forward(self, *args, **kwargs)
+        return result
+    return linear(args[0], self)
 
 
 def _is_faster(module: nn.Module) -> bool:

@@ -26,9 +26,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .... import ops
+from ....module_class import unchanged_class
 from ..forms import Unreadable, form_of
 from ..layer import arguments_of, own_forward
-from ..parts import is_linear, original_type
+from ..parts import is_linear
 from ..rule import Rule
 
 NAME: Final = "causal_lm_loss"
@@ -98,8 +99,8 @@ def _keeps_all(arguments: Any) -> bool:
 
 
 def _is_causal(loss_function: Any) -> bool:
-    place = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
-    return place == ("transformers.loss.loss_utils", "ForCausalLMLoss")
+    origin = getattr(loss_function, "__module__", None), getattr(loss_function, "__name__", None)
+    return origin == ("transformers.loss.loss_utils", "ForCausalLMLoss")
 
 
 def _loss(hidden: Tensor, head: Any, labels: Tensor, **options: Any) -> Tensor:
@@ -207,7 +208,7 @@ def _is_hidden(node: ast.AST) -> bool:
 
 
 def _is_causal_lm(module: Any) -> bool:
-    cls = original_type(module)
+    cls = unchanged_class(module)
     # Most modules are not models, and their forwards are not read.
     if "loss_function" not in vars(module) and not hasattr(cls, "loss_function"):
         return False

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from .... import ops
 from ...._torch.dispatch import is_compiling
-from ....ops.implementations import CPU_KERNELS_FROM
-from ..again import made_again
-from ..parts import is_number, is_parameter
+from ....ops.normalise import rms_norm_saves_x_only
+from ...plain import is_parameter
+from ..parts import is_number
+from ..recomputed import recomputed_in_backward
 from ..rule import Rule
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -26,11 +27,10 @@ def _saving_x(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     @functools.wraps(norm)
     def forward(self: nn.Module, *, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        # Below this size the op runs its formula on a CPU, which saves more than x. In a compiler the condition would
-        # become a guard.
-        if x.is_cpu and not is_compiling() and x.numel() < CPU_KERNELS_FROM:
-            return made_again(functools.partial(norm, eps=eps), x, weight)
-        return norm(x, weight, eps)
+        # A compiler decides itself what is saved.
+        if is_compiling() or rms_norm_saves_x_only(x, weight):
+            return norm(x, weight, eps)
+        return recomputed_in_backward(functools.partial(norm, eps=eps), x, weight)
 
     return forward
 

@@ -10,7 +10,7 @@ import torch
 import torch.fx as fx
 
 from ...._torch.tracing import boxed
-from ....errors import in_one_line, say_once
+from ....errors import in_one_line, warn_once
 from .availability import load_nvfuser
 from .translate import InputLayouts, layout_of, order_of, translate
 
@@ -76,7 +76,7 @@ class Region:
             if re.search("out[ _]of[ _]memory", str(error), re.IGNORECASE):
                 raise torch.OutOfMemoryError(str(error)) from error
             self._failed = True
-            say_once(f"nvFuser failed on a part of a graph; torch runs this part from now on: {in_one_line(error)}")
+            warn_once(f"nvFuser failed on a part of a graph; torch runs this part from now on: {in_one_line(error)}")
             return self(*inputs)
 
     def _in_nvfuser(self, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:

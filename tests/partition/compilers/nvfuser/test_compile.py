@@ -260,7 +260,7 @@ def test_torch_runs_what_nvfuser_fails_on_with_one_warning(
     fails: str, on_the_cpu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(on_the_cpu.FusionDefinition, fails, Mock(side_effect=RuntimeError("no scheduler\nand more")))
-    monkeypatch.setattr(errors, "_said", set())
+    monkeypatch.setattr(errors, "_warned", set())
     fn, x = fused(), torch.randn(3, 4, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -17,14 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..components.attention import MultiHeadAttention
-from ..components.block import TransformerBlock
-from ..components.feedforward import MLP, FusedMLP, GatedMLP
-from ..components.model import Decoder, Encoder, VisionTransformer
-from ..components.norm import LayerNorm, RMSNorm
-from ..components.position import LearnedPosition, RotaryPosition
-from ..components.residual import PostResidual, PreResidual
-from ..partition import eager_view
+from ...partition import eager_view
+from ..attention import MultiHeadAttention
+from ..block import TransformerBlock
+from ..feedforward import MLP, FusedMLP, GatedMLP
+from ..norm import LayerNorm, RMSNorm
+from ..position import LearnedPosition, RotaryPosition
+from ..residual import PostResidual, PreResidual
+from .decoder import Decoder
+from .encoder import Encoder
+from .vision_transformer import VisionTransformer
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     {

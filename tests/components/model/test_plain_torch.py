@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fuselayers.cli.plain_torch import plain_twin
+from fuselayers.components.model.plain_torch import plain_twin
 from fuselayers.configs import build
 
 SMALL_DECODER = ["model.num_layers=2", "model.hidden_dim=32"]

@@ -18,7 +18,7 @@ def _records() -> bool:
     return not (is_compiling() or transforms_are_active() or jit_is_tracing()) and torch.is_grad_enabled()
 
 
-def linear_again(
+def linear_of_recomputed(
     make: Callable[..., Tensor], sources: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """Return make(*sources) @ weight.T + bias; save the sources for backward, which recomputes make(*sources).
@@ -34,20 +34,20 @@ def linear_again(
     """
     if not _records():
         return linear(make(*sources), weight, bias)
-    rows: Tensor = _LinearAgain.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
+    rows: Tensor = _LinearOfRecomputed.apply(make, weight, bias, *sources)  # type: ignore[no-untyped-call]
     # The view is made here, since a view that a custom function returns cannot be written into.
     return rows.view(*sources[0].shape[:-1], rows.shape[-1])
 
 
-def made_again(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
-    """Return make(*sources), and save only the sources. See `linear_again`."""
+def recomputed_in_backward(make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
+    """Return make(*sources), and save only the sources. See `linear_of_recomputed`."""
     if not _records():
         return make(*sources)
-    made: Tensor = _MadeAgain.apply(make, *sources)  # type: ignore[no-untyped-call]
+    made: Tensor = _Recomputed.apply(make, *sources)  # type: ignore[no-untyped-call]
     return made
 
 
-class _LinearAgain(torch.autograd.Function):
+class _LinearOfRecomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Tensor], weight: Tensor, bias: Tensor | None, *sources: Tensor) -> Tensor:
         made = make(*sources)
@@ -65,7 +65,7 @@ class _LinearAgain(torch.autograd.Function):
 
         def formula(*sources: Tensor) -> Tensor:
             nonlocal made  # the gradient of the weight needs it too
-            made = _made(ctx, *sources)
+            made = _recompute(ctx, *sources)
             return made
 
         if any(needs):
@@ -79,7 +79,7 @@ class _LinearAgain(torch.autograd.Function):
         return None, dweight, dy.sum(0) if wants_bias else None, *dsources
 
 
-class _MadeAgain(torch.autograd.Function):
+class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, make: Callable[..., Tensor], *sources: Tensor) -> Tensor:
         made = make(*sources)
@@ -90,7 +90,7 @@ class _MadeAgain(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dmade: Tensor) -> tuple[Tensor | None, ...]:
         gradients = gradients_by_formula(
-            functools.partial(_made, ctx), ctx.saved_tensors, dmade, ctx.needs_input_grad[1:]
+            functools.partial(_recompute, ctx), ctx.saved_tensors, dmade, ctx.needs_input_grad[1:]
         )
         return None, *gradients
 
@@ -102,7 +102,7 @@ def _autocast(made: Tensor) -> tuple[str, bool, torch.dtype]:
     return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
-def _made(ctx: Any, *sources: Tensor) -> Tensor:
+def _recompute(ctx: Any, *sources: Tensor) -> Tensor:
     """Recompute the value of forward."""
     device, enabled, dtype = ctx.autocast
     with torch.autocast(device, dtype, enabled=enabled):
