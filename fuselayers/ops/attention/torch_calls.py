@@ -56,8 +56,9 @@ def attention_of_torch_call(
     # Shapes that broadcast, for which torch's fused kernels save the probabilities too.
     keep = keep_mask(draw_seed(device=query.device), (*query.shape[:-1], key.shape[-2]), p=dropout_p)
     by_formula = torch.ops.aten._scaled_dot_product_attention_math
-    y, _ = by_formula(query, key, value, attn_mask, 1 - 1 / keep_scale(dropout_p), is_causal, keep, **options)
-    return y
+    p = 1 - 1 / keep_scale(dropout_p)
+    dropped: Tensor = by_formula(query, key, value, attn_mask, p, is_causal, keep, **options)[0]
+    return dropped
 
 
 def _multi_head() -> Callable[..., Any]:
