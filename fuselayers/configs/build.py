@@ -112,7 +112,7 @@ def fuse_as(model: nn.Module, fusion: FusionConfig) -> None:
         backend=fusion.backend,
         partition=fusion.partition,
         compress=fusion.compress,
-        cuda_graphs=fusion.cuda_graphs,
+        cuda_graphs=bool(fusion.cuda_graphs),
     )
 
 

@@ -70,7 +70,10 @@ class FusionConfig:
     scope: Annotated[
         Literal["none", "block", "model"], "what is fused as one function: none, each block, or the whole model"
     ] = "block"
-    cuda_graphs: Annotated[bool, "on a GPU, run forward and backward as CUDA graphs; with scope=model"] = False
+    cuda_graphs: Annotated[
+        bool | None,
+        "on a GPU, run forward and backward as CUDA graphs, with scope=model; null: only `train`, where it can",
+    ] = None
 
     def __post_init__(self) -> None:
         if self.cuda_graphs and self.scope != "model":

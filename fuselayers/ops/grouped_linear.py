@@ -115,17 +115,21 @@ def _weight_gradients_backward(ctx: Any, ddweights_EFD: Tensor) -> tuple[Any, ..
     return _product(x_RD, ddweights, ends_E, False), _product(dy_RF, ddweights, ends_E, True), None
 
 
+_READS = (torch.Tag.cudagraph_unsafe,)  # CUDA graphs end before an op whose host may read `ends`
+
 _product = define(
     "grouped_linear(Tensor x, Tensor[] weights, Tensor ends, bool transposed) -> Tensor",
     _run_product,
     _empty_product,
     keys=["CompositeExplicitAutograd"],
+    tags=_READS,
 )
 _weight_gradients = define(
     "grouped_linear_weight_gradients(Tensor dy, Tensor x, Tensor ends) -> Tensor",
     _run_weight_gradients,
     _empty_weight_gradients,
     keys=["CompositeExplicitAutograd"],
+    tags=_READS,
 )
 torch.library.register_autograd("fuselayers::grouped_linear", _product_backward, setup_context=_save_for_product)
 torch.library.register_autograd(

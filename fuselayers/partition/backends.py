@@ -30,7 +30,7 @@ from .joint_graph import PartitionError
 COMPILERS: Final[Mapping[str, Callable[..., Callable[..., Any]]]] = MappingProxyType(
     {"eager": compile_eager, "inductor": compile_inductor, "triton": compile_triton, "nvfuser": compile_nvfuser}
 )
-_WITH_CUDA_GRAPHS: Final = ("inductor", "triton")
+WITH_CUDA_GRAPHS: Final = ("inductor", "triton")
 _NAMES: Final = ("auto", *COMPILERS)
 _SECONDS: Final = 3.0  # a compilation that takes longer logs a warning, the first time in a process
 _warned_of_wait: Final = threading.Event()
@@ -143,7 +143,7 @@ def compile_chain(
     for index, name in enumerate(chain):
         reason = _why_unavailable(name, devices)
         if reason is None:
-            options = {"cuda_graphs": True} if cuda_graphs and name in _WITH_CUDA_GRAPHS and "cuda" in devices else {}
+            options = {"cuda_graphs": True} if cuda_graphs and name in WITH_CUDA_GRAPHS and "cuda" in devices else {}
             if cuda_graphs and not options:
                 where = f"the backend {name!r}" if "cuda" in devices else "a CPU"
                 warn_once(f"cuda_graphs=True captures nothing on {where}; it needs a GPU, and triton or inductor")

@@ -18,7 +18,7 @@ from ..machine import describe_machine
 from ..text import say
 from .checkpoint import FOLDER_NAME, Content, checkpoints_of, config_of, find_checkpoint, listed, run_of
 from .data import VOCAB_SIZE, Text, read_text
-from .engine import Processes, device_of, fusion_of, grouped, start_engine
+from .engine import Processes, device_of, fusion_of, grouped, start_engine, with_cuda_graphs
 from .lock import locked
 from .loop import Run, Trainer
 from .metrics import FILE_NAME, HEADER, Metrics, MetricsFile
@@ -165,7 +165,7 @@ def _new_folder(output: str, stack: ExitStack) -> Path:
 def _describe(run: Run, console: Console, resumed: Content | None) -> None:
     config, trainer = run.config, run.trainer
     engine, text = trainer.engine, trainer.text
-    fusion = fusion_of(config)
+    fusion, no_graphs = with_cuda_graphs(fusion_of(config), processes=engine.processes, device=trainer.device)
     say(
         console,
         f"{config.model.name} of {sum(parameter.numel() for parameter in engine.module.parameters()):,} parameters, "
@@ -180,6 +180,8 @@ def _describe(run: Run, console: Console, resumed: Content | None) -> None:
         say(console, f"{processes.world_size} processes, dp {processes.dp} x tp {processes.tp}, shard {shard}")
     elif shard != "none":
         say(console, f"one process, so {shard} splits nothing; torchrun starts more")
+    if no_graphs is not None and trainer.device.type == "cuda":
+        say(console, f"without CUDA graphs: {no_graphs}")
     if fusion.scope != "none":
         say(console, "the first step compiles the model, which takes a while")
         machine = machine_of(trainer.device.type)

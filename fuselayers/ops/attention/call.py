@@ -307,5 +307,5 @@ _op = Op(
     _in_torch,
     differentiable(_Attention, lambda *call: attention_forward(*call)[0]),
     cpu_from=0,
-    in_graphs_on_a_cpu=True,
+    in_graphs=True,
 )

@@ -64,7 +64,7 @@ class Op:
     kernels for small norms too.
 
     On a CPU compilers take `formula`, which they fuse with its neighbours. An op that they could not fuse, such as an
-    attention, is one node there too, and the kernels in C++ run in it.
+    attention, is one node there too, and in every graph the kernels of its device run in it.
 
     Args:
         name: the name of the node.
@@ -72,7 +72,7 @@ class Op:
         fused: the same op, with gradients, through the ops that `define` returned.
         cpu_from: the number of elements of the first tensor from which "auto" takes the kernels in C++. With a seed
             "auto" takes them at any size: the formula's mask costs more than a call. At 0 it does without too.
-        in_graphs_on_a_cpu: whether compiled functions on a CPU take the kernels in C++ too, as opaque ops.
+        in_graphs: whether all compiled functions take the kernels, as opaque ops.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class Op:
         fused: Callable[..., Any],
         *,
         cpu_from: int = _CPU_KERNELS_FROM,
-        in_graphs_on_a_cpu: bool = False,
+        in_graphs: bool = False,
     ) -> None:
         self._formula, self._fused, self._cpu_from = formula, fused, cpu_from
-        self._in_graphs_on_a_cpu = in_graphs_on_a_cpu
+        self._in_graphs = in_graphs
         parameters = list(inspect.signature(formula).parameters)
         self._seed = parameters.index("seed") if "seed" in parameters else None
         # Without defaults: torch omits arguments that are equal to their defaults, and `fused` needs all of them.
@@ -129,8 +129,10 @@ class Op:
         if backend == "auto" and is_dynamo_tracing() and is_on_gpu(first):
             leaves_node = (unsupported_reason or _unsupported_reason(tensors)) is None
             return (self._node if leaves_node else self._formula)(*tensors, *options)
-        if backend == "auto" and self._in_graphs_on_a_cpu and _records_a_graph(tensors) and runs_cpp(tensors):
-            return self._node(*tensors, *options)
+        if backend == "auto" and self._in_graphs and _records_a_graph(tensors) and self._kernels_in_graphs(first):
+            fits = runs_cpp(tensors) if first.is_cpu else (unsupported_reason or _unsupported_reason(tensors)) is None
+            if fits:
+                return self._node(*tensors, *options)
         if not self.takes_kernels(
             backend,
             tensors,
@@ -172,10 +174,16 @@ class Op:
         return not self._cpu_from or (first.numel() >= self._cpu_from and first.shape[-1] >= _NARROWEST)
 
     def _run_node(self, *arguments: Any) -> Any:
-        takes_kernels = takes_own_kernels() or (self._in_graphs_on_a_cpu and arguments[0].is_cpu and not INTERPRETED)
+        takes_kernels = self._kernels_in_graphs(arguments[0])
         if takes_kernels and not (transforms_are_active() or any(map(is_wrapper, arguments))):
             return self._fused(*arguments)
         return self("auto", arguments[: self._num_tensors], arguments[self._num_tensors :])
+
+    def _kernels_in_graphs(self, first: Tensor) -> bool:
+        """Return whether the graph that is compiled takes the kernels of a tensor's device."""
+        if takes_own_kernels() or not self._in_graphs:
+            return takes_own_kernels()
+        return not INTERPRETED and (first.is_cpu or (is_on_gpu(first) and why_no_kernels(first.device) is None))
 
 
 def node_of(name: str) -> OpOverload:
@@ -361,7 +369,12 @@ def gradients_by_formula(
 
 
 def define(
-    schema: str, launch: Callable[..., Any], fake: Callable[..., Any], *, keys: Sequence[str] = ("CUDA", "CPU")
+    schema: str,
+    launch: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    keys: Sequence[str] = ("CUDA", "CPU"),
+    tags: Sequence[torch.Tag] = (),
 ) -> Callable[..., Any]:
     """Register `torch.ops.fuselayers.name`, and return it.
 
@@ -370,9 +383,10 @@ def define(
         launch: runs the kernels on the device of the tensors: in C++ where `in_cpp`, else in Triton.
         fake: returns empty results.
         keys: the dispatch keys for which `launch` is registered.
+        tags: what compilers have to know of it.
     """
     name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
+    _library.define(schema, tags=tuple(tags))  # type: ignore[no-untyped-call]
     for key in keys:
         _library.impl(name, outside_dynamo(launch), key)  # type: ignore[no-untyped-call]
     torch.library.register_fake(f"fuselayers::{name}", fake, lib=_library)

@@ -327,7 +327,7 @@ def _replace(node: fx.Node, new: fx.Node) -> None:
     unread = [node]
     while unread:
         node = unread.pop()
-        if not node.users and node.op.startswith("call_") and not _overwrites(node):
+        if not (node._erased or node.users) and node.op.startswith("call_") and not _overwrites(node):
             inputs = node.all_input_nodes
             node.graph.erase_node(node)
             unread += inputs

@@ -88,36 +88,7 @@ def seeded_dropout_calls_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
         with node.graph.inserting_before(node):
             seed = node.graph.call_function(draw_seed, (), {"device": value.device})
         node.target, node.args, node.kwargs = dispatch.node_of("dropout"), (x, seed, None, 0, p), {}
-    for node in [
-        node for node in all_nodes(graph_module) if node.target is torch.nn.functional.scaled_dot_product_attention
-    ]:
-        call: dict[str, Any] = dict(zip(_ATTENTION, node.args, strict=False)) | node.kwargs
-        value = call["query"].meta.get("example_value")
-        p = call.get("dropout_p", 0.0)
-        # On a GPU torch's kernels drop with torch's generator; a mask would cost all probabilities in memory.
-        if isinstance(p, float) and 0 < p < 1 and value is not None and not dispatch.is_on_gpu(value):
-            node.target, node.args, node.kwargs = _attention, (), call
     return recompiled(graph_module)
-
-
-_ATTENTION: Final = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-
-
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    **options: Any,
-) -> Tensor:
-    """torch's attention, whose kernels for a CPU take no dropout, with the mask of a seed."""
-    keep = keep_mask(draw_seed(device=query.device), (*query.shape[:-1], key.shape[-2]), p=dropout_p)
-    p = 1 - 1 / keep_scale(dropout_p)
-    attention = torch.ops.aten._scaled_dot_product_attention_math
-    y: Tensor = attention(query, key, value, attn_mask, p, is_causal, keep, **options)[0]
-    return y
 
 
 def _dropout_calls(graph_module: fx.GraphModule) -> Iterator[tuple[Any, dict[str, Any]]]:

@@ -72,7 +72,7 @@ def test_it_saves_no_weights() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"dropout_p": 1.0}, {"attn_mask": torch.zeros(5, 7, dtype=torch.float64)}],
+    [{"dropout_p": 1.0}, {"attn_mask": torch.zeros(5, 7, dtype=torch.float64), "dropout_p": 0.0}],
     ids=lambda options: next(iter(options)),
 )
 def test_calls_that_are_left_to_torch(options: dict[str, Any]) -> None:

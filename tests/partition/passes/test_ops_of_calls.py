@@ -55,7 +55,14 @@ def rms_norms(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor)
     return F.linear(F.rms_norm(x, (WIDTH,), scale), weight) + x
 
 
+def attention(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    q, k, v = (F.linear(value, weight).unflatten(-1, (4, 16)).transpose(1, 2) for value in (x, y, x + y))
+    z = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3, is_causal=True)
+    return F.linear(z.transpose(1, 2).flatten(2), weight) / 8
+
+
 FORMS: dict[Call, set[str]] = {
+    attention: {"attention_forward"},
     gelu_mlp: {"bias_activation_dropout"},
     gpt2_mlp: {"bias_activation_dropout"},
     dropped_relu: {"bias_activation_dropout"},
@@ -90,21 +97,23 @@ def test_results_and_masks_are_those_of_a_cpu(fn: Call, ops: set[str]) -> None:
     assert gpu.ops[0] - {"draw_seed"} == ops
 
 
-def kept(x: Tensor) -> Tensor:
-    return F.dropout(x, 0.5) + 2 * F.dropout(x, 0.25) + 4 * torch.nn.Dropout(0.1)(x)
+def kept(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The kept elements of four masks, in the bits of the result."""
+    weights = F.scaled_dot_product_attention(x[None, None], keys, values, dropout_p=0.4)[0, 0]
+    return F.dropout(x, 0.5) + 2 * F.dropout(x, 0.25) + 4 * torch.nn.Dropout(0.1)(x) + 16 * weights.sign()
 
 
 def test_one_seed_gives_one_mask_on_every_backend_and_device() -> None:
     """Of a plain model. Inductor's own generator would give a GPU other masks, and repeats them since torch 2.13."""
-    x = torch.ones(3, 64)
+    inputs = torch.ones(25, 64), torch.zeros(1, 1, 64, 64), torch.eye(64)[None, None]
     options: Any = {"fallback": (), "fullgraph": True, "dynamic": False}
-    expected = seeded(fuse(kept, backend="eager", **options), x)
-    assert len(expected.unique()) == 8
-    assert torch.equal(seeded(fuse(kept, backend="inductor", **options), x), expected)
+    expected = seeded(fuse(kept, backend="eager", **options), *inputs)
+    assert len(expected.unique()) == 16
+    assert torch.equal(seeded(fuse(kept, backend="inductor", **options), *inputs), expected)
     for backend in ("inductor", "triton"):
         fused = fuse(kept, backend=backend, **options)
         with fake_gpu() as gpu:
-            assert torch.equal(seeded(gpu.run, fused, x), expected)
+            assert torch.equal(seeded(gpu.run, fused, *inputs), expected)
 
 
 def overwritten(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:

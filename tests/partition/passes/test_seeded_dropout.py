@@ -1,6 +1,6 @@
-import functools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,7 +59,7 @@ def test_a_seeded_mask_is_the_dropout_of_this_library(dtype: torch.dtype, symbol
 @pytest.mark.parametrize("make", [seeded_dropout_pass, replayed_dropout_pass])
 @pytest.mark.parametrize(
     "fn",
-    [functools.partial(native, train=False), functools.partial(native, p=0.0), functools.partial(native, p=1.0)],
+    [partial(native, train=False), partial(native, p=0.0), partial(native, p=1.0)],
     ids=["eval", "p=0", "p=1"],
 )
 def test_what_drops_nothing_or_everything_is_left_alone(make: Any, fn: Any) -> None:
@@ -269,12 +269,36 @@ def test_dropout_in_place_keeps_no_mask_and_writes_to_its_input() -> None:
     assert saved_bytes(in_place, x) == saved_bytes(plain, x)
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_attention_drops_with_the_same_mask_on_every_backend(grouped: bool) -> None:
-    query, key = torch.randn(2, 4, 16, 8), torch.randn(2, 2 if grouped else 4, 16, 8)
+def grouped(query: Tensor, key: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key[:, :2], key[:, :2], None, 0.3, True, enable_gqa=True)
 
-    def attention(query: Tensor, key: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(query, key, key, dropout_p=0.3, is_causal=True, enable_gqa=grouped)
 
+def broadcast(query: Tensor, key: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key[:1], key[:1], dropout_p=0.3)
+
+
+_LAYER = nn.MultiheadAttention(8, 2, dropout=0.3)
+
+
+def multi_head(query: Tensor, key: Tensor, *, need_weights: bool = False) -> Tensor:
+    query, key = query.flatten(0, 1), key.flatten(0, 1)
+    y: Tensor = _LAYER(query, key, key, need_weights=need_weights)[0]
+    return y
+
+
+@pytest.mark.parametrize(
+    ("attention", "dtype"),
+    [
+        (grouped, torch.float32),
+        (grouped, torch.float64),
+        (broadcast, torch.float32),
+        (multi_head, torch.float32),
+        (partial(multi_head, need_weights=True), torch.float32),
+    ],
+    ids=["grouped", "float64", "broadcast", "multi-head", "multi-head with weights"],
+)
+def test_attention_drops_with_the_same_mask_on_every_backend(attention: Any, dtype: torch.dtype) -> None:
+    """In float64 and for shapes that broadcast no kernel runs, and torch's multi-head attention is one call."""
+    query, key = torch.randn(2, 2, 4, 16, 8, dtype=dtype)
     fns = [fuse(attention, backend=backend, fallback=()) for backend in ("eager", "inductor")]
     assert_same_from_seed_3(fns, lambda fn: results(fn, [query, key]))

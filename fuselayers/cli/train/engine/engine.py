@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ....components import Model, parallelize
 from ....configs import Config, FusionConfig
 from ....configs.build import blocks_of, fuse_as
+from ....partition.backends import WITH_CUDA_GRAPHS
 from ...machine import choose_device
 from .checkpointing import checkpoint_blocks
 from .processes import ALONE, Processes
@@ -114,7 +115,8 @@ def start_engine(module: nn.Module, config: Config, *, processes: Processes, dev
         module = parallelize(cast(Model, module), mesh["tp"], sequence=parallel.sequence)
     if parallel.checkpointing in ("block", "selective"):
         checkpoint_blocks(module, parallel.checkpointing)
-    fuse_as(module, fusion_of(config))
+    fusion, _ = with_cuda_graphs(fusion_of(config), processes=processes, device=device)
+    fuse_as(module, fusion)
     if mesh is not None and parallel.shard == "fsdp":
         _shard(module, mesh["dp"], config)
     if mesh is not None and parallel.shard == "ddp":
@@ -131,7 +133,7 @@ def fusion_of(config: Config) -> FusionConfig:
     fusion, parallel = config.fusion, config.parallel
     if fusion.scope == "model" and parallel.shard == "fsdp":
         # One graph of the whole model would need all of its weights gathered at once.
-        fusion = replace(fusion, scope="block")
+        fusion = replace(fusion, scope="block", cuda_graphs=None)
     if parallel.tp > 1 and parallel.checkpointing in ("block", "selective") and fusion.scope != "none":
         # torch 2.13 cannot trace a checkpoint that draws numbers beside DTensors.
         raise ValueError(
@@ -147,6 +149,27 @@ def fusion_of(config: Config) -> FusionConfig:
             "none; set fusion.scope=block or model, or parallel.checkpointing=block"
         )
     return replace(fusion, partition=parallel.budget)
+
+
+def with_cuda_graphs(
+    fusion: FusionConfig, *, processes: Processes, device: torch.device
+) -> tuple[FusionConfig, str | None]:
+    """Return the fusion of a run whose model becomes CUDA graphs; or as it is, and why it has none.
+
+    A setting of the user's is kept. Without one a run of a single process on a GPU has them: its batches have one
+    shape, and the host takes longer to launch the kernels of a small model than a GPU to run them.
+    """
+    if fusion.cuda_graphs is not None:
+        return fusion, None if fusion.cuda_graphs else "fusion.cuda_graphs is false"
+    if device.type != "cuda":
+        return fusion, "they need a GPU"
+    if fusion.scope == "none":
+        return fusion, "nothing is fused; fusion=auto fuses"
+    if fusion.backend not in ("auto", *WITH_CUDA_GRAPHS):
+        return fusion, f"the backend {fusion.backend} captures none; fusion=auto does"
+    if processes.launched:
+        return fusion, "they were not tried with several processes; fusion.scope=model fusion.cuda_graphs=true tries"
+    return replace(fusion, scope="model", cuda_graphs=True), None
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, config: Config) -> None:

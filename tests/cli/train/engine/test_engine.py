@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from fuselayers.cli.train.engine import Engine, Processes, device_of, fusion_of, start_engine
+from fuselayers.cli.train.engine import ALONE, Engine, Processes, device_of, fusion_of, start_engine, with_cuda_graphs
 from fuselayers.configs import Config, build, compose
 
 _CPU = torch.device("cpu")
@@ -84,3 +84,33 @@ def test_one_device_for_several_processes_is_refused(monkeypatch: pytest.MonkeyP
 def test_fsdp_fuses_blocks() -> None:
     assert fusion_of(_config("parallel=fsdp", "fusion=auto", "fusion.scope=model")).scope == "block"
     assert fusion_of(_config("parallel=ddp", "fusion=auto")) == _config("fusion=auto").fusion
+
+
+def test_one_process_on_a_gpu_trains_in_cuda_graphs() -> None:
+    fusion, why_not = with_cuda_graphs(compose().fusion, processes=ALONE, device=torch.device("cuda"))
+    assert (fusion.scope, fusion.cuda_graphs, why_not) == ("model", True, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes", "text"),
+    [
+        (("fusion.cuda_graphs=false",), ALONE, "fusion.cuda_graphs is false"),
+        (("fusion=off",), ALONE, "nothing is fused; fusion=auto fuses"),
+        (("fusion=eager",), ALONE, "the backend eager captures none; fusion=auto does"),
+        ((), Processes(launched=True), "they were not tried with several processes; fusion.scope=model fusion.cuda_gr"),
+    ],
+)
+def test_the_fusion_stays_where_there_are_no_cuda_graphs(
+    overrides: tuple[str, ...], processes: Processes, text: str
+) -> None:
+    asked = compose(overrides=list(overrides)).fusion
+    fusion, why_not = with_cuda_graphs(asked, processes=processes, device=torch.device("cuda"))
+    assert fusion == asked
+    assert str(why_not).startswith(text)
+
+
+def test_a_setting_of_cuda_graphs_is_kept() -> None:
+    asked = compose(overrides=["fusion.scope=model", "fusion.cuda_graphs=true"]).fusion
+    assert with_cuda_graphs(asked, processes=Processes(launched=True), device=torch.device("cuda")) == (asked, None)
+    sharded = fusion_of(compose(overrides=["fusion.scope=model", "fusion.cuda_graphs=true", "parallel=fsdp"]))
+    assert (sharded.scope, sharded.cuda_graphs) == ("block", None)
