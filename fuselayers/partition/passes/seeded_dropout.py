@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..._torch.dispatch import disable_current_modes
 from ..._torch.tracing import CheckpointPolicy, all_nodes, recompiled, size_hint
-from ...ops import draw_seed, keep_mask, keep_scale
+from ...ops import draw_seed, keep_scale
 from ...ops.dropout import dropout_reference
 from ...ops.implementations import dispatch
 from .inlined import inlined
