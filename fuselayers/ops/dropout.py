@@ -56,6 +56,7 @@ def dropout(
         RuntimeError: without a seed, inside a `torch.vmap` whose `randomness` is "error", which is its default; or the
             requested backend cannot take the call.
 
+    >>> import torch
     >>> dropout(torch.ones(2, 8), 0.5, seed=torch.tensor(7))
     tensor([[0., 2., 2., 2., 2., 0., 2., 0.],
             [2., 0., 2., 0., 2., 2., 0., 2.]])

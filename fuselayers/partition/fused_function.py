@@ -167,6 +167,7 @@ class FusedFunction:
     def report(self) -> FusionReport:
         """Return which backend serves each graph compiled so far, and why. The report's text has a line for each graph.
 
+        >>> import torch
         >>> from fuselayers.partition.fuse import fuse
         >>> @fuse(backend="eager")
         ... def double(x):

@@ -181,9 +181,14 @@ class Op:
 
     def _kernels_in_graphs(self, first: Tensor) -> bool:
         """Return whether the graph that is compiled takes the kernels of a tensor's device."""
-        if takes_own_kernels() or not self._in_graphs:
-            return takes_own_kernels()
-        return not INTERPRETED and (first.is_cpu or (is_on_gpu(first) and why_no_kernels(first.device) is None))
+        if (
+            self._in_graphs
+            and not INTERPRETED
+            and (first.is_cpu or (is_on_gpu(first) and not why_no_kernels(first.device)))
+        ):
+            return True
+        # Dynamo cannot trace the context variable. No compiler has set it yet when Dynamo traces.
+        return not is_dynamo_tracing() and takes_own_kernels()
 
 
 def node_of(name: str) -> OpOverload:

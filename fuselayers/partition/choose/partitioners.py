@@ -200,6 +200,7 @@ def budget(
         TypeError: the limit or the peak is not a number, or both are given, or neither.
         PartitionError: (at the first call) the budget is too small for the graph; the message names the smallest.
 
+    >>> import torch
     >>> from fuselayers.partition import fuse, saved_bytes
     >>> fused = fuse(lambda x: x.sin().cos(), backend="eager", partition=budget(0.5))
     >>> saved_bytes(fused, torch.randn(8, 16, requires_grad=True))  # by default 1024
