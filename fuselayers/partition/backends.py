@@ -37,7 +37,7 @@ _warned_of_wait: Final = threading.Event()
 _GET_TRITON: Final = "pip install triton"
 
 _AUTO: Final = ("inductor", "eager")
-# The kernels of the ops move some 0.6 of the bytes of Inductor's code for a block (docs/gpu.md, the ledger).
+# The kernels of the ops move some 0.6 of the bytes of Inductor's code for a block (docs/gpu_checks.md, the ledger).
 _AUTO_ON_A_GPU: Final = ("triton", *_AUTO)
 
 

@@ -192,7 +192,7 @@ def test_a_cpu_has_no_cuda_graphs() -> None:
 
 
 def test_the_example_of_the_page_captures_a_model_under_autocast() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "gpu.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "cuda_graphs.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
     exec(page.partition("```python\n")[2].partition("```")[0], names)
     example = names["tokens"], names["targets"]
