@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -44,6 +45,7 @@ explain(fused, x)
 """
 
 
+@pytest.mark.slow  # several processes
 def test_a_call_works_if_the_folder_of_the_cache_cannot_be_made() -> None:
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": "/proc/nowhere"}
     ended = subprocess.run(

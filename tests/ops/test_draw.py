@@ -75,9 +75,8 @@ def test_torch_accepts_the_drawing_op() -> None:
 
 
 # Each takes ten seconds to compile.
-@pytest.mark.parametrize(
-    "compiled", [pytest.param(torch.compile, marks=pytest.mark.slow), fuse(backend="inductor", fallback=())]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [torch.compile, fuse(backend="inductor", fallback=())])
 def test_dropout_under_the_wrapper_in_cpp(compiled: Callable[..., Any]) -> None:
     def two_masks(x: torch.Tensor) -> torch.Tensor:
         return dropout(dropout(x, 0.5).cos(), 0.3)

@@ -291,9 +291,9 @@ def multi_head(query: Tensor, key: Tensor, *, need_weights: bool = False) -> Ten
     [
         (grouped, torch.float32),
         (grouped, torch.float64),
-        (broadcast, torch.float32),
+        pytest.param(broadcast, torch.float32, marks=pytest.mark.slow),
         (multi_head, torch.float32),
-        (partial(multi_head, need_weights=True), torch.float32),
+        pytest.param(partial(multi_head, need_weights=True), torch.float32, marks=pytest.mark.slow),
     ],
     ids=["grouped", "float64", "broadcast", "multi-head", "multi-head with weights"],
 )
