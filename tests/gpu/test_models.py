@@ -120,7 +120,7 @@ def test_ten_steps_under_autocast_have_the_losses_of_eager_layers(name: str) -> 
 
 @pytest.mark.parametrize("fusion", ["off", "inductor"])
 class TestCudaGraph:
-    """`torch.cuda.make_graphed_callables`, in float32. Tests on the driver without a GPU run the example of the docs."""
+    """`torch.cuda.make_graphed_callables`, in float32. The tests on the hollow driver run the example of the docs."""
 
     def graphed(self, model: nn.Module, example: Sequence[Tensor]) -> Any:
         return torch.cuda.make_graphed_callables(model, tuple(example))  # type: ignore[no-untyped-call]
