@@ -211,6 +211,21 @@ def statements(
     return layers, calls
 
 
+def body(
+    draw: st.DrawFn, inputs: tuple[str, ...], groups: tuple[tuple[str, ...], ...], *, most_inputs: int, most: int
+) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Draw a program's inputs and lines.
+
+    Returns:
+        The lines that make inputs; the names of inputs and results; the lines that make layers; those that call.
+    """
+    made = tensors(draw, inputs, most=most_inputs)
+    names = [line.split()[0] for line in made]
+    values = names_of_program()
+    exec("\n".join(made), values)
+    return made, names, *statements(lines(draw, groups, most=most), names, values)
+
+
 def outputs(draw: st.DrawFn, names: list[str]) -> str:
     """Draw what a function returns: the last tensor, and up to two others."""
     others = draw(st.lists(st.sampled_from(names), max_size=2))

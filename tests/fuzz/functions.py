@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.fuzz.example import Example, lines, names_of_program, outputs, settings, statements, tensors
+from tests.fuzz.example import Example, body, outputs, settings
 
 INPUTS = (
     "rand(B, 16)",
@@ -143,12 +143,8 @@ OPS = (
 @st.composite
 def functions(draw: st.DrawFn, most: int = 12) -> Example:
     """A function of up to three tensors and `most` ops."""
-    made = tensors(draw, INPUTS, most=3)
-    names = [line.split()[0] for line in made]
-    parameters = ", ".join(names)
-    values = names_of_program()
-    exec("\n".join(made), values)
-    _, calls = statements(lines(draw, OPS, most=most), names, values)
+    made, names, _, calls = body(draw, INPUTS, OPS, most_inputs=3, most=most)
+    parameters = ", ".join(names[: len(made)])
     program = (
         "def make():",
         *(f"    {line}" for line in (f"def function({parameters}):", *(f"    {call}" for call in calls))),

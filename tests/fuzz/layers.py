@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from tests.fuzz.example import Example, lines, names_of_program, outputs, settings, statements, tensors
+from tests.fuzz.example import Example, body, outputs, settings
 
 # All tensors are [B, T=6, D=16].
 INPUTS = (
@@ -140,12 +140,8 @@ LAYERS = (
 @st.composite
 def layers(draw: st.DrawFn, most: int = 12) -> Example:
     """A module of up to two inputs and `most` layers."""
-    made = tensors(draw, INPUTS, most=2)
-    names = [line.split()[0] for line in made]
-    parameters = ", ".join(names)
-    values = names_of_program()
-    exec("\n".join(made), values)
-    own, calls = statements(lines(draw, LAYERS, most=most), names, values)
+    made, names, own, calls = body(draw, INPUTS, LAYERS, most_inputs=2, most=most)
+    parameters = ", ".join(names[: len(made)])
     mode = draw(st.sampled_from(("", "", ".eval()")))
     program = (
         "class Model(nn.Module):",
