@@ -92,7 +92,7 @@ def explain(
         on = {torch.device(device).type if tensor.is_meta else tensor.device.type for tensor in tensors}
         backend = expanded(("auto",), on)[0]
     cut = partitioner(partition or "min_cut", compress=compress)
-    way = compression(getattr(cut, "compress", None))
+    wanted = compression(getattr(cut, "compress", None))
     with (
         fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static),
         explained_without_values(fn),
@@ -113,7 +113,7 @@ def explain(
         )
     errors_of_values: list[dict[str, float]] = []
     errors_of_gradients: dict[str, float] = {}
-    if way is not None and not any(tensor.is_meta for tensor in tensors):
+    if wanted is not None and not any(tensor.is_meta for tensor in tensors):
         errors_of_values, errors_of_gradients = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
         _Explained(graph, cut, errors or {}, fused=backend != "eager")
@@ -127,7 +127,7 @@ def explain(
         subject=name_of(fn),
         backend=backend,
         partition=_text(cut),
-        compress=None if way is None else way.name,
+        compress=None if wanted is None else wanted.name,
         gradient_errors=errors_of_gradients,
         machine=named_with_file(cost.machine),
         saved=tuple(value for part in parts for value in part.saved),
