@@ -47,15 +47,13 @@ def test_the_cache_key_names_the_library_of_products(monkeypatch: pytest.MonkeyP
     assert len(keys) == 2
 
 
+@pytest.mark.usefixtures("inductor_runs_op_by_op")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_the_machine_is_read_once_for_a_graph(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # If `fuselayers tune` wrote between two readings, the cache's key would name other prices than the cut's.
     module, files = sys.modules["fuselayers.partition.choose.machine"], []
     find: Any = vars(module)["tuned_file"]
     monkeypatch.setattr(module, "tuned_file", lambda: files.append(find()) or files[-1])
-    # The graphs run op by op, since compiling them takes seconds.
-    name = "torch._inductor.compile_fx.compile_fx_inner"
-    monkeypatch.setattr(name, lambda graph_module, *_, **__: graph_module.forward)
     fuse(torch.sin, backend=backend, fallback=())(torch.randn(3, requires_grad=True))
     assert len(files) == 1
 
