@@ -50,8 +50,11 @@ def _no_garbage_of_others() -> None:
 @pytest.fixture
 def inductor_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the backend "inductor" trace and cut as ever, but run the graphs op by op: compiling takes seconds."""
-    name = "torch._inductor.compile_fx.compile_fx_inner"
-    monkeypatch.setattr(name, lambda graph_module, *_, **__: graph_module.forward)
+    from fuselayers._torch.tracing import boxed
+
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx_inner", lambda graph_module, *_, **__: boxed(graph_module)
+    )
 
 
 @pytest.fixture
