@@ -226,10 +226,12 @@ def _scores_tile(  # type: ignore[no-untyped-def]
             visible = visible & (gap > -window)
     wide_queries = queries.to(tl.int64)[:, None]
     if bias_ptr is not None:
-        start = bias_ptr + (batch * bias_batch + head * bias_head) * SCORES
-        # In a table of distances the row of the last query is the first, and each row begins one entry later.
-        rows = tl.where(bias_query < 0, wide_queries - (num_queries - 1), wide_queries)
-        score += tl.load(start + rows * bias_query * SCORES + keys[None, :], mask=live, other=0.0).to(tl.float32)
+        # In a table of distances the row of the first query is the last.
+        row = tl.where(bias_query < 0, num_queries - 1, 0)
+        start = bias_ptr + (batch * bias_batch + head * bias_head + row) * SCORES
+        score += tl.load(start + wide_queries * bias_query * SCORES + keys[None, :], mask=live, other=0.0).to(
+            tl.float32
+        )
         # LOWEST of cpu/attention.cpp, before the factor log2(e).
         score = tl.where((score < -90852.18) & (score != float("-inf")), -90852.18, score)
     if mask_ptr is not None:
