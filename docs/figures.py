@@ -286,10 +286,12 @@ def _which() -> list[str]:
     rows = []
     for folder, machine in MACHINES.items():
         steps = _read(f"{folder}/train_step.json")
-        plain, eager = (sum(steps[way]["phases"].values()) for way in _WAYS[:2])
-        for dropout in ("0.1", "0"):
+        for dropout, measured in {"0.1": steps, "0": steps.get("without dropout")}.items():
             speeds, shares = _ranges(_read(f"{folder}/suite/results.json"), dropout)
-            first = f'`build(name, ["fusion=off"])` {plain / eager:.2f} x' if dropout != "0" else "plain PyTorch"
+            first = "plain PyTorch"
+            if measured:
+                plain, eager = (sum(measured[way]["phases"].values()) for way in _WAYS[:2])
+                first = f'`build(name, ["fusion=off"])` {plain / eager:.2f} x'
             rows.append([f"{machine}, dropout {dropout}", f"`fuse(model)` {speeds}", f"`fuse(model)` {shares}", first])
     for size, forms in _read("../gpu/h100/steps.json")["sizes"].items():
         plain, eager, int8 = (forms[form] for form in ("plain PyTorch", "eager layers", "fused by block, int8"))

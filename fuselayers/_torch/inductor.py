@@ -216,6 +216,9 @@ def product_in_inductor(op: torch._ops.OpOverload) -> None:
         # The op copies an `a` that is not contiguous, on one thread; Inductor's code for the copy uses all of them.
         a = ir.ExternKernel.require_contiguous(a)
         bias = None if bias is None else ir.ExternKernel.require_contiguous(bias)
+        # The pass has checked the layout of b, which Inductor may change: it writes a part of a `cat` into the whole.
+        checked: Any = V.graph.current_node.args[1]
+        b = ir.ExternKernel.require_exact_strides(b, checked.meta["val"].stride())
         return run_onednn(a, lowering.lowerings[torch.ops.aten.permute](b, [1, 0]), bias, "none", [], "")
 
     lowering.register_lowering(op, type_promotion_kind=None)(multiplied)

@@ -1,5 +1,6 @@
 """`ops.linear` on a machine that prefers oneDNN, and on one that does not."""
 
+import itertools
 import sys
 from typing import Any
 
@@ -60,6 +61,32 @@ def test_strided_inputs(prefers_onednn: list[Any]) -> None:
     testing.assert_as_good_as(linear, F.linear, [x, weight])
     torch.testing.assert_close(y, F.linear(x, weight), rtol=1e-4, atol=1e-4)
     assert prefers_onednn
+
+
+@pytest.mark.parametrize("layout", ["a part of wider rows", "rows that overlap"])
+def test_layouts_that_onednn_does_not_sum_over(prefers_onednn: list[Any], layout: str) -> None:
+    # As the second factor of dweight it would take 200 times as long as in MKL, or raise.
+    x = torch.randn(400, 384)[:, 128:256] if layout == "a part of wider rows" else torch.randn(528).unfold(0, 128, 1)
+    x, weight = x[:400].requires_grad_(), torch.randn(192, 128, requires_grad=True)
+    got, wanted = (torch.autograd.grad(fn(x, weight).sin().sum(), [x, weight]) for fn in (linear, F.linear))
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+    assert prefers_onednn == [(400, 128, 192), (400, 192, 128)]  # forward and dx
+
+
+def test_a_part_of_a_weight_goes_to_torch(prefers_onednn: list[Any]) -> None:
+    x, wide = torch.randn(400, 128), torch.randn(192, 256)
+    assert torch.equal(linear(x, wide[:, :128]), F.linear(x, wide[:, :128]))
+    assert prefers_onednn == []
+
+
+def test_the_negative_bit(prefers_onednn: list[Any]) -> None:
+    x, weight, bias = inputs(400, 128)
+    dy = torch.randn(400, 192)
+    got, wanted = (
+        torch.autograd.grad(fn(x, weight, bias), [x, weight, bias], incoming)
+        for fn, incoming in ((linear, torch._neg_view(-dy)), (F.linear, dy))
+    )
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight", None])
@@ -151,11 +178,11 @@ def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_rule_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = linear_module._machine_prefers_onednn.__wrapped__
-    for amd in (False, True):
-        for capability in ("AVX2", "AVX512"):
-            monkeypatch.setattr(linear_module, "processor_is_amd", lambda amd=amd: amd)
-            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-            assert rule() == (amd and capability == "AVX512" and has_onednn())
+    for amd, capability, mkl in itertools.product((False, True), ("AVX2", "AVX512"), (False, True)):
+        monkeypatch.setattr(linear_module, "processor_is_amd", lambda amd=amd: amd)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda mkl=mkl: mkl)
+        assert rule() == (amd and capability == "AVX512" and mkl and has_onednn())
 
 
 def test_sizes() -> None:

@@ -415,5 +415,5 @@ def test_the_page_lists_each_report() -> None:
     page = Path(__file__).parents[2] / "docs" / "reliability.md"
     rows = re.findall(r"^\| \[(\d+)\].*\| ([a-z ]+) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert {int(number): verdict for number, verdict in rows} == ELSEWHERE | {
-        one.number: one.verdict for one in REPORTS
+        report.number: report.verdict for report in REPORTS
     }

@@ -155,7 +155,7 @@ def test_is_torch_s_attention(backend: str) -> None:
 @every_kernel
 def test_every_bit_of_the_mask(backend: str) -> None:
     """Read back from forward through one-hot values, and from backward through one-hot gradients."""
-    batch, heads, tokens, keys, p = 2, 3, 70, 150, 0.3
+    batch, heads, tokens, keys, p = 2, 2, 70, 90, 0.3
     seed = torch.tensor(-(2**45) + 99, device=DEVICE)
     keep = ops.keep_mask(seed, (batch, heads, tokens, keys), p=p)
     q, k = (torch.zeros(batch, heads, size, 16, device=DEVICE) for size in (tokens, keys))

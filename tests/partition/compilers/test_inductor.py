@@ -47,6 +47,7 @@ def test_the_cache_key_names_the_library_of_products(monkeypatch: pytest.MonkeyP
     assert len(keys) == 2
 
 
+@pytest.mark.usefixtures("inductor_runs_op_by_op")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_the_machine_is_read_once_for_a_graph(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # If `fuselayers tune` wrote between two readings, the cache's key would name other prices than the cut's.
