@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import resource
 import secrets
 import signal
 import sys
@@ -34,6 +35,7 @@ KINDS = {
 # A round's seconds.
 _QUICK, _COMPILED = 15.0, 60.0
 _LONGEST = 180.0  # an example's seconds: Dynamo takes minutes for some symbolic sizes
+_MEMORY = 8 << 30  # bytes: a chain of outer products may need any number
 _LAST = Path("build/fuzz/last.py")  # the program that ran, should the process crash
 
 
@@ -50,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.disable(logging.ERROR)  # torch logs what it raises as well
     warnings.simplefilter("ignore")
     signal.signal(signal.SIGALRM, _end_example)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     _LAST.parent.mkdir(parents=True, exist_ok=True)
     failing = ("wrong", "torch") if chosen.stop else ("wrong",)
     began, numbers, counts, failures = time.monotonic(), itertools.count(start), Counts(failing), 0
