@@ -8,7 +8,7 @@ result is wrong.
 import torch
 from torch import Tensor
 
-from .tracing import is_known
+from .tracing import is_known, size_hint
 
 PRODUCT_OP = "_linear_pointwise"
 """The op's name in `torch.ops.mkldnn`."""
@@ -41,6 +41,16 @@ def has_fast_layout(b_KN: Tensor) -> bool:
     (inner, columns), (first, second) = b_KN.shape, b_KN.stride()
     by_rows = is_known(first == columns) and is_known(second == 1)
     return by_rows or (is_known(first == 1) and is_known(second == inner))
+
+
+def is_cheaper_transposed(a_MK: Tensor, b_KN: Tensor) -> bool:
+    """Return whether (b^T a^T)^T copies less than a b, if a^T is contiguous: b^T and the result instead of a.
+
+    So it is for the gradient of a head's weight, dy^T x, where dy is as large as the logits.
+    """
+    (rows, inner), columns = a_MK.shape, b_KN.shape[1]
+    turned = is_known(a_MK.stride(0) == 1) and is_known(a_MK.stride(1) == rows)
+    return turned and size_hint(rows * inner) > size_hint((inner + rows) * columns)
 
 
 def onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@
 Saved for backward: x if the weight needs a gradient, the weight if x needs one; as `F.linear` saves them.
 
 Note: [oneDNN on an AMD processor] In float32 torch calls MKL, which on a processor of AMD takes its AVX2 code even
-where there is AVX-512. oneDNN takes AVX-512. GFLOP/s of one core (AMD EPYC, Zen 5, torch 2.13), MKL / oneDNN:
+where there is AVX-512. oneDNN takes AVX-512, which has twice the arithmetic since Zen 5. GFLOP/s of one core (AMD EPYC,
+Zen 5, torch 2.13), MKL / oneDNN:
 
     rows, K, N        forward      dx           dweight
     1024, 128, 512    110 / 244    109 / 253    100 / 184
@@ -31,8 +32,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .._torch.dispatch import PLAIN_TENSORS, is_batched_gradient, is_intercepted, jit_is_tracing
 from .._torch.inductor import product_in_inductor
-from .._torch.onednn import allows_onednn, has_fast_layout, has_onednn, onednn_product
-from ..hardware import processor_is_amd
+from .._torch.onednn import allows_onednn, has_fast_layout, has_onednn, is_cheaper_transposed, onednn_product
+from ..hardware import processor_is_zen_5
 from .cpu import has_kernels, rows, run
 from .implementations import define, in_cpp, needs_grad
 
@@ -47,7 +48,7 @@ _LEAST_SIZE: Final = 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `F.linear(x, weight, bias)`, by oneDNN where that is faster: in float32, AVX-512, a processor of AMD.
+    """Return `F.linear(x, weight, bias)`, by oneDNN where that is faster: in float32, AVX-512, AMD since Zen 5.
 
     The choice depends on the machine, the shapes and torch's settings, never on a measurement. `F.linear` runs inside
     a compiler (`fuse` has a pass for products), a transform of `torch.func` and autocast, for tensor subclasses, small
@@ -111,10 +112,11 @@ def onednn_wins() -> bool:
 
 @functools.cache
 def _machine_prefers_onednn() -> bool:
-    # With AVX2 alone oneDNN gains 8 to 15 % on the one processor that was measured: too little for a rule. torch can be
-    # built with another library in MKL's place, such as OpenBLAS, which has AVX-512 code for AMD.
+    # With AVX2 alone oneDNN gains 8 to 15 % on the one processor that was measured: too little for a rule. Zen 4 has no
+    # more arithmetic with AVX-512 than with AVX2. torch can be built with another library in MKL's place, such as
+    # OpenBLAS, which has AVX-512 code for AMD.
     has_both = has_onednn() and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return has_both and processor_is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return has_both and processor_is_zen_5() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -138,11 +140,17 @@ def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) ->
     oneDNN reads `b` in place; see `has_fast_layout`. torch copies an `a` that is not contiguous, such as the dy^T of a
     weight's gradient, on one thread: this copy took half of the time on two threads.
     """
-    if not a_MK.is_contiguous() and a_MK.stride(0) == 1 and in_cpp(a_MK) and has_kernels():
-        transposed = a_MK.new_empty(a_MK.shape)
-        run("transpose", rows(a_MK.t()), rows(transposed), a_MK.shape[1], a_MK.shape[0])
-        a_MK = transposed
-    return onednn_product(a_MK, b_KN, bias_N)
+    if bias_N is None and is_cheaper_transposed(a_MK, b_KN):
+        return _contiguous(onednn_product(_contiguous(b_KN.t()), a_MK.t(), None).t())
+    return onednn_product(_contiguous(a_MK), b_KN, bias_N)
+
+
+def _contiguous(x_MN: Tensor) -> Tensor:
+    if x_MN.is_contiguous() or x_MN.stride(0) != 1 or not (in_cpp(x_MN) and has_kernels()):
+        return x_MN.contiguous()
+    copied = x_MN.new_empty(x_MN.shape)
+    run("transpose", rows(x_MN.t()), rows(copied), x_MN.shape[1], x_MN.shape[0])
+    return copied
 
 
 def _are_plain(*tensors: Tensor) -> bool:

@@ -15,7 +15,7 @@ from fuselayers.configs import COMPONENT_GROUPS, build
 GROUPS = sorted(COMPONENT_GROUPS)
 VALUES = {group: names(group) for group in GROUPS}
 # The input of an attention that a position uses.
-NEEDS = {"rotary": "rotate", "alibi": "bias", "relative": "bias"}
+NEEDS = {"rotary": "rotate", "alibi": "distance_bias", "relative": "distance_bias"}
 
 
 def fits(row: dict[str, str]) -> bool:

@@ -39,7 +39,7 @@ def flex(
     first: int,
     soft_cap: float | None,
     sinks: Tensor | None,
-    bias: Tensor | None,
+    distance_bias: Tensor | None,
     key_padding_mask: Tensor | None,
 ) -> Tensor:
     """Return the result of every query, [B, H, T, C]. The rules are those of `ops.attention`.
@@ -52,14 +52,15 @@ def flex(
     attend: Callable[..., Any] = flex_attention
     # Inside a compiled graph the compiler also compiles this call. A CPU runs the formula.
     if q_BHTC.device.type != "cpu" and not is_compiling():
-        rules = (scale, causal, window, soft_cap, *(tensor is None for tensor in (sinks, bias, key_padding_mask)))
+        given = (tensor is None for tensor in (sinks, distance_bias, key_padding_mask))
+        rules = (scale, causal, window, soft_cap, *given)
         sizes = q_BHTC.shape[1], q_BHTC.shape[3], k_BGSC.shape[1], v_BGSC.shape[3], q_BHTC.dtype, q_BHTC.device
         attend = _compiled_flex((*rules, getattr(mask.mask_mod, "__code__", None), *sizes))
     result = attend(
         q_BHTC,
         k_BGSC,
         v_BGSC,
-        score_mod=_score_mod(causal, window, first, soft_cap, bias, key_padding_mask),
+        score_mod=_score_mod(causal, window, first, soft_cap, distance_bias, key_padding_mask, q_BHTC.shape[2]),
         block_mask=mask,
         scale=scale,
         enable_gqa=is_grouped(q_BHTC, k_BGSC),
@@ -103,18 +104,19 @@ def _score_mod(
     window: int | None,
     first: int,
     soft_cap: float | None,
-    bias_HTS: Tensor | None,
+    bias_HN: Tensor | None,
     padding_BS: Tensor | None,
+    tokens: int,
 ) -> ScoreMod | None:
     """Return the function that changes each score, or None for no change."""
-    if not causal and all(rule is None for rule in (window, soft_cap, bias_HTS, padding_BS)):
+    if not causal and all(rule is None for rule in (window, soft_cap, bias_HN, padding_BS)):
         return None
 
     def changed(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         if soft_cap is not None:
             score = soft_cap * torch.tanh(score / soft_cap)
-        if bias_HTS is not None:
-            score = score + bias_HTS[head, query, key]
+        if bias_HN is not None:
+            score = score + bias_HN[head, key - query + tokens - 1]
         gap = first + query - key
         if causal:
             score = torch.where(gap >= 0, score, -torch.inf)

@@ -1,9 +1,9 @@
 """The inputs of an attention besides x, and the attentions that take them.
 
-    x        [B, T, D]      B batch, T tokens, D model
-    q        [B, H, T, C]   H query heads, C channels of a head
-    k        [B, G, S, C]   G key heads, S keys
-    bias     [H, T, S]      added to the scores before the softmax
+    x               [B, T, D]        B batch, T tokens, D model
+    q               [B, H, T, C]     H query heads, C channels of a head
+    k               [B, G, S, C]     G key heads, S keys
+    distance_bias   [H, T + S - 1]   added to the scores before the softmax: entry s - t + T - 1 for query t and key s
 
 The signature of an attention's `forward(x, *, ...)` lists the inputs that it supports.
 """
@@ -22,7 +22,7 @@ Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ABILITIES: Final = {
     "causal": "hide the tokens that follow",
     "rotate": "rotate its queries and keys",
-    "bias": "add a bias to its scores",
+    "distance_bias": "add a bias of distances to its scores",
     "key_padding_mask": "leave padding out",
     "mask": "take a mask",
     "documents": "keep the documents of a row apart",

@@ -5,11 +5,10 @@
     q        [B, H, T, C]   H query heads, C channels of a head
     k, v     [B, G, S, C]   G key-value heads; query head h uses key-value head h // (H / G); S = T, except with a
                             memory or a cache
-    bias     [H, T, S]      added to the scores
 
     y = out(softmax(scale q k^T, over the allowed keys) v),   scale = 1 / sqrt(C)
 
-See `ops.attention` for the cap, the sinks and the window.
+See `ops.attention` for the cap, the sinks, the window and the bias of distances.
 
 Vaswani et al. 2017, section 3.2; grouped queries: Ainslie et al. 2023; norms of queries and keys: Dehghani et al.,
 "Scaling vision transformers to 22 billion parameters", 2023, section 2; window: Jiang et al., "Mistral 7B", 2023.
@@ -139,7 +138,7 @@ class MultiHeadAttention(PackedHeads):
         x_BTD: Tensor,
         *,
         rotate: Rotate | None = None,
-        bias: Tensor | None = None,
+        distance_bias: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         mask: Tensor | BlockMask | None = None,
         documents: Tensor | None = None,
@@ -154,7 +153,8 @@ class MultiHeadAttention(PackedHeads):
         Args:
             x_BTD: [B, T, D].
             rotate: adds positions to queries and keys, as `Position.rotate` does; None changes nothing.
-            bias: [H, T, S], finite, added to the scores; None adds nothing.
+            distance_bias: [H, T + S - 1], finite, added to the scores: entry s - t + T - 1 for query t and key s, as
+                `Position.distance_bias` makes it; None adds nothing.
             key_padding_mask: bool [B, S], True for a real token, False for padding, which is ignored.
             mask: bool, broadcastable to [B, H, T, S], True where a token may look; or a `BlockMask` of torch's flex
                 attention for the kernel "flex". None hides nothing.
@@ -200,7 +200,7 @@ class MultiHeadAttention(PackedHeads):
             "first": first,
             "soft_cap": self.soft_cap,
             "sinks": self.sinks,
-            "bias": bias,
+            "distance_bias": distance_bias,
             "key_padding_mask": key_padding_mask,
         }
         if isinstance(mask, BlockMask):
@@ -210,6 +210,7 @@ class MultiHeadAttention(PackedHeads):
         rules |= {"mask": mask, "documents": documents}
         if self.kernel == "sdpa":
             del rules["soft_cap"]
+            rules["bias"] = rules.pop("distance_bias")
             return self.join(attention_by_torch(q_BHTC, k_BGSC, v_BGSC, **rules))
         backend = "eager" if self.kernel == "plain" else "auto"
         return self.join(self.attend(q_BHTC, k_BGSC, v_BGSC, p=self.dropout, backend=backend, **rules))

@@ -147,9 +147,9 @@ class TransformerBlock(nn.Module):
             memory: [B, S, D], the input of the cross-attention; required by blocks that have one.
             memory_padding_mask: bool [B, S], True for a real token of the memory; None if all are real.
             shard: the position of x in the whole stream, if `parallelize` divides its tokens.
-            inputs: of the attention: rotate, bias, key_padding_mask, mask, documents, cache; those that are None are
-                left out. A feedforward with `takes_padding` also gets the key_padding_mask, with a cache only the part
-                for the new tokens.
+            inputs: of the attention: rotate, distance_bias, key_padding_mask, mask, documents, cache; those that are
+                None are left out. A feedforward with `takes_padding` also gets the key_padding_mask, with a cache only
+                the part for the new tokens.
 
         Raises:
             ValueError: an attention cannot use an input, or there is a memory without a cross-attention, or the

@@ -84,7 +84,7 @@ class Stack(Model):
             if head_dim is not None:
                 self.position.check_head_dim(head_dim)
             heads = getattr(built.attention, "num_heads", None)
-            if "bias" in self.position.needs and heads != num_heads:
+            if "distance_bias" in self.position.needs and heads != num_heads:
                 raise ValueError(
                     f"all layers share the bias of {wanted_by}, so they need the same number of heads: layer 0 has "
                     f"{num_heads}, layer {layer} has {heads}"
@@ -108,8 +108,8 @@ class Stack(Model):
         if "rotate" in self.position.needs:
             rotate = self.position.rotate
             inputs["rotate"] = functools.partial(rotate, first=first) if first else rotate
-        if "bias" in self.position.needs:
-            inputs["bias"] = self.position.bias(x_BTD, first=first)
+        if "distance_bias" in self.position.needs:
+            inputs["distance_bias"] = self.position.distance_bias(x_BTD, first=first)
         x_BTD, shard = self.layout.split_tokens(x_BTD)
         if shard is not None:
             inputs["shard"] = shard

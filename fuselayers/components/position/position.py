@@ -2,17 +2,17 @@
 
 x, y   [B, T, D]      B batch, T tokens, D model
 q, k   [B, H, T, C]   H heads (fewer for k if queries are grouped), C channels of a head
-bias   [H, T, S]      S = first + T keys
+bias   [H, N]         N = S + T - 1 distances of S = first + T keys from T queries, from 1 - S to T - 1
 
 learned      y = x + table[:T], with one vector for each position of the context, as in GPT-2 and BERT
 sinusoidal   y = x + table[:T], table[t, 2 i] = sin(t * base^(-2 i / D)), table[t, 2 i + 1] the cosine
              Vaswani et al. 2017, section 3.5
-alibi        bias[h, t, s] = -slope[h] * |first + t - s|; for H heads and P, the largest power of two up to H,
+alibi        bias[h, n] = -slope[h] * |distance n|; for H heads and P, the largest power of two up to H,
              slope[h] = 2^(-8 (h + 1) / P) if h < P, else 2^(-4 (2 (h - P) + 1) / P), every second slope of 2 P heads
              Press, Smith, Lewis, "Train short, test long", 2021, section 3, and the authors' released code
-relative     bias[h, t, s] = table[bucket(s - (first + t)), h], table [num_buckets, H]; unless causal, keys that
-             follow have half of the buckets; with n buckets in a direction, distances below n / 2 have one each,
-             longer ones share buckets, which grow logarithmically up to max_distance, and all beyond are in the last
+relative     bias[h, n] = table[bucket(distance n), h], table [num_buckets, H]; unless causal, keys that follow have
+             half of the buckets; with n buckets in a direction, distances below n / 2 have one each, longer ones share
+             buckets, which grow logarithmically up to max_distance, and all beyond are in the last
              Raffel et al. 2020, section 2.1; the buckets of mesh_tensorflow's relative_position_bucket
 """
 
@@ -30,7 +30,7 @@ from ..registry import register
 
 
 class Position(nn.Module):
-    """The base of the positions. A subclass overrides `forward`, `rotate` or `bias`, which do nothing here.
+    """The base of the positions. A subclass overrides `forward`, `rotate` or `distance_bias`, which do nothing here.
 
     `first` is the position of the first token: 0, or during generation the number of earlier tokens.
 
@@ -47,10 +47,11 @@ class Position(nn.Module):
         """Return queries and keys of the same tokens with their positions."""
         return q_BHTC, k_BGTC
 
-    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor | None:
-        """Return the bias of the scores for the tokens of x and all keys up to the last: [H, T, first + T].
+    def distance_bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor | None:
+        """Return the bias of the scores for the tokens of x and all keys up to the last: [H, first + 2 T - 1].
 
-        Only the dtype, the device and the number of tokens of x matter. None means no bias.
+        Entry n is for a key whose position minus the query's is n + 1 - first - T. Only the dtype, the device and the
+        number of tokens of x matter. None means no bias.
         """
         return None
 
@@ -62,9 +63,19 @@ class Position(nn.Module):
 
     @property
     def needs(self) -> frozenset[str]:
-        """The attention inputs that this position needs: "rotate", "bias", both or neither."""
-        hooks = ("rotate", "bias")
+        """The attention inputs that this position needs: "rotate", "distance_bias", both or neither."""
+        hooks = ("rotate", "distance_bias")
         return frozenset(hook for hook in hooks if getattr(type(self), hook) is not getattr(Position, hook))
+
+
+def _distances(x_BTD: Tensor, first: int) -> Tensor:
+    """Return the distances of a `distance_bias`, in order: int64 [first + 2 T - 1].
+
+    >>> _distances(torch.zeros(1, 2, 8), 1)
+    tensor([-2, -1,  0,  1])
+    """
+    tokens = x_BTD.shape[-2]
+    return torch.arange(1 - first - tokens, tokens, device=x_BTD.device)
 
 
 @register("position", "none")
@@ -156,9 +167,9 @@ class ALiBiPosition(Position):
     Raises:
         ValueError: num_heads is below one, or None because the attention has no heads.
 
-    >>> bias_HTS = ALiBiPosition(num_heads=4).bias(torch.zeros(1, 3, 8))
-    >>> bias_HTS[:, 2, 1]
-    tensor([-0.2500, -0.0625, -0.0156, -0.0039])
+    >>> ALiBiPosition(num_heads=2).distance_bias(torch.zeros(1, 2, 8))
+    tensor([[-0.0625, -0.0000, -0.0625],
+            [-0.0039, -0.0000, -0.0039]])
     """
 
     built_in: ClassVar[frozenset[str]] = frozenset({"num_heads"})
@@ -169,12 +180,11 @@ class ALiBiPosition(Position):
         super().__init__()
         self.num_heads = _check_has_heads("alibi", num_heads)
 
-    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """[B, T, D] -> [H, T, first + T] in x's dtype, rounded once."""
+    def distance_bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [H, first + 2 T - 1] in x's dtype, rounded once."""
         # No table is stored; see Note: [no stored table] in rotary.py.
-        key = torch.arange(first + x_BTD.shape[-2], device=x_BTD.device, dtype=torch.float32)
-        distance_TS = (key[first:, None] - key).abs()
-        return (distance_TS * -self._slopes(x_BTD.device)[:, None, None]).to(x_BTD.dtype)
+        distance_N = _distances(x_BTD, first).abs()
+        return (distance_N * -self._slopes(x_BTD.device)[:, None]).to(x_BTD.dtype)
 
     def _slopes(self, device: torch.device) -> Tensor:
         power = 1 << (self.num_heads.bit_length() - 1)
@@ -248,15 +258,10 @@ class RelativePosition(Position):
         shared = (self._single + far.long()).clamp(max=self._of_a_side - 1)
         return side + torch.where(distance < self._single, distance, shared)
 
-    def bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
-        """[B, T, D] -> [H, T, first + T] in x's dtype."""
-        tokens = x_BTD.shape[-2]
-        end = first + tokens
-        distance = torch.arange(1 - end, tokens, device=x_BTD.device)
-        # One look-up per distance, not per query and key: row t is a window of the distances, which starts one distance
-        # before the window of the previous query.
-        bias_HN = F.embedding(self.buckets(distance), self.table.weight).to(x_BTD.dtype).t()
-        return bias_HN.unfold(-1, end, 1).flip(-2)
+    def distance_bias(self, x_BTD: Tensor, *, first: int = 0) -> Tensor:
+        """[B, T, D] -> [H, first + 2 T - 1] in x's dtype."""
+        bias_NH = F.embedding(self.buckets(_distances(x_BTD, first)), self.table.weight)
+        return bias_NH.to(x_BTD.dtype).t().contiguous()  # copied once here, not in each layer
 
     def extra_repr(self) -> str:
         return f"max_distance={self.max_distance}, causal={self.causal}"

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .formula import allowed_keys, bias_of_dtype
+from .formula import allowed_keys, bias_of_dtype, bias_of_scores
 
 __all__ = ["attention_by_torch", "is_grouped"]
 
@@ -30,6 +30,7 @@ def attention_by_torch(
     """Return the op's result. The arguments are those of the registered ops; see `registered`."""
     tokens, keys = q.shape[-2], k.shape[-2]
     # is_causal lets the kernel skip half of the work, so a mask is built only for other rules.
+    bias = None if bias is None else bias_of_scores(bias, keys)
     others = bias, sinks, key_padding_mask, mask, documents
     hides_far = window is not None and window < keys
     is_causal = causal and first == 0 and 1 < tokens == keys and not hides_far

@@ -4,7 +4,7 @@
     k          [B, G, S, C]   G key-value heads, S keys; query head h uses key-value head h // (H / G)
     v          [B, G, S, E]   E channels of a value
     y          [B, H, T, E]
-    bias       broadcastable to [B, H, T, S]
+    bias       broadcastable to [B, H, T, S], or as distance_bias [H, T + S - 1]: entry s - t + T - 1 for query t, key s
     sinks      [H]
 
     forward    score  = scale q k^T;   soft_cap tanh(score / soft_cap);   + bias
@@ -76,6 +76,7 @@ def attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    distance_bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     mask: Tensor | None = None,
     documents: Tensor | None = None,
@@ -100,6 +101,9 @@ def attention(
         soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
         sinks: [H], a logit per head that joins the softmax, without a value.
         bias: floating, broadcastable to [B, H, T, S], added to the scores after the cap; -inf hides a key.
+        distance_bias: floating [H, T + S - 1], in place of `bias`, where that depends only on the distance of a query
+            and a key: the first entry is for the last query and the first key, the last one for the first query and the
+            last key.
         key_padding_mask: bool [B, S], True for a real token.
         mask: bool, broadcastable to [B, H, T, S], True where a query may look at a key.
         documents: integers [B, S], the number of each key's document; the queries belong to those from `first` on.
@@ -124,7 +128,7 @@ def attention(
     >>> attention(q, k, v, window=2)
     tensor([[[[1., 2.]]]])
     """
-    for name, x in (("q", q), ("k", k), ("v", v), ("sinks", sinks), ("bias", bias)):
+    for name, x in (("q", q), ("k", k), ("v", v), ("sinks", sinks), ("bias", bias), ("distance_bias", distance_bias)):
         if x is not None:
             check_floating(name, x)
     dtype = autocast_dtype(q.device)
@@ -134,7 +138,15 @@ def attention(
     _check_numbers(scale, window, first, soft_cap)
     if window is not None and window >= 2 * _FURTHEST:
         window = None  # all keys are nearer, and a sum with sys.maxsize would overflow
-    bias = None if bias is None else _as_scores("bias", bias, shape)
+    if bias is not None:
+        bias = _as_scores("bias", bias, shape)
+    if distance_bias is not None:
+        if bias is not None:
+            raise ValueError(
+                "attention takes a bias or a distance_bias, got both; add distance_bias.unfold(-1, keys, 1).flip(-2) "
+                "to the bias"
+            )
+        bias = _as_table(distance_bias, shape)
     if mask is not None:
         if mask.dtype != torch.bool:
             raise ValueError(f"mask must be torch.bool, True where a query may look at a key, got {mask.dtype}")
@@ -209,6 +221,19 @@ def _as_scores(name: str, x: Tensor, shape: tuple[int, int, int, int]) -> Tensor
     return x.reshape(sizes).expand(-1, -1, -1, shape[-1])
 
 
+def _as_table(distance_bias: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return the bias of distances as the registered ops take it."""
+    _, heads, tokens, keys = shape
+    distances = max(tokens + keys - 1, 0)
+    if distance_bias.shape != (heads, distances):
+        raise ValueError(
+            f"distance_bias must be [{heads}, {distances}], for each head the distances of {tokens} queries and {keys} "
+            f"keys, got {list(distance_bias.shape)}"
+        )
+    # Without queries or keys a table still has entries, which no score reads.
+    return distance_bias if tokens and keys else distance_bias[:, :0].reshape(1, heads, tokens, keys)
+
+
 def _check_rules(
     sinks: Tensor | None,
     key_padding_mask: Tensor | None,
@@ -254,8 +279,8 @@ def _torch_is_faster(
     """Return whether torch's own attention takes a call, and is faster than this library's kernels."""
     if seed is not None or soft_cap is not None or sinks is not None:
         return False
-    if not q.is_cpu:  # torch's fused kernels; with a window or documents they would read a mask of all pairs
-        return window is None and documents is None
+    if not q.is_cpu:  # torch's fused kernels; with these rules they would read a mask or a bias of all pairs
+        return window is None and documents is None and (bias is None or bias.dim() == 4)
     if needs_grad(bias):
         return False
     batch, heads, tokens, channels = q.shape

@@ -10,7 +10,7 @@ from ..dropout import dropout_reference
 from ..elementwise import dropout_formula
 from ..shards import Shard, positions
 
-__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype"]
+__all__ = ["allowed_keys", "attention_by_formula", "attention_reference", "bias_of_dtype", "bias_of_scores"]
 
 
 def attention_by_formula(
@@ -45,7 +45,7 @@ def attention_by_formula(
         scores_BHTS = soft_cap * torch.tanh(scores_BHTS / soft_cap)
     allowed = allowed_keys(key_padding_mask, mask, documents, causal, window, first, tokens, keys, q.device)
     if bias is not None:
-        bias = bias_of_dtype(bias, scores_BHTS.dtype)
+        bias = bias_of_scores(bias_of_dtype(bias, scores_BHTS.dtype), keys)
         scores_BHTS = scores_BHTS + bias
         allowed = ~bias.isneginf() if allowed is None else allowed & ~bias.isneginf()
     if allowed is not None:
@@ -81,6 +81,17 @@ def bias_of_dtype(bias: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.finfo(bias.dtype).max > limit:
         bias = torch.where(bias.isinf(), bias, bias.clamp(-limit, limit))
     return bias.to(dtype)
+
+
+def bias_of_scores(bias: Tensor, keys: int) -> Tensor:
+    """Return a bias of the registered ops as one of the scores: a table of distances becomes [1, H, T, S].
+
+    >>> bias_of_scores(torch.tensor([[-1, 0, 1, 2]]), 3)
+    tensor([[[[ 0,  1,  2],
+              [-1,  0,  1]]]])
+    """
+    # Row t is a window of the distances, which starts one distance before the window of the previous query.
+    return bias if bias.dim() == 4 else bias.unfold(-1, keys, 1).flip(-2)[None]
 
 
 def allowed_keys(
@@ -135,6 +146,7 @@ def attention_reference(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
     bias: Tensor | None = None,
+    distance_bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     mask: Tensor | None = None,
     documents: Tensor | None = None,
@@ -149,6 +161,8 @@ def attention_reference(
     scores = scores if soft_cap is None else soft_cap * torch.tanh(scores / soft_cap)
     scores = scores if bias is None else scores + bias_of_dtype(bias, scores.dtype)
     place, key = first + torch.arange(tokens, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    if distance_bias is not None:
+        scores = scores + bias_of_dtype(distance_bias, scores.dtype)[:, key - place + first + tokens - 1]
     allowed = torch.ones_like(scores, dtype=torch.bool)
     if causal:
         allowed &= key <= place

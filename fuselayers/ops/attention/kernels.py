@@ -8,7 +8,7 @@ them. Backward has three kernels, so that each gradient is summed in a fixed ord
     dbias          a tile of the bias, loops over the batches, heads and queries that share it
 
 Each computes the weights again: exp2 of the score minus the logarithm of the denominator that forward stored. On a GPU
-no kernel stores a tensor of [T, S], but for the gradient of a bias.
+no kernel stores a tensor of [T, S], but for the gradient of a bias, also where this is then summed to one of distances.
 
 Dao, "FlashAttention-2", 2023, sections 3.1 and 3.2.
 """
@@ -57,10 +57,10 @@ def launch_backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    dbias: Tensor | None,
+    wants_bias: bool,
     *rules: Any,
-) -> None:
-    """Fill delta, the gradients of q, k and v, and if it is given dbias, float32 and contiguous."""
+) -> Tensor | None:
+    """Fill delta and the gradients of q, k and v; return that of the bias, in float32, if it is wanted."""
     dy, y = with_adjacent_channels(dy), with_adjacent_channels(y)
     call = _Call((q, k, v), rules, written=(dy, y, dq, dk, dv))
     tiles = _tiles(call, forward=False)
@@ -72,14 +72,20 @@ def launch_backward(
     grid = (cdiv(call.keys, tiles.keys) * call.batch * call.groups,)
     arguments = *read, dk, dv, *call.strides(dk), *call.strides(dv), *call.numbers
     launch(_backward_of_keys_kernel, grid, arguments, constants, num_warps=tiles.warps)
-    if dbias is not None:
-        shared = tuple(
-            size if own == 1 else 1 for own, size in zip(dbias.shape, (call.batch, call.heads), strict=False)
-        )
-        rows = 1 if dbias.shape[2] == 1 else cdiv(call.tokens, tiles.queries)
-        grid = (rows * cdiv(call.keys, tiles.keys) * dbias.shape[0] * dbias.shape[1],)
-        arguments = *read, dbias, *dbias.stride()[:3], *dbias.shape[:3], *shared, *call.numbers
-        launch(_backward_of_bias_kernel, grid, arguments, constants, num_warps=tiles.warps)
+    if not wants_bias:
+        return None
+    bias = rules[0]
+    shape = bias.shape if bias.dim() == 4 else (1, call.heads, call.tokens, call.keys)
+    dbias = torch.zeros(shape, dtype=torch.float32, device=q.device)
+    shared = tuple(size if own == 1 else 1 for own, size in zip(shape, (call.batch, call.heads), strict=False))
+    rows = 1 if shape[2] == 1 else cdiv(call.tokens, tiles.queries)
+    grid = (rows * cdiv(call.keys, tiles.keys) * shape[0] * shape[1],)
+    arguments = *read, dbias, *dbias.stride()[:3], *shape[:3], *shared, *call.numbers
+    launch(_backward_of_bias_kernel, grid, arguments, constants, num_warps=tiles.warps)
+    if bias.dim() == 4:
+        return dbias
+    sums: Tensor = torch.ops.aten.unfold_backward(dbias[0].flip(-2), bias.shape, -1, call.keys, 1)
+    return sums
 
 
 class _Call:
@@ -149,9 +155,11 @@ def with_adjacent_channels(x: Tensor) -> Tensor:
 
 
 def _broadcast_strides(x: Tensor | None) -> tuple[int, ...]:
-    """Return the strides of batch, head and query, 0 where a size is 1."""
+    """Return the strides of batch, head and query, 0 where a size is 1; a query of a table of distances has -1."""
     if x is None:
         return 0, 0, 0
+    if x.dim() == 2:
+        return 0, x.stride(0), -1
     return tuple(stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True))
 
 
@@ -218,7 +226,9 @@ def _scores_tile(  # type: ignore[no-untyped-def]
             visible = visible & (gap > -window)
     wide_queries = queries.to(tl.int64)[:, None]
     if bias_ptr is not None:
-        start = bias_ptr + (batch * bias_batch + head * bias_head) * SCORES
+        # In a table of distances the row of the first query is the last.
+        row = tl.where(bias_query < 0, num_queries - 1, 0)
+        start = bias_ptr + (batch * bias_batch + head * bias_head + row) * SCORES
         score += tl.load(start + wide_queries * bias_query * SCORES + keys[None, :], mask=live, other=0.0).to(
             tl.float32
         )

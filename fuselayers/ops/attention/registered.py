@@ -6,7 +6,7 @@
     y, dy              [B, H, T, E]              y lies in memory as [B, T, H, E], as the next projection reads it
     lse                [B, H, T]                 float32, the base-2 logarithm of the sum of exp(score), the sink
                                                  included; inf for a query without any allowed key
-    bias               [B|1, H|1, T|1, S]        any float dtype
+    bias               [B|1, H|1, T|1, S]        any float dtype; or a table of distances [H, T + S - 1]
     sinks              [H]                       any float dtype
     key_padding_mask   [B, S]                    bool
     mask               [B|1, H|1, T|1, S]        bool
@@ -72,9 +72,8 @@ def _launch_backward(
     dq, dk, dv, dbias, dsinks = gradients
     bias, sinks = rules[:2]
     delta = torch.empty_like(lse)
-    bias_sums = torch.zeros(bias.shape, dtype=torch.float32, device=q.device) if wants_bias else None
     backward = _run_backward if in_cpp(q) else launch_backward
-    backward(dy, q, k, v, y, lse, delta, dq, dk, dv, bias_sums, *rules)
+    bias_sums = backward(dy, q, k, v, y, lse, delta, dq, dk, dv, wants_bias, *rules)
     if bias_sums is not None:
         dbias = bias_sums.to(bias.dtype)
     if sinks is not None:
@@ -94,27 +93,34 @@ def _run_backward(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    bias_sums: Tensor | None,
+    wants_bias: bool,
     *rules: Any,
-) -> None:
+) -> Tensor | None:
     """As `launch_backward`, by the kernel in C++."""
     (batch, heads, tokens, channels), (_, groups, keys, _) = q.shape, k.shape
     problem, _alive = _problem(q, k, v, *rules)
     dy, y = with_adjacent_channels(dy), with_adjacent_channels(y)
-    # Tasks that share a bias would write to the same gradient.
+    bias = rules[0] if wants_bias else None
+    is_table = bias is not None and bias.dim() == 2
+    # Tasks that share a bias would write to the same gradient. Tables are small, so each task has its own.
     tasks = batch * groups
-    if bias_sums is not None:
-        tasks = (1 if bias_sums.shape[0] == 1 else batch) * (1 if bias_sums.shape[1] == 1 else groups)
+    if bias is not None and not is_table:
+        tasks = (1 if bias.shape[0] == 1 else batch) * (1 if bias.shape[1] == 1 else groups)
     most = max(_PARTS, _TASKS // (batch * heads))
     chunks = max(min(-(-_TASKS // tasks), keys // _KEYS_OF_CHUNK, most), 1)
+    bias_sums = None
+    if bias is not None:
+        shape = (chunks * batch, *bias.shape) if is_table else bias.shape
+        bias_sums = torch.zeros(shape, dtype=torch.float32, device=q.device)
     parts = dq
     if chunks > 1 or channels % 16 or dq.dtype != torch.float32:
         parts = q.new_empty(chunks * batch, heads, tokens, -(-channels // 16) * 16, dtype=torch.float32)
     run(
         "attention_backward",
         *(ctypes.byref(problem), Heads.of(dy), Heads.of(y), pointer(lse), pointer(delta), Heads.of(parts)),
-        *(Heads.of(dq), Heads.of(dk), Heads.of(dv), _heads(bias_sums), chunks),
+        *(Heads.of(dq), Heads.of(dk), Heads.of(dv), _heads(bias_sums, tokens), chunks),
     )
+    return bias_sums if bias_sums is None or not is_table else bias_sums.sum(0)
 
 
 class _Problem(ctypes.Structure):
@@ -162,7 +168,7 @@ def _problem(
     threshold, factor = (0, 1.0) if seed is None else mask_numbers(p)
     rows = (first_row, rows_of_batch, rows_of_head) if rows_of_head else (0, heads * tokens, tokens)
     problem = _Problem(
-        *map(_heads, (q, k, v, bias, mask, padding)),
+        *(_heads(x, tokens) for x in (q, k, v, bias, mask, padding)),
         *map(pointer, (sinks, documents, seed)),
         *(batch, heads, groups, tokens, keys, channels, width, causal, window or 0, first),
         *(*rows, first_column, threshold, scale, soft_cap or 0.0, factor),
@@ -170,10 +176,16 @@ def _problem(
     return problem, [q, k, v, bias, mask, padding, sinks, documents, seed]
 
 
-def _heads(x: Tensor | None) -> Heads:
-    """Return a tensor [B|1, H|1, T|1, N] as the kernels take it, with stride 0 where a size is 1."""
+def _heads(x: Tensor | None, tokens: int) -> Heads:
+    """Return a tensor [B|1, H|1, T|1, N] as the kernels take it, with stride 0 where a size is 1.
+
+    A table of distances, [H, T + S - 1] or [B, H, T + S - 1], becomes a bias whose rows begin at T - 1, T - 2, ... 0.
+    """
     if x is None:
         return Heads()
+    if x.dim() < 4:
+        data = x.data_ptr() + (tokens - 1) * x.element_size()
+        return Heads(data, x.stride(0) if x.dim() == 3 else 0, x.stride(-2), -1, TYPES[x.dtype])
     strides = (stride if size > 1 else 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True))
     return Heads(x.data_ptr(), *strides, 0 if x.dtype == torch.bool else TYPES[x.dtype])
 

@@ -414,9 +414,11 @@ extern "C" void attention_backward(const Problem* problem, Heads dy, Heads y, co
   const int64_t size = (2 * KEYS + 2 * QUERIES) * (channels + width) + 5 * QUERIES * KEYS;
   with_buffers(chunks * batches * groups, size, threads, [&](int64_t task, float* buffer) {
     const int64_t chunk = task / (batches * groups), own_b = task / groups % batches, own_g = task % groups;
+    Gradients own = G;
+    if (dbias.token < 0) own.dbias += chunk * P.batch * dbias.batch;
     for (int64_t b = one_batch ? 0 : own_b; b < (one_batch ? P.batch : own_b + 1); ++b)
       for (int64_t g = one_head ? 0 : own_g; g < (one_head ? P.groups : own_g + 1); ++g)
-        backward_task(P, G, b, g, chunk, chunks, buffer);
+        backward_task(P, own, b, g, chunk, chunks, buffer);
   });
   if (parts.data == dq.data) return;
   with_buffers(heads, channels, threads, [&](int64_t head, float* sum) {

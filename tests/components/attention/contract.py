@@ -13,7 +13,7 @@ from tests.components.compare import assert_same_values, randomise, run
 
 HIDDEN_DIM, HEADS, TOKENS = 12, 6, 7
 # The arguments of forward that `inputs_of` makes.
-INPUTS = ("rotate", "bias", "key_padding_mask", "mask", "documents")
+INPUTS = ("rotate", "distance_bias", "key_padding_mask", "mask", "documents")
 
 
 def made(**options: Any) -> MultiHeadAttention:
@@ -40,7 +40,7 @@ def inputs_of(names: Sequence[str], tokens: int = TOKENS, keys: int = TOKENS) ->
     generator = torch.Generator().manual_seed(5)
     made: dict[str, Any] = {
         "rotate": RotaryPosition().rotate,
-        "bias": torch.randn(HEADS, tokens, keys, generator=generator, dtype=torch.float64),
+        "distance_bias": torch.randn(HEADS, tokens + keys - 1, generator=generator, dtype=torch.float64),
         "key_padding_mask": padding(keys),
         "mask": torch.rand(4, 1, tokens, keys, generator=generator) < 0.7,
         "documents": torch.randint(3, (4, keys), generator=generator),
@@ -69,7 +69,7 @@ def assert_is(
     """
     exact = copy.deepcopy(layer).double()
     inputs = inputs_of(names, tokens, memory or tokens)
-    leaves = {"bias": inputs.pop("bias")} if "bias" in inputs else {}
+    leaves = {"distance_bias": inputs.pop("distance_bias")} if "distance_bias" in inputs else {}
     if memory:
         leaves["memory"] = torch.randn(4, memory, HIDDEN_DIM, dtype=torch.float64)
     tensors = [torch.randn(4, tokens, HIDDEN_DIM, dtype=torch.float64), *leaves.values()]

@@ -58,7 +58,7 @@ def multi_head(
     x_BTD: Tensor,
     *,
     rotate: Any = None,
-    bias: Tensor | None = None,
+    distance_bias: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     mask: Tensor | None = None,
     documents: Tensor | None = None,
@@ -77,7 +77,9 @@ def multi_head(
     scores = q @ k.mT * layer.scale
     if layer.soft_cap is not None:
         scores = layer.soft_cap * torch.tanh(scores / layer.soft_cap)
-    scores = scores if bias is None else scores + bias
+    if distance_bias is not None:
+        query, key = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+        scores = scores + distance_bias[:, key - query + q.shape[2] - 1]
     pairs = allowed(q.shape[2], k.shape[2], key_padding_mask, causal=layer.causal, window=layer.window)
     pairs = pairs if mask is None else pairs & mask
     pairs = pairs if documents is None else pairs & same_document(documents)

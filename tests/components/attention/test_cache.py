@@ -37,11 +37,11 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 def test_piece_by_piece_is_as_all_at_once(options: dict[str, Any], pieces: tuple[int, ...]) -> None:
     torch._dynamo.reset()
     layer, rotate = made(**options), RotaryPosition().rotate
-    x, bias = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64), torch.randn(6, 7, 7, dtype=torch.float64)
+    x, bias = torch.randn(2, 7, HIDDEN_DIM, dtype=torch.float64), torch.randn(6, 13, dtype=torch.float64)
     real_BS = torch.ones(2, 7, dtype=torch.bool)
     real_BS[1, :2] = False
     mask = torch.rand(2, 1, 7, 7) < 0.7
-    expected = layer(x, rotate=rotate, bias=bias, key_padding_mask=real_BS, mask=mask)
+    expected = layer(x, rotate=rotate, distance_bias=bias, key_padding_mask=real_BS, mask=mask)
     cache, got = KeyValueCache(7), []
     for size in pieces:
         first, end = cache.length, cache.length + size
@@ -49,7 +49,7 @@ def test_piece_by_piece_is_as_all_at_once(options: dict[str, Any], pieces: tuple
             layer(
                 x[:, first:end],
                 rotate=functools.partial(RotaryPosition().rotate, first=first),
-                bias=bias[:, first:end, :end],
+                distance_bias=bias[:, 7 - end : 6 + size],
                 key_padding_mask=real_BS[:, :end],
                 mask=mask[:, :, first:end, :end],
                 cache=cache,
@@ -154,6 +154,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ({"num_heads": 6, "num_kv_heads": 2}, "rotary"),
         ({"num_heads": 2, "window": 3, "sinks": True}, "none"),
         ({"num_heads": 2, "soft_cap": 3.0, "qk_norm": "rms_norm"}, "rotary"),
+        ({"num_heads": 3}, "alibi"),
+        ({"num_heads": 6, "num_kv_heads": 2}, "relative"),
     ],
     ids=str,
 )

@@ -16,9 +16,9 @@ from tests.components.compare import assert_same_step
     [
         ({"window": 4, "sinks": True}, ()),
         ({"causal": False}, ("key_padding_mask",)),
-        ({"num_kv_heads": 2, "sinks": True}, ("bias",)),
+        ({"num_kv_heads": 2, "sinks": True}, ("distance_bias",)),
         ({"window": 3, "soft_cap": 0.7, "sinks": True}, ("key_padding_mask",)),
-        ({"causal": False, "window": 3, "scale": 0.3}, ("bias",)),
+        ({"causal": False, "window": 3, "scale": 0.3}, ("distance_bias",)),
     ],
     ids=str,
 )

@@ -47,7 +47,7 @@ def test_the_kernel_of_torch_takes_documents() -> None:
 
 
 # Padding and a bias with a mask become different kinds of masks. The options change the kernel that takes them.
-@pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("bias", "mask")], ids=str)
+@pytest.mark.parametrize("inputs", [(), ("key_padding_mask",), ("distance_bias", "mask")], ids=str)
 @pytest.mark.parametrize("options", [{}, {"num_kv_heads": 2, "sinks": True}, {"qk_norm": "rms_norm", "soft_cap": 0.7}])
 def test_cross_attention(options: dict[str, Any], inputs: tuple[str, ...]) -> None:
     assert_is(made(causal=False, **options), multi_head, inputs, kernels=("auto", "plain"), memory=5)
@@ -91,8 +91,8 @@ def test_errors_of_the_constructor(options: dict[str, Any], text: str) -> None:
     [
         (
             {},
-            {"bias": torch.zeros(2, 3, 3)},
-            "bias must be broadcastable to [2, 6, 3, 3], got [2, 3, 3]",
+            {"distance_bias": torch.zeros(6, 3)},
+            "distance_bias must be [6, 5], for each head the distances of 3 queries and 3 keys, got [6, 3]",
         ),
         (
             {},

@@ -33,13 +33,14 @@ def reversible(blocks: nn.ModuleList, x: Tensor, **inputs: Tensor) -> Tensor:
 
 
 def written_out(
-    blocks: nn.ModuleList, x: Tensor, *, memory: Tensor | None = None, bias: Tensor | None = None
+    blocks: nn.ModuleList, x: Tensor, *, memory: Tensor | None = None, distance_bias: Tensor | None = None
 ) -> Tensor:
     """The formula of the paper, with autograd's own backward."""
     a = b = x
     for block in blocks:
         residual = block.residual
-        sublayers = [block.attention if bias is None else partial(block.attention, bias=bias * 2)]
+        biased = {} if distance_bias is None else {"distance_bias": distance_bias * 2}
+        sublayers = [partial(block.attention, **biased)]
         sublayers += [] if memory is None else [partial(block.cross_attention, memory=memory * 2)]
         for number, sublayer in enumerate((*sublayers, block.feedforward)):
             norm, drop = residual.norms[number], partial(dropout, p=residual.dropout, training=blocks.training)
@@ -108,8 +109,8 @@ class Weighing(nn.Module):
         super().__init__()
         self.out = nn.Linear(hidden_dim, hidden_dim)
 
-    def forward(self, x: Tensor, *, bias: Tensor) -> Tensor:
-        y: Tensor = self.out(bias.softmax(-1)[0] @ x)
+    def forward(self, x: Tensor, *, distance_bias: Tensor) -> Tensor:
+        y: Tensor = self.out(distance_bias.softmax(-1)[0] @ x)
         return y
 
 
@@ -123,7 +124,7 @@ def parts() -> object:
 def test_gradients_reach_a_memory_and_a_bias() -> None:
     blocks = blocks_of(3, attention="weighing", cross_attention="look", causal=False).double()
     x, memory, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((2, 5, 8), (2, 3, 8), (1, 5, 5)))
-    assert_is_its_formula(blocks, x, memory=memory, bias=bias)
+    assert_is_its_formula(blocks, x, memory=memory, distance_bias=bias)
 
 
 def test_backward_replays_the_masks_and_leaves_the_generator_alone() -> None:

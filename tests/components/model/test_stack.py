@@ -1,13 +1,18 @@
 """Options of a stack: layers that differ, and positions that bias the scores."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from fuselayers import fuse
 from fuselayers.components import Choice, LayerChange, LayerNorm
 from fuselayers.components.model import Stack
+from fuselayers.ops.cpu import has_kernels
+from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.partition import saved_bytes
 from tests.components.model.small import HEADS
 from tests.components.registered import registered
 
@@ -23,7 +28,7 @@ class Headless(torch.nn.Linear):
     def __init__(self, hidden_dim: int, *, causal: bool = True) -> None:
         super().__init__(hidden_dim, hidden_dim)
 
-    def forward(self, x_BTD: Tensor, *, bias: Tensor | None = None) -> Tensor:
+    def forward(self, x_BTD: Tensor, *, distance_bias: Tensor | None = None) -> Tensor:
         return super().forward(x_BTD)
 
 
@@ -49,14 +54,27 @@ def test_some_layers_differ() -> None:
 @pytest.mark.parametrize("position", ["alibi", "relative"])
 def test_every_block_gets_the_bias_of_the_position(position: str, causal: bool) -> None:
     built, x = stack(position=position, causal=causal), torch.randn(2, 5, 8)
-    bias_HTS = built.position.bias(x)
+    bias_HN = built.position.distance_bias(x)
     assert getattr(built.position, "causal", causal) == causal
     expected = x
     for block in built.blocks:
-        expected = block(expected, bias=bias_HTS)
+        expected = block(expected, distance_bias=bias_HN)
     torch.testing.assert_close(built.run_blocks(x), built.norm(expected))
     first = built.blocks[0]
-    assert not torch.allclose(first(x, bias=torch.zeros_like(bias_HTS)), first(x, bias=bias_HTS))
+    assert not torch.allclose(first(x, distance_bias=torch.zeros_like(bias_HN)), first(x, distance_bias=bias_HN))
+
+
+@pytest.mark.skipif(INTERPRETED or not has_kernels(), reason="PyTorch's attention reads a bias of every pair")
+@pytest.mark.parametrize("position", ["alibi", "relative"])
+def test_a_position_saves_a_bias_for_each_distance(position: str) -> None:
+    """Not for each query and key, in eager mode and in a graph: a number for each head, and where it is looked up."""
+    x, heads, distances = torch.randn(2, 300, 8, requires_grad=True), 2, 2 * 300 - 1
+    without, biased = (stack(num_layers=2, position=name) for name in ("none", position))
+    for form in (lambda run: run, partial(fuse, backend="eager")):
+        less, more = (
+            saved_bytes(form(built.run_blocks), x, parameters=built.parameters()) for built in (without, biased)
+        )
+        assert more - less <= (4 * heads + 8) * distances
 
 
 def test_heads_that_share_no_bias() -> None:

@@ -88,11 +88,8 @@ def slopes(num_heads: int) -> list[float]:
     [*((num_heads, 3, 5) for num_heads in (1, 2, 3, 6, 8, 12, 25, 64, 71)), (6, 1, 0), (6, 7, 0), (6, 1, 5)],
 )
 def test_alibi_is_the_authors_bias(num_heads: int, tokens: int, first: int) -> None:
-    got = ALiBiPosition(num_heads=num_heads).bias(torch.zeros(2, tokens, 4, dtype=torch.float64), first=first)
-    rows = [
-        [[-slope * abs(first + row - key) for key in range(first + tokens)] for row in range(tokens)]
-        for slope in slopes(num_heads)
-    ]
+    got = ALiBiPosition(num_heads=num_heads).distance_bias(torch.zeros(2, tokens, 4, dtype=torch.float64), first=first)
+    rows = [[-slope * abs(distance) for distance in range(1 - first - tokens, tokens)] for slope in slopes(num_heads)]
     torch.testing.assert_close(got, torch.tensor(rows, dtype=torch.float64), rtol=1e-6, atol=1e-7)
 
 
@@ -102,14 +99,14 @@ def test_errors_of_alibi() -> None:
 
 
 def relative(position: RelativePosition, x: Tensor, *, first: int) -> Tensor:
-    """The bias of every pair; `test_buckets_are_transformers` checks the buckets."""
+    """The bias of every distance; `test_buckets_are_transformers` checks the buckets."""
     tokens = x.shape[1]
-    rows = [[key - first - row for key in range(first + tokens)] for row in range(tokens)]
-    return position.table.weight[position.buckets(torch.tensor(rows))].permute(2, 0, 1) + 0 * x.sum()
+    distances = list(range(1 - first - tokens, tokens))
+    return position.table.weight[position.buckets(torch.tensor(distances))].T + 0 * x.sum()
 
 
 def bias_of(position: RelativePosition, x: Tensor, *, first: int) -> Tensor:
-    return position.bias(x, first=first) + 0 * x.sum()
+    return position.distance_bias(x, first=first) + 0 * x.sum()
 
 
 SIZES = [

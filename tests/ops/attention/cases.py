@@ -24,6 +24,7 @@ class Case:
         k: [G, S], the key-value heads and the keys; None for those of q.
         width: the channels of a value; None for C.
         bias, sinks: the shape of the bias, and whether there are sinks.
+        distances: whether there is a bias of distances.
         options: keyword arguments, or functions that make them.
     """
 
@@ -33,20 +34,23 @@ class Case:
     bias: tuple[int, ...] | None = None
     sinks: bool = False
     options: dict[str, Any] = field(default_factory=dict)
+    distances: bool = False
 
     def inputs(self, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-        """Return q, k, v, and the bias and the sinks if the case has them."""
+        """Return q, k, v, and a bias and the sinks if the case has them."""
         batch, heads, tokens, channels = self.q
         groups, keys = self.k or (heads, tokens)
         shapes = [self.q, (batch, groups, keys, channels), (batch, groups, keys, self.width or channels)]
         shapes += [self.bias] if self.bias else []
+        shapes += [(heads, max(tokens + keys - 1, 0))] if self.distances else []
         q, *others = tensors(*shapes, *([(heads,)] if self.sinks else []), dtype=dtype)
         return [q / 4, *others]  # scores of a usual size
 
     def forms(self, backend: str) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """Return the op and the reference, as functions of `inputs`."""
         options = {name: value() if callable(value) else value for name, value in self.options.items()}
-        names = ["q", "k", "v"] + ["bias"] * (self.bias is not None) + ["sinks"] * self.sinks
+        names = ["q", "k", "v"] + ["bias"] * (self.bias is not None)
+        names += ["distance_bias"] * self.distances + ["sinks"] * self.sinks
 
         def by_name(fn: Callable[..., Tensor], *inputs: Tensor, **others: Any) -> Tensor:
             return fn(**dict(zip(names, inputs, strict=True)), **options, **others)
@@ -107,6 +111,23 @@ CASES: dict[str, Case] = {
     "a bias of keys": Case((2, 2, 37, 16), bias=(2, 2, 1, 37)),
     "one row of bias": Case((2, 2, 37, 16), bias=(37,)),
     "a bias of queries": Case((2, 2, 37, 16), bias=(37, 1), sinks=True),
+    "distances": Case((2, 4, 37, 16), (2, 150), distances=True),
+    "distances of a long row": Case((2, 2, 20, 16), (1, 1100), distances=True),
+    "distances, several blocks": Case((1, 2, 300, 16), options={"causal": True}, distances=True),
+    "distances of the last token": Case(
+        (2, 4, 1, 16), (2, 140), options={"causal": True, "first": 139}, distances=True
+    ),
+    "distances of one key": Case((2, 2, 40, 16), (2, 1), distances=True),
+    "distances within documents": Case(
+        (2, 4, 50, 16), (2, 300), sinks=True, distances=True,
+        options={"documents": packed_documents(2, 300), "first": 250, "soft_cap": 5.0},
+    ),
+    "distances and dropout": Case(
+        (2, 2, 40, 16), (1, 45), distances=True,
+        options={**DROPPING, "shard": Shard((1, 2, 3, 8), (5, 6, 50, 60)), "key_padding_mask": bits(2, 45)},
+    ),
+    "distances over many queries": Case((1, 2, 4096, 16), (2, 33), distances=True),
+    "distances of one head": Case((2, 1, 20, 16), options={"window": 7}, distances=True),
     "padding": Case((3, 2, 37, 16), (2, 300), options={"key_padding_mask": bits(3, 300)}),
     "mask": Case((2, 2, 150, 16), options={"mask": bits(150, 150)}),
     "mask of heads": Case((2, 2, 40, 16), options={"mask": bits(2, 2, 40, 40, share=0.3), "causal": True}),
@@ -129,4 +150,6 @@ CASES: dict[str, Case] = {
     "empty batch": Case((0, 2, 5, 16), bias=(2, 5, 5)),
     "no queries": Case((2, 2, 0, 16), (2, 7)),
     "no keys": Case((2, 2, 5, 16), (2, 0)),
+    "distances of no queries": Case((2, 2, 0, 16), (2, 7), distances=True),
+    "distances of no keys": Case((2, 2, 5, 16), (2, 0), distances=True),
 }  # fmt: skip

@@ -26,15 +26,9 @@ from tests.ops.contract import DEVICE, on_cpp, on_kernels, on_triton, tensors
 
 # In Triton's interpreter a case takes 0.1 to 8 s.
 INTERPRETED_EVERY_DAY = (
-    *(
-        "one key",
-        "shared keys",
-        "narrow values",
-        "window of one",
-        "soft cap and bias",
-        "sinks and queries without keys",
-    ),
-    *("one bias of all heads", "a bias of keys", "mask of heads", "dropout of a shard"),
+    *("one key", "shared keys", "narrow values", "window of one", "soft cap and bias", "one bias of all heads"),
+    *("sinks and queries without keys", "a bias of keys", "mask of heads", "dropout of a shard"),
+    *("distances of one key", "distances and dropout"),
 )
 
 
@@ -59,7 +53,9 @@ CPP = ("cpp", *on_cpp.marks)
 every_backend = pytest.mark.parametrize("backend", ["eager", on_cpp, on_triton])
 every_kernel = pytest.mark.parametrize("backend", [on_cpp, on_triton])
 # All inputs and a mask; and the calls that torch's own kernel takes.
-few_with_backends = with_backends(("eager",), CPP, names=("all rules", "sinks", "bias", "soft cap and bias"))
+few_with_backends = with_backends(
+    ("eager",), CPP, names=("all rules", "sinks", "bias", "soft cap and bias", "distances")
+)
 
 
 every_case = pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in CASES.items()])
@@ -168,9 +164,12 @@ def test_every_bit_of_the_mask(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [on_cpp])
-@pytest.mark.parametrize("bias", [None, (4, 300, 1100), (1, 1, 300, 1100)], ids=str)
-def test_the_number_of_threads_changes_nothing(backend: str, bias: tuple[int, ...] | None) -> None:
-    case = Case((2, 4, 300, 16), (2, 1100), bias=bias, options={**CASES["dropout"].options, "first": 800})
+@pytest.mark.parametrize(
+    "biased", [{}, {"bias": (4, 300, 1100)}, {"bias": (1, 1, 300, 1100)}, {"distances": True}], ids=str
+)
+def test_the_number_of_threads_changes_nothing(backend: str, biased: dict[str, Any]) -> None:
+    options = {**CASES["dropout"].options, "first": 800}
+    case = Case((2, 4, 300, 16), (2, 1100), options=options, **biased)
     form, _ = case.forms(backend)
     before = torch.get_num_threads()
     try:
@@ -212,6 +211,20 @@ def test_heads_of_a_packed_projection_are_read_in_place(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", [on_cpp])
+def test_a_compiled_call_takes_a_permuted_table_of_distances(backend: str) -> None:
+    """A table [T + S - 1, H], as an embedding of distances gives it."""
+    case = Case((2, 4, 33, 16), bias=(65, 4))
+    q, k, v, table = case.inputs()
+
+    def permuted(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        return ops.attention(q, k, v, distance_bias=table.T, backend=backend)
+
+    compiled = results(torch.compile(permuted, fullgraph=True), (q, k, v, table))
+    for name, value in results(permuted, (q, k, v, table)).items():
+        torch.testing.assert_close(compiled[name], value, msg=name)
+
+
+@pytest.mark.parametrize("backend", [on_cpp])
 def test_a_compiled_call_takes_a_permuted_bias(backend: str) -> None:
     """A table [T, S, H] of relative positions; compiled code reads the gradient with the strides that it was told."""
     case = Case((2, 4, 33, 16), bias=(33, 33, 4))
@@ -244,7 +257,10 @@ def test_saves_no_weights(backend: str) -> None:
     """Saved: q, k, v, y, a number for each query, and a seed."""
     q, k, v = (x.requires_grad_() for x in tensors((2, 4, 90, 16), (2, 2, 130, 16), (2, 2, 130, 16)))
     elements = q.numel() + k.numel() + v.numel() + q.numel() + 2 * 4 * 90
-    assert saved_bytes(partial(ops.attention, p=0.1, causal=True, backend=backend), q, k, v) == 4 * elements + 8
+    call = partial(ops.attention, p=0.1, causal=True, backend=backend)
+    assert saved_bytes(call, q, k, v) == 4 * elements + 8
+    (table,) = (x.requires_grad_() for x in tensors((4, 90 + 130 - 1)))
+    assert saved_bytes(partial(call, distance_bias=table), q, k, v) == 4 * (elements + table.numel()) + 8
 
 
 @pytest.mark.parametrize("backend", [on_cpp])
@@ -372,6 +388,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no soft cap": ({"soft_cap": math.inf}, "soft_cap must be above 0 and finite, or None for no cap, got inf"),
     "sinks": ({"sinks": torch.ones(2)}, r"sinks must be \[4\], one for each query head, got \[2\]"),
     "bias": ({"bias": torch.ones(2, 3, 5)}, r"bias must be broadcastable to \[2, 4, 3, 5\], got \[2, 3, 5\]"),
+    "distances": (
+        {"distance_bias": torch.ones(4, 8)},
+        r"distance_bias must be \[4, 7\], for each head the distances of 3 queries and 5 keys, got \[4, 8\]",
+    ),
+    "two biases": (
+        {"bias": torch.ones(5), "distance_bias": torch.ones(4, 7)},
+        r"attention takes a bias or a distance_bias, got both; add distance_bias.unfold\(-1, keys, 1\).flip\(-2\) to",
+    ),
     "mask": ({"mask": torch.ones(3, 5)}, "mask must be torch.bool, True where a query may look at a key, got"),
     "padding": ({"key_padding_mask": torch.ones(2, 3) > 0}, r"key_padding_mask must be torch.bool \[2, 5\], True for"),
     "documents": ({"documents": torch.ones(2, 5)}, r"documents must be integers \[2, 5\], the number of each key's"),

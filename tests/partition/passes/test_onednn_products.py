@@ -107,6 +107,17 @@ def test_other_products_stay(setting: str) -> None:
     torch.testing.assert_close(y, function(a, b, bias), rtol=1e-4, atol=1e-4)
 
 
+def test_a_wide_gradient_is_not_copied() -> None:
+    head, x = nn.Linear(72, 513, bias=False), torch.randn(400, 72)
+    fused = fuse(head, backend="inductor", fallback=())
+    backward = compiled_code(fused, x).rpartition("def call")[2]
+    assert backward.count(ONEDNN) == 1
+    assert "empty_strided_cpu((513, 400)" not in backward  # a copy of dy^T
+    assert "empty_strided_cpu((72, 400)" in backward  # x^T
+    got, wanted = (torch.autograd.grad(model(x).sin().sum(), head.weight) for model in (fused, head))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_a_factor_that_inductor_writes_into_a_wider_tensor() -> None:
     # Inductor computes both parts of a `cat` in its memory. oneDNN would take 200 times as long for rows of a part.
     def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
