@@ -216,12 +216,9 @@ def _swap() -> list[str]:
 
 
 def _swap_classes() -> list[str]:
-    """What `swap` does at level layers to every class of transformers, and the names of those that gain nothing."""
-    content, *outcomes = map(json.loads, (DATA / SHOWN / "swap_classes.jsonl").read_text(encoding="utf-8").splitlines())
-    groups: dict[str, dict[str, Any]] = {text: {} for text in _OUTCOMES.values()}
-    for row in outcomes:
-        saves_nothing = row["outcome"] == "right" and row.get("kept", 0.0) >= 0.995
-        groups[_OUTCOMES["saves nothing" if saves_nothing else row["outcome"]]][row["name"]] = row
+    """What `swap` does to every class of transformers, and the names of those that gain nothing at level layers."""
+    content, groups = _classes_by_outcome("swap_classes")
+    _, at_level_blocks = _classes_by_outcome("swap_classes_blocks")
     rows = []
     for text, classes in groups.items():
         kept, seconds = ([row[key] for row in classes.values() if key in row] for key in ("kept", "seconds"))
@@ -229,13 +226,22 @@ def _swap_classes() -> list[str]:
             f"{statistics.median(some):.2f}, {worst(some):.2f}" if some else ""
             for some, worst in ((kept, min), (seconds, max))
         )
-        rows.append([text, str(len(classes)), *cells])
+        rows.append([text, str(len(classes)), *cells, str(len(at_level_blocks[text]))])
     headings = ["", "classes", "bytes kept: median, least", "seconds of `swap`: median, most"]
     named = []
     for outcome in ("saves nothing", "nothing"):
         text = _OUTCOMES[outcome]
         named += ["", f"{text[0].upper()}{text[1:]}: {', '.join(groups[text])}."]
-    return [*_table(headings, rows), *_said(content), *named]
+    return [*_table([*headings, "at level `blocks`, of every fourth class"], rows), *_said(content), *named]
+
+
+def _classes_by_outcome(name: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    content, *outcomes = map(json.loads, (DATA / SHOWN / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    groups: dict[str, dict[str, Any]] = {text: {} for text in _OUTCOMES.values()}
+    for row in outcomes:
+        saves_nothing = row["outcome"] == "right" and row.get("kept", 0.0) >= 0.995
+        groups[_OUTCOMES["saves nothing" if saves_nothing else row["outcome"]]][row["name"]] = row
+    return content, groups
 
 
 _OUTCOMES: Final = {
@@ -280,10 +286,12 @@ def _which() -> list[str]:
     rows = []
     for folder, machine in MACHINES.items():
         steps = _read(f"{folder}/train_step.json")
-        plain, eager = (sum(steps[way]["phases"].values()) for way in _WAYS[:2])
-        for dropout in ("0.1", "0"):
+        for dropout, measured in {"0.1": steps, "0": steps.get("without dropout")}.items():
             speeds, shares = _ranges(_read(f"{folder}/suite/results.json"), dropout)
-            first = f'`build(name, ["fusion=off"])` {plain / eager:.2f} x' if dropout != "0" else "plain PyTorch"
+            first = "plain PyTorch"
+            if measured:
+                plain, eager = (sum(measured[way]["phases"].values()) for way in _WAYS[:2])
+                first = f'`build(name, ["fusion=off"])` {plain / eager:.2f} x'
             rows.append([f"{machine}, dropout {dropout}", f"`fuse(model)` {speeds}", f"`fuse(model)` {shares}", first])
     for size, forms in _read("../gpu/h100/steps.json")["sizes"].items():
         plain, eager, int8 = (forms[form] for form in ("plain PyTorch", "eager layers", "fused by block, int8"))
@@ -297,7 +305,7 @@ def _which() -> list[str]:
     sizes = [run["predicted"]["gibibytes"] / run["gibibytes"] for run in runs if run["gibibytes"]]
     planned = (f"`fuselayers plan` {_range(ratios)} of published runs" for ratios in (times, sizes))
     rows.append(["many GPUs", *planned, "`fusion.scope=block`"])
-    headings = ["", "a step's time", "saved bytes", "first step"]
+    headings = ["", "speed of a step", "saved bytes", "no wait at the first step"]
     return [f"| {' | '.join(cells)} |" for cells in (headings, ["---"] * 4, *rows)]
 
 

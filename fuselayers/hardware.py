@@ -1,4 +1,4 @@
-"""hardware -- the speed of machines: a class, a table of GPUs, and the vendor of the processor.
+"""hardware -- the speed of machines: a class, a table of GPUs, and the generation of the processor.
 
 Sources of the table, read on 2026-11-26. A GB is 10^9 bytes. Arithmetic is dense, which is half of the figure "with
 sparsity" in data sheets. Links and networks count one direction.
@@ -14,6 +14,7 @@ sparsity" in data sheets. Links and networks count one direction.
 """
 
 import functools
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -104,10 +105,15 @@ GPUS: Final[Mapping[str, Machine]] = MappingProxyType(
 )
 
 
+_FAMILY_OF_ZEN_5: Final = 26  # Zen 4 has 25
+
+
 @functools.cache
-def processor_is_amd() -> bool:
-    """Return whether the processor is AMD's, by /proc/cpuinfo. False on other systems than Linux."""
+def processor_is_zen_5() -> bool:
+    """Return whether the processor is AMD's, of Zen 5 or later, by /proc/cpuinfo. False on other systems than Linux."""
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
+    family = re.search(r"^cpu family\s*: (\d+)$", text, re.MULTILINE)
+    return "AuthenticAMD" in text and family is not None and int(family[1]) >= _FAMILY_OF_ZEN_5

@@ -104,10 +104,10 @@ def draw(folder: Path) -> Path:
     curve.set_xlabel("step")
     curve.set_ylabel("loss, dropout 0")
     curve.legend(frameon=False, labelcolor="#808080")
-    for place, (level, colour) in enumerate(_COLOURS.items()):
+    for index, (level, colour) in enumerate(_COLOURS.items()):
         kilobytes = [saved[level] / 1e3 for saved in content["saved_bytes"].values()]
         drawn = bars.bar(
-            [number + (place - 1) * 0.27 for number in range(len(kilobytes))], kilobytes, 0.25, color=colour
+            [number + (index - 1) * 0.27 for number in range(len(kilobytes))], kilobytes, 0.25, color=colour
         )
         bars.bar_label(drawn, [f"{value:,.0f}" for value in kilobytes], fontsize=7, color="#808080")
     bars.set_xticks(range(len(content["saved_bytes"])), list(content["saved_bytes"]))

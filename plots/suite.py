@@ -56,9 +56,9 @@ def _draw(path: Path, speeds: dict[str, dict[str, float]], *, title: str, said: 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "fuselayers", "text.color": _GREY, "xtick.color": _GREY}):
         axes = figure.add_subplot(facecolor="none")
         height = 0.55 / len(_COLOURS)
-        for place, (name, colour) in enumerate(_COLOURS.items()):
+        for index, (name, colour) in enumerate(_COLOURS.items()):
             measured = {number: speeds[op][name] for number, op in enumerate(ops) if name in speeds[op]}
-            middles, lengths = [number - height * (place + 0.5) for number in measured], list(measured.values())
+            middles, lengths = [number - height * (index + 0.5) for number in measured], list(measured.values())
             bars = axes.barh(middles, lengths, 0.9 * height, color=colour, label=name)
             axes.bar_label(bars, fmt=" {:.2f}", fontsize=8)
         for number, op in enumerate(ops):

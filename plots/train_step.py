@@ -32,11 +32,11 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 
-def models() -> dict[str, nn.Module]:
+def models(dropout: float) -> dict[str, nn.Module]:
     """The three models of `fuselayers train`'s table."""
     torch.manual_seed(0)
-    fused = fuselayers.build("gpt_nano", ["feedforward=fused_mlp", "fusion=inductor"])
-    eager = fuselayers.build("gpt_nano", ["feedforward=mlp", "fusion=off"])
+    fused = fuselayers.build("gpt_nano", ["feedforward=fused_mlp", "fusion=inductor", f"model.dropout={dropout}"])
+    eager = fuselayers.build("gpt_nano", ["feedforward=mlp", "fusion=off", f"model.dropout={dropout}"])
     eager.load_state_dict(fused.state_dict())
     return {"plain PyTorch": plain_twin(eager), "eager layers": eager, "fused": fused}
 
@@ -77,9 +77,9 @@ def kinds(steps: dict[str, Callable[[], None]]) -> dict[str, float]:
     return milliseconds
 
 
-def measure() -> dict[str, dict[str, dict[str, float]]]:
+def measure(dropout: float) -> dict[str, dict[str, dict[str, float]]]:
     """Milliseconds by model: of each phase, and of each kind of op."""
-    steps = {name: phases(model.train()) for name, model in models().items()}
+    steps = {name: phases(model.train()) for name, model in models(dropout).items()}
     times: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
     ops: dict[str, list[dict[str, float]]] = {name: [] for name in steps}
     for number in range(STEPS + 5):
@@ -101,5 +101,6 @@ def medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    content = {"machine": measured_machine(torch.device("cpu")), "steps": STEPS, **measure()}
+    content = {"machine": measured_machine(torch.device("cpu")), "steps": STEPS, **measure(0.1)}
+    content["without dropout"] = measure(0.0)
     (Path(sys.argv[1]) / "train_step.json").write_text(json.dumps(content, indent=2) + "\n")

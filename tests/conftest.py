@@ -48,6 +48,16 @@ def _no_garbage_of_others() -> None:
 
 
 @pytest.fixture
+def inductor_runs_op_by_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the backend "inductor" trace and cut as ever, but run the graphs op by op: compiling takes seconds."""
+    from fuselayers._torch.tracing import boxed
+
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx_inner", lambda graph_module, *_, **__: boxed(graph_module)
+    )
+
+
+@pytest.fixture
 def own_components() -> Iterator[None]:
     """Unregister the components that a test registers."""
     from fuselayers.components import KINDS, names

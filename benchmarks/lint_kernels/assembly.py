@@ -66,13 +66,13 @@ def read_sass(text: str) -> Code:
     lines = [(int(at, 16), name, rest) for at, name, rest in _SASS_LINE.findall(text) if name != "NOP"]
     if registers is None or not lines:
         raise ValueError(f"cuobjdump printed no function: {text[:200]!r}")
-    places = {at: place for place, (at, _, _) in enumerate(lines)}
+    index_of = {at: index for index, (at, _, _) in enumerate(lines)}
     loops = []
-    for place, (at, name, rest) in enumerate(lines):
+    for index, (at, name, rest) in enumerate(lines):
         target = re.search(r"0x([0-9a-f]+)\s*$", rest) if name.startswith("BRA") else None
         # The branch to itself at a function's end is never reached.
         if target is not None and int(target[1], 16) < at:
-            loops.append((places[int(target[1], 16)], place))
+            loops.append((index_of[int(target[1], 16)], index))
     names = [name for at, name, rest in lines if not (name == "BRA" and rest.strip() == f"{at:#x}")]
     once, looped = _counted(names, loops)
     spills = sum(count for name, count in (once + looped).items() if name.startswith(("LDL", "STL")))
@@ -109,8 +109,8 @@ def read_amdgcn(text: str) -> Code:
 def _counted(names: Sequence[str], loops: Sequence[tuple[int, int]]) -> tuple[Counter[str], Counter[str]]:
     once: Counter[str] = Counter()
     looped: Counter[str] = Counter()
-    for place, name in enumerate(names):
-        (looped if any(first <= place <= last for first, last in loops) else once)[name] += 1
+    for index, name in enumerate(names):
+        (looped if any(first <= index <= last for first, last in loops) else once)[name] += 1
     return once, looped
 
 

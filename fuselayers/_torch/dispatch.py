@@ -16,7 +16,6 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import (
     _disable_current_modes,
-    _get_current_dispatch_mode,
     is_traceable_wrapper_subclass,
 )
 from torch.utils._pytree import tree_leaves as tree_leaves
@@ -81,11 +80,6 @@ def transforms_are_active() -> bool:
 def tangents_are_active() -> bool:
     """True in forward mode: `torch.autograd.forward_ad` and `torch.func.jvp`."""
     return forward_ad._current_level >= 0
-
-
-def dispatch_mode_is_active() -> bool:
-    """True under a TorchDispatchMode."""
-    return _get_current_dispatch_mode() is not None
 
 
 def is_dynamo_tracing() -> bool:

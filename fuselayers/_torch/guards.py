@@ -150,10 +150,10 @@ def is_error_of_dynamo(error: Exception) -> bool:
 
 
 def unfit_torch(error: BaseException | None) -> str | None:
-    """Return how an error shows that this torch lacks a private name, or has another one by it; None for other errors.
+    """Return what in an error shows that a private name of torch is missing or has changed; None for other errors.
 
-    Such an error comes out of a file of this folder: an AttributeError, an ImportError, or the TypeError of a call with
-    arguments that the name no longer takes. An error from deeper inside of torch is the compiler's own.
+    Such an error is raised in a file of this folder: an AttributeError, an ImportError, or a TypeError for arguments
+    that the name no longer takes. An error raised deeper inside torch is the compiler's own.
     """
     while error is not None:
         if isinstance(error, (AttributeError, ImportError, TypeError)):

@@ -12,7 +12,7 @@ from torch.utils._triton import has_triton as has_triton
 
 from .cpp_files import cpp_files
 from .inductor_faults import without_faults
-from .onednn import PRODUCT_OP
+from .onednn import PRODUCT_OP, is_cheaper_transposed
 from .tracing import all_nodes, boxed, forget_donated_buffers
 
 REALIZED: Final = "inductor_realize_to_strides"
@@ -209,14 +209,24 @@ def product_in_inductor(op: torch._ops.OpOverload) -> None:
 
     run_onednn = lowering.fallback_handler(getattr(torch.ops.mkldnn, PRODUCT_OP).default, add_to_fallback_set=False)
 
+    def transpose(x: Any) -> Any:
+        return lowering.lowerings[torch.ops.aten.permute](x, [1, 0])
+
     def multiplied(a: Any, b: Any, bias: Any) -> Any:
         if V.graph.cpp_wrapper:  # C++ cannot call oneDNN's op
             aten = torch.ops.aten
             return lowering.lowerings[aten.mm](a, b) if bias is None else lowering.lowerings[aten.addmm](bias, a, b)
         # The op copies an `a` that is not contiguous, on one thread; Inductor's code for the copy uses all of them.
-        a = ir.ExternKernel.require_contiguous(a)
-        bias = None if bias is None else ir.ExternKernel.require_contiguous(bias)
-        return run_onednn(a, lowering.lowerings[torch.ops.aten.permute](b, [1, 0]), bias, "none", [], "")
+        contiguous = ir.ExternKernel.require_contiguous
+        # Inductor may change the layout that was checked: it writes a part of a `cat` into the whole.
+        nodes: Any = V.graph.current_node.args[:2]
+        traced_a, traced_b = (node.meta["val"] for node in nodes)
+        if bias is None and is_cheaper_transposed(traced_a, traced_b):
+            a = ir.ExternKernel.require_exact_strides(a, traced_a.stride())
+            return contiguous(transpose(run_onednn(contiguous(transpose(b)), a, None, "none", [], "")))
+        b = ir.ExternKernel.require_exact_strides(b, traced_b.stride())
+        bias = None if bias is None else contiguous(bias)
+        return run_onednn(contiguous(a), transpose(b), bias, "none", [], "")
 
     lowering.register_lowering(op, type_promotion_kind=None)(multiplied)
 

@@ -40,7 +40,11 @@ def without_faults_of_autograd() -> Iterator[None]:
     As in eager PyTorch, backward runs without the autocast around forward: a product of float32 in a region without
     autocast would get a gradient of 16 bits.
     """
-    with functorch_config.patch(backward_pass_autocast="off"), _views_of_overlapping_inputs():
+    with (
+        functorch_config.patch(backward_pass_autocast="off"),
+        _views_of_overlapping_inputs(),
+        _written_inputs_keep_strides(),
+    ):
         yield
 
 
@@ -156,13 +160,13 @@ def _source(node: fx.Node) -> fx.Node:
 
 
 def _results_of(node: fx.Node) -> set[fx.Node]:
-    """What is computed from a node."""
-    found, waiting = set[fx.Node](), [node]
+    """All nodes that are computed from a node."""
+    results, waiting = set[fx.Node](), [node]
     while waiting:
-        new = set(waiting.pop().users) - found
-        found |= new
+        new = set(waiting.pop().users) - results
+        results |= new
         waiting += new
-    return found
+    return results
 
 
 def _signed_gradients() -> AbstractContextManager[Any]:
@@ -182,25 +186,6 @@ def _signed_gradients() -> AbstractContextManager[Any]:
     return mock.patch.object(AOTDispatchAutograd, "post_compile", post_compile_signed)
 
 
-def _views_of_overlapping_inputs() -> AbstractContextManager[Any]:
-    """Return a context in which AOTAutograd returns a view of an input that shares memory with a written input.
-
-    It makes one tensor of both inputs, and would take the view of that tensor as if it were the input.
-    """
-    from torch._functorch._aot_autograd import runtime_wrappers
-    from torch._functorch._aot_autograd.input_output_analysis import create_synthetic_base_metadata as merge
-
-    def merge_without_steps(found: Any, places: Any, *rest: Any) -> Any:
-        merged, others = merge(found, places, *rest)
-        for number, info in enumerate(found.output_info):
-            if info.base_idx is not None and isinstance(places[info.base_idx], tuple):
-                # Without the steps of the view it is made from its strides, which count from the start of the memory.
-                merged.output_info[number] = dataclasses.replace(merged.output_info[number], view_meta_sequence=None)
-        return merged, others
-
-    return mock.patch.object(runtime_wrappers, "create_synthetic_base_metadata", merge_without_steps)
-
-
 def _signed(backward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     def run(inputs: list[Any]) -> Any:
         for index, value in enumerate(inputs):
@@ -211,3 +196,40 @@ def _signed(backward: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
     assert getattr(backward, "_boxed_call", False)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
+
+
+def _views_of_overlapping_inputs() -> AbstractContextManager[Any]:
+    """Return a context in which AOTAutograd returns a view of an input that shares memory with a written input.
+
+    It makes one tensor of both inputs, and would take the view of that tensor as if it were the input.
+    """
+    from torch._functorch._aot_autograd import runtime_wrappers
+    from torch._functorch._aot_autograd.input_output_analysis import create_synthetic_base_metadata as merge
+
+    def merge_without_steps(metadata: Any, places: Any, *rest: Any) -> Any:
+        merged, others = merge(metadata, places, *rest)
+        for number, info in enumerate(metadata.output_info):
+            if info.base_idx is not None and isinstance(places[info.base_idx], tuple):
+                # Without the steps of the view it is made from its strides, which count from the start of the memory.
+                merged.output_info[number] = dataclasses.replace(merged.output_info[number], view_meta_sequence=None)
+        return merged, others
+
+    return mock.patch.object(runtime_wrappers, "create_synthetic_base_metadata", merge_without_steps)
+
+
+def _written_inputs_keep_strides() -> AbstractContextManager[Any]:
+    """Return a context in which AOTAutograd traces a written input with its strides.
+
+    It traces a clone, which is contiguous if the input has gaps in memory. Then `contiguous()` would be traced as the
+    clone itself, and a later write would change both.
+    """
+    from torch._functorch._aot_autograd import graph_capture_wrappers
+    from torch._functorch._aot_autograd.utils import maybe_to_fresh_input
+
+    def copied_with_strides(index: int, value: Any, metadata: Any) -> Any:
+        copy = maybe_to_fresh_input(index, value, metadata)
+        if isinstance(copy, torch.Tensor) and copy.stride() != value.stride():
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+        return copy
+
+    return mock.patch.object(graph_capture_wrappers, "maybe_to_fresh_input", copied_with_strides)

@@ -126,6 +126,15 @@ def size_hint(size: "int | torch.SymInt") -> int:
     return int(getattr(symbolic_shapes, name)(size, fallback=4096))
 
 
+def is_known(condition: "bool | torch.SymBool") -> bool:
+    """Return whether a comparison of symbolic sizes is true for every size of the graph; adds no guard."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # imports sympy
+
+    return statically_known_true(condition)
+
+
 def copy_of(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Return a deep copy that shares the constant tensors of the graph, which cannot be copied under a fake mode.
 

@@ -129,11 +129,11 @@ def _fallbacks_in_one_line() -> Iterator[None]:
     """Print a FallbackWarning as one line, without file and line number."""
     show_any_warning = warnings.showwarning
 
-    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *location: Any, **more: Any) -> None:
         if issubclass(category, FallbackWarning):
             complain(str(message))
         else:
-            show_any_warning(message, category, *place, **more)
+            show_any_warning(message, category, *location, **more)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

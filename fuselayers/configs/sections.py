@@ -173,11 +173,11 @@ class ParallelConfig:
     ]
 
     def __post_init__(self) -> None:
-        ways = ("none", "block", "selective")
-        if self.checkpointing not in ways and not self.checkpointing.startswith("budget"):
-            raise ValueError(no_such("parallel.checkpointing", self.checkpointing, (*ways, "budget:0.5")))
-        if self.checkpointing not in ways:
-            partitioner(self.checkpointing)
+        choices = ("none", "block", "selective")
+        if self.budget is not None:
+            partitioner(self.budget)  # raises for a malformed one
+        elif self.checkpointing not in choices:
+            raise ValueError(no_such("parallel.checkpointing", self.checkpointing, (*choices, "budget:0.5")))
         if self.sequence and self.tp == 1:
             raise ValueError(
                 "parallel.sequence splits the tokens over a tensor-parallel group, but parallel.tp is 1; set "

@@ -9,15 +9,17 @@
 Saved for backward: x if the weight needs a gradient, the weight if x needs one; as `F.linear` saves them.
 
 Note: [oneDNN on an AMD processor] In float32 torch calls MKL, which on a processor of AMD takes its AVX2 code even
-where there is AVX-512. oneDNN takes AVX-512. GFLOP/s of one core (AMD EPYC, Zen 5, torch 2.13), MKL / oneDNN:
+where there is AVX-512. oneDNN takes AVX-512, which has twice the arithmetic since Zen 5. GFLOP/s of one core (AMD EPYC,
+Zen 5, torch 2.13), MKL / oneDNN:
 
     rows, K, N        forward      dx           dweight
     1024, 128, 512    110 / 244    109 / 253    100 / 184
     2048, 512, 2048   110 / 247    110 / 233    105 / 196
     64, 64, 64         73 / 37      83 / 38      75 / 30     too small: see `is_faster_in_onednn`
 
-The core's peak is some 260. oneDNN adds in another order: over 1,024 terms its root mean square error is 1.6 times that
-of MKL, over 4,096 terms 2.2 times. torch has no op that calls oneDNN for float32 matrices in batches (`bmm`).
+The core's peak is some 260. oneDNN adds in another order: its root mean square error is 1.7 times that of MKL over 512
+to 1,024 terms, at most 2.3 times over 2,048, and 1.9 times over 16,384. torch has no op that calls oneDNN for float32
+matrices in batches (`bmm`).
 """
 
 import functools
@@ -30,8 +32,8 @@ from torch.utils.flop_counter import register_flop_formula
 
 from .._torch.dispatch import PLAIN_TENSORS, is_batched_gradient, is_intercepted, jit_is_tracing
 from .._torch.inductor import product_in_inductor
-from .._torch.onednn import allows_onednn, has_onednn, onednn_product
-from ..hardware import processor_is_amd
+from .._torch.onednn import allows_onednn, has_fast_layout, has_onednn, is_cheaper_transposed, onednn_product
+from ..hardware import processor_is_zen_5
 from .cpu import has_kernels, rows, run
 from .implementations import define, in_cpp, needs_grad
 
@@ -46,11 +48,12 @@ _LEAST_SIZE: Final = 4
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return `F.linear(x, weight, bias)`, by oneDNN where that is faster: in float32, AVX-512, a processor of AMD.
+    """Return `F.linear(x, weight, bias)`, by oneDNN where that is faster: in float32, AVX-512, AMD since Zen 5.
 
     The choice depends on the machine, the shapes and torch's settings, never on a measurement. `F.linear` runs inside
-    a compiler (`fuse` has a pass for products), a transform of `torch.func` and autocast, for tensor subclasses and
-    small products, and where `torch.backends.mkldnn` is disabled, deterministic or set to a lower precision.
+    a compiler (`fuse` has a pass for products), a transform of `torch.func` and autocast, for tensor subclasses, small
+    products and weights with gaps between their rows, and where `torch.backends.mkldnn` is disabled, deterministic or
+    set to a lower precision.
 
     Args:
         x: [..., K].
@@ -83,9 +86,10 @@ def takes_onednn(a_MK: Tensor, b_KN: Tensor, *, least_flops: int = _LEAST_FLOPS)
     """Return whether `product` calls oneDNN. Used also where a product's result would have to be copied."""
     if is_intercepted() or not _are_plain(a_MK, b_KN) or not onednn_wins():
         return False
+    if is_batched_gradient(a_MK) or is_batched_gradient(b_KN) or not has_fast_layout(b_KN):
+        return False
     (rows, inner), columns = a_MK.shape, b_KN.shape[1]
-    batched = is_batched_gradient(a_MK) or is_batched_gradient(b_KN)
-    return not batched and is_faster_in_onednn(rows, inner, columns, least_flops=least_flops)
+    return is_faster_in_onednn(rows, inner, columns, least_flops=least_flops)
 
 
 def is_faster_in_onednn(rows: int, inner: int, columns: int, *, least_flops: int = _LEAST_FLOPS) -> bool:
@@ -108,8 +112,11 @@ def onednn_wins() -> bool:
 
 @functools.cache
 def _machine_prefers_onednn() -> bool:
-    # With AVX2 alone oneDNN gains 8 to 15 % on the one processor that was measured: too little for a rule.
-    return processor_is_amd() and torch.backends.cpu.get_cpu_capability() == "AVX512" and has_onednn()
+    # With AVX2 alone oneDNN gains 8 to 15 % on the one processor that was measured: too little for a rule. Zen 4 has no
+    # more arithmetic with AVX-512 than with AVX2. torch can be built with another library in MKL's place, such as
+    # OpenBLAS, which has AVX-512 code for AMD.
+    has_both = has_onednn() and torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return has_both and processor_is_zen_5() and torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -122,20 +129,28 @@ def _takes_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         return False
     if not onednn_wins() or torch.is_autocast_enabled("cpu") or jit_is_tracing() or x.shape[-1] != weight.shape[1]:
         return False  # torch raises for sizes that do not fit
+    if not has_fast_layout(weight):
+        return False
     return bias is None or (_are_plain(bias) and bias.is_contiguous() and bias.shape == weight.shape[:1])
 
 
 def _onednn_product(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None = None) -> Tensor:
     """Return a @ b + bias. The bias must be contiguous.
 
-    oneDNN reads `b` in place with any strides. torch copies an `a` that is not contiguous, such as the dy^T of a
+    oneDNN reads `b` in place; see `has_fast_layout`. torch copies an `a` that is not contiguous, such as the dy^T of a
     weight's gradient, on one thread: this copy took half of the time on two threads.
     """
-    if not a_MK.is_contiguous() and a_MK.stride(0) == 1 and in_cpp(a_MK) and has_kernels():
-        transposed = a_MK.new_empty(a_MK.shape)
-        run("transpose", rows(a_MK.t()), rows(transposed), a_MK.shape[1], a_MK.shape[0])
-        a_MK = transposed
-    return onednn_product(a_MK, b_KN, bias_N)
+    if bias_N is None and is_cheaper_transposed(a_MK, b_KN):
+        return _contiguous(onednn_product(_contiguous(b_KN.t()), a_MK.t(), None).t())
+    return onednn_product(_contiguous(a_MK), b_KN, bias_N)
+
+
+def _contiguous(x_MN: Tensor) -> Tensor:
+    if x_MN.is_contiguous() or x_MN.stride(0) != 1 or not (in_cpp(x_MN) and has_kernels()):
+        return x_MN.contiguous()
+    copied = x_MN.new_empty(x_MN.shape)
+    run("transpose", rows(x_MN.t()), rows(copied), x_MN.shape[1], x_MN.shape[0])
+    return copied
 
 
 def _are_plain(*tensors: Tensor) -> bool:
@@ -144,7 +159,7 @@ def _are_plain(*tensors: Tensor) -> bool:
         and tensor.is_cpu
         and tensor.dtype == torch.float32
         and tensor.layout is torch.strided
-        and not tensor.is_nested
+        and not (tensor.is_nested or tensor.is_neg())  # the kernel that transposes reads the memory as it is
         for tensor in tensors
     )
 

@@ -15,6 +15,7 @@ from .._torch.guards import inner_error, is_error_of_dynamo, unfit_torch
 from .._torch.tracing import copy_of
 from ..errors import BackendUnavailableError, in_one_line, warn_once
 from ..names import no_such
+from ..ops.implementations.dispatch import BACKENDS as OP_BACKENDS
 from .choose.partitioners import Partitioner
 from .compilers import (
     compile_eager,
@@ -101,7 +102,8 @@ def check_backends(backend: str, fallback: Sequence[str]) -> tuple[str, ...]:
     chain: list[str] = []
     for name in (backend, *fallback):
         if name not in _NAMES:
-            raise ValueError(no_such("backend", name, _NAMES))
+            advice = "; an op takes it: ops.dropout(x, 0.1, backend=...)" if name in OP_BACKENDS else ""
+            raise ValueError(no_such("backend", name, _NAMES) + advice)
         chain.append(name)
     return tuple(dict.fromkeys(chain))
 

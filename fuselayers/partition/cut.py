@@ -10,15 +10,12 @@ Each pass is described in its file in `passes`. A new one gets a file there and 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 import torch.fx as fx
 
-from .._torch.tracing import extract_forward_and_backward, forward_inputs, mutated_inputs
+from .._torch.tracing import extract_forward_and_backward
 from ..ops.implementations.own_kernels import takes_own_kernels
-from .joint_graph import JointGraph
-from .node_kinds import behind_gradients
+from .joint_graph import JointGraph, sort_nodes
 from .passes import (
     attention_calls_pass,
     checkpoint_tags_pass,
@@ -87,33 +84,7 @@ def joint_graph_of(
     graph_module = keep_mutated_inputs_pass(graph_module)
     graph_module = merge_equal_nodes_pass(graph_module)
     graph_module = checkpoint_tags_pass(graph_module)
-    nodes = [node for node in graph_module.graph.nodes if node.op != "output"]
-    values = (node.meta.get("val") for node in nodes)
-    outputs: Any = graph_module.graph.output_node().args[0]
-    inputs = forward_inputs(graph_module.graph)
-    behind = behind_gradients(nodes)
-    # A node with a side effect belongs to the forward although no output depends on it.
-    forward = set(inputs)
-    stack = [node for node in nodes if node not in behind and node.op != "placeholder" and node.is_impure()]
-    stack += [node for node in outputs[:num_forward_outputs] if isinstance(node, fx.Node)]
-    while stack:
-        node = stack.pop()
-        if node not in forward and node not in behind:
-            forward.add(node)
-            stack += node.all_input_nodes
-    static = set(static_input_indices or ())
-    joint = JointGraph(
-        module=graph_module,
-        nodes=nodes,
-        device_types=[value.device.type for value in values if isinstance(value, torch.Tensor)],
-        num_forward_outputs=num_forward_outputs,
-        forward=frozenset(forward),
-        backward=frozenset(behind).union(node for node in outputs[num_forward_outputs:] if isinstance(node, fx.Node)),
-        from_gradients=frozenset(behind),
-        inputs=frozenset(inputs),
-        static_inputs=frozenset(node for index, node in enumerate(inputs) if index in static),
-        mutated_inputs=frozenset(mutated_inputs(graph_module.graph)),
-    )
+    joint = sort_nodes(graph_module, num_forward_outputs=num_forward_outputs, static_input_indices=static_input_indices)
     return joint if compress is None else with_compression(joint, compress)
 
 

@@ -5,15 +5,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import torch
 import torch.fx as fx
 
 from .._torch.tracing import (
+    forward_inputs,
     is_sym_node,
     is_tagged_backward,
     must_recompute,
+    mutated_inputs,
     placement,
 )
 from .node_kinds import (
+    behind_gradients,
     is_cheap,
     num_bytes,
     prefers_save,
@@ -149,6 +153,39 @@ class JointGraph:
         """The ops of the forward that run a second time in backward when these values are saved."""
         behind = self._behind_backward(frozenset(saved_values))
         return [node for node in behind if self.runs_in_forward(node) and node.op == "call_function"]
+
+
+def sort_nodes(
+    graph_module: fx.GraphModule, *, num_forward_outputs: int, static_input_indices: Sequence[int] | None
+) -> JointGraph:
+    """Return a tidied graph with its nodes sorted by the graph that needs them. Arguments: see `cut.joint_graph_of`."""
+    nodes = [node for node in graph_module.graph.nodes if node.op != "output"]
+    values = (node.meta.get("val") for node in nodes)
+    outputs: Any = graph_module.graph.output_node().args[0]
+    inputs = forward_inputs(graph_module.graph)
+    behind = behind_gradients(nodes)
+    # A node with a side effect belongs to the forward although no output depends on it.
+    forward = set(inputs)
+    stack = [node for node in nodes if node not in behind and node.op != "placeholder" and node.is_impure()]
+    stack += [node for node in outputs[:num_forward_outputs] if isinstance(node, fx.Node)]
+    while stack:
+        node = stack.pop()
+        if node not in forward and node not in behind:
+            forward.add(node)
+            stack += node.all_input_nodes
+    static = set(static_input_indices or ())
+    return JointGraph(
+        module=graph_module,
+        nodes=nodes,
+        device_types=[value.device.type for value in values if isinstance(value, torch.Tensor)],
+        num_forward_outputs=num_forward_outputs,
+        forward=frozenset(forward),
+        backward=frozenset(behind).union(node for node in outputs[num_forward_outputs:] if isinstance(node, fx.Node)),
+        from_gradients=frozenset(behind),
+        inputs=frozenset(inputs),
+        static_inputs=frozenset(node for index, node in enumerate(inputs) if index in static),
+        mutated_inputs=frozenset(mutated_inputs(graph_module.graph)),
+    )
 
 
 @dataclass(frozen=True)

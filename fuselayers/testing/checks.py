@@ -40,9 +40,9 @@ class NotApplicable(unittest.SkipTest):
 
 def check_single_gradients(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
     """Gradients are right if only one input needs a gradient, for each input."""
-    for place, value in enumerate(inputs):
+    for index, value in enumerate(inputs):
         if value.is_floating_point():
-            assert_as_good_as(op, reference, inputs, wanted=[place], **options)
+            assert_as_good_as(op, reference, inputs, wanted=[index], **options)
 
 
 def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **options: Any) -> None:
@@ -54,10 +54,10 @@ def check_mixed_dtypes(op: Op, reference: Op, inputs: Sequence[Tensor], **option
     other = torch.bfloat16 if own == torch.float32 else torch.float32
     fused = fuse(op, backend="eager", fallback=(), fullgraph=True)
     for most, odd_dtype in ((other, own), (own, other)):
-        for place, odd in enumerate(inputs):
+        for index, odd in enumerate(inputs):
             if odd.is_floating_point():
                 mixed = cast(inputs, most)
-                mixed[place] = odd.to(odd_dtype)
+                mixed[index] = odd.to(odd_dtype)
                 assert_as_good_as(op, reference, mixed, **options)
                 assert_as_good_as(fused, reference, mixed, **options)
 
@@ -114,8 +114,8 @@ def check_not_finite(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
             kinds = (torch.isfinite,) if name.startswith("d") else (torch.isnan, torch.isposinf, torch.isneginf)
             for kind in kinds:
                 differs = (kind(got) != kind(plain[name])) & (kind(got) != kind(exact[name]))
-                place = differs.nonzero()[:1].flatten().tolist()
-                message = f"{name} for {value} in the first input, at {place}: {kind.__name__} differs"
+                index = differs.nonzero()[:1].flatten().tolist()
+                message = f"{name} for {value} in the first input, at {index}: {kind.__name__} differs"
                 assert not differs.any(), message
 
 
@@ -134,11 +134,11 @@ def check_double_backward(op: Op, reference: Op, inputs: Sequence[Tensor], **opt
         reached = [(gradient, incoming) for gradient, incoming in pairs if gradient.requires_grad]
         # Not `torch.autograd.grad`: it skips the nodes that raise for a missing second derivative.
         torch.autograd.backward([gradient for gradient, _ in reached], [incoming for _, incoming in reached])
-        zeros = {place: torch.zeros_like(leaf) for place, leaf in leaves.items()}
-        seconds = {place: zeros[place] if leaf.grad is None else leaf.grad for place, leaf in leaves.items()}
+        zeros = {index: torch.zeros_like(leaf) for index, leaf in leaves.items()}
+        seconds = {index: zeros[index] if leaf.grad is None else leaf.grad for index, leaf in leaves.items()}
         # All are named as gradients, since they are sums of many values.
-        first = {f"d{place}": value.detach() for place, value in zip(leaves, firsts, strict=True)}
-        return first | {f"dd{place}": value for place, value in seconds.items()}
+        first = {f"d{index}": value.detach() for index, value in zip(leaves, firsts, strict=True)}
+        return first | {f"dd{index}": value for index, value in seconds.items()}
 
     exact, plain = second(reference, cast(inputs, torch.float64)), second(reference, inputs)
     try:
@@ -163,11 +163,11 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
 
     def by_func(fn: Op, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
         call = partial(fn, **options)
-        with untouched({f"input {place}": value for place, value in enumerate(inputs)}, by="the call"):
+        with untouched({f"input {index}": value for index, value in enumerate(inputs)}, by="the call"):
             outputs, pull = torch.func.vjp(lambda *args: as_tuple(call(*args)), *inputs)[:2]
             gradients = pull(tuple(incoming_for(outputs)))
-        named = {f"y{place}": out for place, out in enumerate(outputs)}
-        return named | {f"d{place}": gradient for place, gradient in enumerate(gradients)}
+        named = {f"y{index}": out for index, out in enumerate(outputs)}
+        return named | {f"d{index}": gradient for index, gradient in enumerate(gradients)}
 
     if not all(value.is_floating_point() for value in inputs):
         raise NotApplicable("has inputs that are not floating")
@@ -178,7 +178,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
     plain = results(row_by_row, stacked), by_func(reference, inputs)
     runs = ("torch.vmap", partial(results, mapped, stacked)), ("torch.func.vjp", partial(by_func, op, inputs))
     said = []
-    for place, (name, run) in enumerate(runs):
+    for index, (name, run) in enumerate(runs):
         try:
             got = run()
         except Overwritten:
@@ -186,7 +186,7 @@ def check_transforms(op: Op, reference: Op, inputs: Sequence[Tensor], **options:
         except Exception as error:
             said.append(f"{name} raises {in_one_line(error)}")
         else:
-            compare(got, plain[place], exact[place], inputs, where=f"{name}: ", slack=_LOOSE)
+            compare(got, plain[index], exact[index], inputs, where=f"{name}: ", slack=_LOOSE)
     return "; ".join(said) or None
 
 

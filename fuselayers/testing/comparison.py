@@ -55,10 +55,10 @@ def forward(
     Raises:
         Overwritten: the call changed an input.
     """
-    places = wanted or [place for place, value in enumerate(inputs) if value.is_floating_point()]
+    indices = wanted or [index for index, value in enumerate(inputs) if value.is_floating_point()]
     own = [value.detach() for value in inputs]
-    leaves = {place: own[place].requires_grad_() for place in places}
-    with untouched({f"input {place}": value for place, value in enumerate(own)}, by="the forward"):
+    leaves = {index: own[index].requires_grad_() for index in indices}
+    with untouched({f"input {index}": value for index, value in enumerate(own)}, by="the forward"):
         outputs = as_tuple(fn(*own, **options))
     return leaves, outputs
 
@@ -103,22 +103,22 @@ def backward(
     Raises:
         Overwritten: backward changed a leaf, an output or an incoming gradient.
     """
-    named = {f"y{place}": out.detach() for place, out in enumerate(outputs)}
-    reached = [place for place, out in enumerate(outputs) if out.requires_grad]
+    named = {f"y{index}": out.detach() for index, out in enumerate(outputs)}
+    reached = [index for index, out in enumerate(outputs) if out.requires_grad]
     if not reached:
-        return named | {f"d{place}": torch.zeros_like(leaf) for place, leaf in leaves.items()}
-    read = {f"input {place}": leaf for place, leaf in leaves.items()} | named
-    read |= {f"the gradient of y{place}": gradient for place, gradient in enumerate(incoming)}
+        return named | {f"d{index}": torch.zeros_like(leaf) for index, leaf in leaves.items()}
+    read = {f"input {index}": leaf for index, leaf in leaves.items()} | named
+    read |= {f"the gradient of y{index}": gradient for index, gradient in enumerate(incoming)}
     with untouched(read, by="the backward"):
         gradients = torch.autograd.grad(
-            [outputs[place] for place in reached],
+            [outputs[index] for index in reached],
             list(leaves.values()),
-            [incoming[place] for place in reached],
+            [incoming[index] for index in reached],
             retain_graph=retain_graph,
             allow_unused=True,
             materialize_grads=True,
         )
-    return named | {f"d{place}": gradient for place, gradient in zip(leaves, gradients, strict=True)}
+    return named | {f"d{index}": gradient for index, gradient in zip(leaves, gradients, strict=True)}
 
 
 def results(fn: Op, inputs: Sequence[Tensor], *, wanted: Sequence[int] = (), **options: Any) -> dict[str, Tensor]:
@@ -206,8 +206,8 @@ def compare(
         allowed *= slack / SLACK
         is_same = _same(got_wide, plain_wide) | _same(got_wide, exact_wide)
         strange = (~is_number & ~is_same).flatten()
-        place = int(strange.int().argmax())
-        message = f"{where}{name}: wanted {truth.flatten()[place]:.3g}, got {got_wide.flatten()[place]:.3g}"
+        index = int(strange.int().argmax())
+        message = f"{where}{name}: wanted {truth.flatten()[index]:.3g}, got {got_wide.flatten()[index]:.3g}"
         assert not strange.any(), message
         is_good = (error <= allowed) | (is_same & ~both) | ~is_number
         worst = int((error - allowed).where(~is_good, -torch.inf).argmax())

@@ -51,8 +51,8 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
     for first, names in layouts.items():
         laid_out = _laid_out(names, inputs)
         leaves, outputs = forward(op, laid_out, **options)
-        for place, first_gradient in enumerate(_FULL):
-            gradient_names = _in_turn(place, outputs)
+        for index, first_gradient in enumerate(_FULL):
+            gradient_names = _in_turn(index, outputs)
             got = backward(leaves, outputs, _laid_out(gradient_names, incoming_for(outputs)), retain_graph=True)
             # Layouts that do not change the values share the reference's results.
             key = tuple(name if name in _CHANGED else "" for name in (*names, "", *gradient_names))
@@ -63,7 +63,7 @@ def check_layouts(op: Op, reference: Op, inputs: Sequence[Tensor], **options: An
 
 
 def _in_turn(first: int, tensors: Sequence[Tensor]) -> list[str]:
-    return [_FULL[(first + place) % len(_FULL)] for place in range(len(tensors))]
+    return [_FULL[(first + index) % len(_FULL)] for index in range(len(tensors))]
 
 
 def _laid_out(names: Sequence[str], tensors: Sequence[Tensor]) -> list[Tensor]:

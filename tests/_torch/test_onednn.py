@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fuselayers._torch.onednn import allows_onednn, has_onednn, onednn_product
+from fuselayers._torch.onednn import allows_onednn, has_fast_layout, has_onednn, onednn_product
 
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN")
 
@@ -31,6 +31,11 @@ def test_any_strides(layout_of_a: str, layout_of_b: str) -> None:
         assert y.is_contiguous()
         # Of float32's sums of 129 products; a wrong stride gives errors of the values' size.
         torch.testing.assert_close(y.double(), truth, rtol=1e-4, atol=1e-4)
+
+
+def test_fast_layouts() -> None:
+    fast = [name for name, layout in BY_LAYOUT.items() if has_fast_layout(layout(K, N))]
+    assert fast == ["rows", "columns", "not aligned"]
 
 
 def test_the_op_has_the_signature_that_is_called() -> None:

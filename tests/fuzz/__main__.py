@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import logging
+import resource
 import secrets
+import signal
 import sys
 import time
 import warnings
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.configs import configs
 from tests.fuzz.example import Counts, Example
@@ -26,12 +28,14 @@ from tests.fuzz.layers import layers
 
 # By kind, the examples of a round op by op, and of a compiled round: Inductor takes little longer for longer ones.
 KINDS = {
-    "functions": (functions(), functions(24)),
-    "layers": (layers(), layers(24)),
+    "functions": (functions(), functions(40)),
+    "layers": (layers(), layers(40)),
     "configs": (configs(), configs()),
 }
 # A round's seconds.
 _QUICK, _COMPILED = 15.0, 60.0
+_LONGEST = 180.0  # an example's seconds: Dynamo takes minutes for some symbolic sizes
+_MEMORY = 8 << 30  # bytes: a chain of outer products may need any number
 _LAST = Path("build/fuzz/last.py")  # the program that ran, should the process crash
 
 
@@ -47,15 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # torch logs what it raises as well
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, _end_example)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     _LAST.parent.mkdir(parents=True, exist_ok=True)
     failing = ("wrong", "torch") if chosen.stop else ("wrong",)
-    end, numbers, counts, failures = time.monotonic() + chosen.seconds, itertools.count(start), Counts(failing), 0
+    began, numbers, counts, failures = time.monotonic(), itertools.count(start), Counts(failing), 0
+    end = began + chosen.seconds
     for quick, kind in itertools.cycle(itertools.product((True, False), chosen.kinds)):
         if time.monotonic() > end or (failures and chosen.stop):
             break
         before, stop = counts.verdicts.total(), min(end, time.monotonic() + (_QUICK if quick else _COMPILED))
         while time.monotonic() < stop and not (failures and chosen.stop):
-            failure = _search(kind, next(numbers), quick=quick, counts=counts, stop=stop)
+            failure = _search(kind, next(numbers), quick=quick, counts=counts, began=began, stop=stop)
             failures += bool(failure)
             print(failure, end="", flush=True)
         print(f"{kind}{'' if quick else ' compiled'}: {counts.verdicts.total() - before} programs", flush=True)
@@ -70,29 +77,44 @@ class _Over(BaseException):
     """The time of a round is over. Hypothesis takes other exceptions for failures."""
 
 
-def _search(kind: str, number: int, *, quick: bool, counts: Counts, stop: float) -> str:
+class _Slow(BaseException):
+    """An example takes too long. Its judge takes other exceptions for errors of the example."""
+
+
+def _end_example(*_: object) -> None:
+    raise _Slow
+
+
+def _search(kind: str, number: int, *, quick: bool, counts: Counts, began: float, stop: float) -> str:
     """Check a few examples of one kind; return the shrunk program of a failure."""
-    began, failed = time.monotonic(), list[float]()
+    failed: list[float] = []
 
     def check(example: Example) -> None:
         if time.monotonic() > stop and not failed:
             raise _Over
         _LAST.write_text(example.program(), encoding="utf-8")
+        signal.setitimer(signal.ITIMER_REAL, 0 if failed else _LONGEST)
         try:
             if quick:
                 counts.check_quickly(example)
             else:
                 counts.check_by_default(example)
-                counts.check(example)
+                if example.options.get("backend") == "inductor":  # the others belong to the rounds op by op
+                    counts.check(example)
+        except _Slow:
+            counts.add("slow", example, f"more than {_LONGEST:.0f} s")
         except AssertionError:
             if not failed:
                 print(f"{kind}, seed {number}: wrong after {time.monotonic() - began:.0f} s; it is shrunk", flush=True)
             failed.append(time.monotonic())
             raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
 
     # Few: from the tenth on hypothesis mostly changes parts of examples before.
     limits = settings(
         max_examples=9,
+        phases=(Phase.generate, Phase.shrink),
         database=None,
         report_multiple_bugs=False,
         deadline=None,

@@ -115,7 +115,8 @@ class Example:
                 return "wrong", reason
             return replace(self, options={**self.options, "partition": enough}).judge()
         with_draws = {**self.options, "torch_random": True}
-        if with_draws != self.options and not why(lambda call: fuse(call, **with_draws), self.how, plain, exact):
+        may_draw = with_draws != self.options and re.search("[Dd]ropout|rand_like|fl.build", self.text)
+        if may_draw and not why(lambda call: fuse(call, **with_draws), self.how, plain, exact):
             return "unread draw", reason
         of_torch = why(compiled, self.how, plain, exact)
         if of_torch and reason.startswith(_RAISED):
@@ -171,27 +172,30 @@ def _changed(chosen: Mapping[str, Any], function: Callable[..., Any]) -> dict[st
     return {name: value for name, value in chosen.items() if value != defaults[name].default}
 
 
-def lines(draw: st.DrawFn, groups: tuple[tuple[str, ...], ...], *, most: int) -> list[tuple[str, int, int, int]]:
-    """Draw templates, of each group as often, and the places of the names that they read."""
+Line = tuple[str, int, int, int, bool]
+"""A template, the places of the names that it reads, and whether later lines may read its result."""
+
+
+def lines(draw: st.DrawFn, groups: tuple[tuple[str, ...], ...], *, most: int) -> list[Line]:
+    """Draw lines, with templates of each group as often."""
     place = st.sampled_from((0, 0, 0, 0, 1, 1, 2, 3, 5))  # mostly the newest, so that few lines are for nothing
-    line = st.tuples(st.sampled_from(groups).flatmap(st.sampled_from), place, place, place)
+    is_read = st.sampled_from((True,) * 7 + (False,))
+    line = st.tuples(st.sampled_from(groups).flatmap(st.sampled_from), place, place, place, is_read)
     return draw(st.lists(line, min_size=draw(st.integers(1, most // 2)), max_size=most))
 
 
-def statements(
-    lines: Sequence[tuple[str, int, int, int]], names: list[str], values: dict[str, Any]
-) -> tuple[list[str], list[str]]:
+def statements(lines: Sequence[Line], names: list[str], values: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return lines of code that make layers, and lines that call them. Each runs here; one that raises is left out.
 
     Args:
-        lines: templates. One is an expression of {a}, {b} and {c}, which gets a new name; or, after "!", a statement
+        lines: a template is an expression of {a}, {b} and {c}, which gets a new name; or, after "!", a statement
             without a result. After "layer |" it may use that layer as {f}, and the one before as {last}.
         names: of the tensors that lines may read; the new ones are added.
         values: what the names stand for.
     """
     layers: list[str] = []
     calls: list[str] = []
-    for template, *places in lines:
+    for template, *places, is_read in lines:
         layer, _, call = template.rpartition(" | ")
         chosen = {key: names[-1 - at % len(names)] for key, at in zip("abc", places, strict=True)}
         new, made, last = f"t{len(calls)}", f"self.f{len(layers)}", f"self.f{max(len(layers) - 1, 0)}"
@@ -205,7 +209,7 @@ def statements(
             continue
         if not is_moderate:
             continue
-        names += [new] if new in values else []
+        names += [new] if new in values and is_read else []
         calls.append(call)
         layers += [layer] if layer else []
     return layers, calls
@@ -260,14 +264,18 @@ class Counts:
         if program not in self._known:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                self._known[program] = example.judge()
-            self.verdicts[self._known[program][0]] += 1
+                verdict, reason = self._known[program] = example.judge()
+            self.add(verdict, example, reason)
         verdict, reason = self._known[program]
+        assert verdict not in self._failing, f"{reason}\n\n{program}"
+
+    def add(self, verdict: str, example: Example, reason: str) -> None:
+        """Count an example."""
+        self.verdicts[verdict] += 1
         shortest = self.shortest.get(verdict)
-        to_read = verdict in ("torch", "torch raises", "noise")
+        to_read = verdict in ("torch", "torch raises", "noise", "slow")
         if to_read and (shortest is None or len(example.text) < len(shortest[0].text)):
             self.shortest[verdict] = example, reason
-        assert verdict not in self._failing, f"{reason}\n\n{program}"
 
     def check_quickly(self, example: Example) -> None:
         """Check an example with its settings, op by op."""

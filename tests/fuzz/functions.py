@@ -110,9 +110,12 @@ OPS = (
         "fl.ops.cross_entropy({a}, {b}.detach().argmax(-1))",
     ),
     (
-        # Random numbers.
+        # Random numbers, also such as nothing reads.
         "F.dropout({a}, 0.3)",
         "torch.rand_like({a}) * {b}",
+        "!F.dropout({a}, 0.3)",
+        "!torch.rand_like({a})",
+        "!fl.ops.dropout({a}, 0.3)",
         "torch.utils.checkpoint.checkpoint(lambda x: (x.sin() * {b}).tanh(), {a}, use_reentrant=False)",
         "fl.ops.dropout({a}, 0.3)",
         "fl.ops.bias_activation_dropout({a}, {b}, activation='gelu', p=0.2)",

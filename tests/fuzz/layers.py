@@ -84,7 +84,7 @@ LAYERS = (
         "nn.Conv1d(16, 16, 5, padding=2, groups=16) | {f}({a}.mT).mT",
     ),
     (
-        # Norms and pools of images.
+        # Norms of images.
         f"nn.Sequential(nn.Conv2d(16, 16, 1), nn.GroupNorm(4, 16), nn.SiLU()) | {{f}}({_IMAGE}){_TOKENS}",
         # On an input without a gradient, GroupNorm's backward crashes in plain torch 2.13 (docs/reliability.md).
         "nn.Sequential(nn.Conv2d(16, 16, 1), nn.GroupNorm(2, 16), nn.SiLU(), nn.Conv2d(16, 16, 3, padding=1)) | "
@@ -92,10 +92,19 @@ LAYERS = (
         f"nn.Sequential(nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU(inplace=True)) | {{f}}({_IMAGE}){_TOKENS}",
         # Its gradient is wrong in plain torch if the one that arrives is permuted; that of a slice is not.
         f"nn.InstanceNorm2d(16, affine=True) | F.pad({{f}}({_IMAGE}), (0, 1))[..., :-1]{_TOKENS}",
-        f"nn.Upsample(size=(2, 3), mode='bilinear') | {{f}}(F.avg_pool2d({_IMAGE}, 2, ceil_mode=True)){_TOKENS}",
-        f"nn.Upsample(size=(2, 3)) | {{f}}(F.max_pool2d({_IMAGE}, 2)){_TOKENS}",
         "nn.GroupNorm(2, 6) | {f}({a})",
         "nn.BatchNorm1d(6) | {f}({a})",
+    ),
+    (
+        # Pools, with windows that do not divide the sizes.
+        "F.interpolate(F.avg_pool1d({a}.mT, 4, ceil_mode=True), 6).mT",
+        f"nn.Upsample(size=(2, 3), mode='bilinear') | {{f}}(F.avg_pool2d({_IMAGE}, 2, ceil_mode=True)){_TOKENS}",
+        f"F.avg_pool2d({_IMAGE}, 3, 1, 1, count_include_pad=False){_TOKENS}",
+        "F.interpolate(F.avg_pool3d({a}[:, None, None], (1, 4, 3), ceil_mode=True), (1, 6, 16))[:, 0, 0]",
+        f"nn.Upsample(size=(2, 3)) | {{f}}(F.max_pool2d({_IMAGE}, 2)){_TOKENS}",
+        "F.interpolate(F.max_pool1d({a}.mT, 4, padding=1, ceil_mode=True), 6, mode='linear').mT",
+        "F.interpolate(F.adaptive_avg_pool2d({a}[:, None], (4, 7)), (6, 16))[:, 0]",
+        "F.interpolate(F.adaptive_max_pool1d({a}.mT, 4), 6).mT",
     ),
     (
         # Recurrent cells.
@@ -127,8 +136,9 @@ LAYERS = (
         "fl.components.RMSNorm(16, eps=0.1) | {f}.add({a}, {b})[1]",
     ),
     (
-        # Random numbers.
+        # Random numbers, also such as nothing reads.
         "nn.Dropout(0.3) | {f}({a})",
+        "nn.Dropout(0.3) | !{f}({a})",
         "fl.components.FusedBiasActivationDropout(0.2, 16) | {f}({a})",
         "fl.components.FusedBiasDropoutResidualLayerNorm(0.2, 16) | {f}({a}, {b})",
         "fl.components.FusedMLP(16, dropout=0.2) | {f}({a})",

@@ -48,7 +48,7 @@ def test_each_template_runs(groups: tuple[tuple[str, ...], ...], inputs: tuple[s
         for places in itertools.product(range(len(made)), repeat=3):
             values = names_of_program()
             exec("\n".join((*made, "self.f0 = nn.Linear(16, 16)")), values)
-            if statements([(template, *places)], [line.split()[0] for line in made], values)[1]:
+            if statements([(template, *places, True)], [line.split()[0] for line in made], values)[1]:
                 break
         else:
             pytest.fail(f"{template} runs with no inputs")

@@ -1,6 +1,8 @@
 """`ops.linear` on a machine that prefers oneDNN, and on one that does not."""
 
+import itertools
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fuselayers import ops, testing
 from fuselayers._torch.onednn import has_onednn
+from fuselayers.hardware import processor_is_zen_5
 from fuselayers.ops.linear import PRODUCT_OP, is_faster_in_onednn, linear, product
 from fuselayers.partition import saved_bytes
 
@@ -43,13 +46,13 @@ def inputs(*shape: int, width: int = 192, bias: bool = True, **options: Any) -> 
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(400, 129), (4, 100, 129)])
+@pytest.mark.parametrize("shape", [(400, 131), (4, 100, 131)])
 def test_values_and_gradients(prefers_onednn: list[Any], shape: tuple[int, ...], bias: bool) -> None:
     tensors = [tensor for tensor in inputs(*shape, bias=bias) if tensor is not None]
     testing.assert_as_good_as(linear, F.linear, tensors)
-    assert (400, 129, 192) in prefers_onednn  # forward
-    assert (400, 192, 129) in prefers_onednn  # the gradient of x
-    assert (192, 400, 129) in prefers_onednn  # the gradient of the weight
+    assert (400, 131, 192) in prefers_onednn  # forward
+    assert (400, 192, 131) in prefers_onednn  # the gradient of x
+    assert (192, 400, 131) in prefers_onednn  # the gradient of the weight
 
 
 def test_strided_inputs(prefers_onednn: list[Any]) -> None:
@@ -60,6 +63,40 @@ def test_strided_inputs(prefers_onednn: list[Any]) -> None:
     testing.assert_as_good_as(linear, F.linear, [x, weight])
     torch.testing.assert_close(y, F.linear(x, weight), rtol=1e-4, atol=1e-4)
     assert prefers_onednn
+
+
+@pytest.mark.parametrize("layout", ["a part of wider rows", "rows that overlap"])
+def test_layouts_that_onednn_does_not_sum_over(prefers_onednn: list[Any], layout: str) -> None:
+    # As the second factor of dweight it would take 200 times as long as in MKL, or raise.
+    x = torch.randn(400, 384)[:, 128:256] if layout == "a part of wider rows" else torch.randn(528).unfold(0, 128, 1)
+    x, weight = x[:400].requires_grad_(), torch.randn(192, 128, requires_grad=True)
+    got, wanted = (torch.autograd.grad(fn(x, weight).sin().sum(), [x, weight]) for fn in (linear, F.linear))
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+    assert prefers_onednn == [(400, 128, 192), (400, 192, 128)]  # forward and dx
+
+
+def test_a_wide_gradient_is_not_copied(prefers_onednn: list[Any]) -> None:
+    x, weight, _ = inputs(400, 72, width=512)
+    testing.assert_as_good_as(linear, F.linear, [x, weight])
+    assert (72, 400, 512) in prefers_onednn  # x^T dy, and not dy^T x, for which dy would be copied
+    linear(x, weight).sin().sum().backward()
+    assert weight.grad.is_contiguous()
+
+
+def test_a_part_of_a_weight_goes_to_torch(prefers_onednn: list[Any]) -> None:
+    x, wide = torch.randn(400, 128), torch.randn(192, 256)
+    assert torch.equal(linear(x, wide[:, :128]), F.linear(x, wide[:, :128]))
+    assert prefers_onednn == []
+
+
+def test_the_negative_bit(prefers_onednn: list[Any]) -> None:
+    x, weight, bias = inputs(400, 128)
+    dy = torch.randn(400, 192)
+    got, wanted = (
+        torch.autograd.grad(fn(x, weight, bias), [x, weight, bias], incoming)
+        for fn, incoming in ((linear, torch._neg_view(-dy)), (F.linear, dy))
+    )
+    torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("frozen", ["x", "weight", None])
@@ -151,11 +188,23 @@ def test_a_machine_that_prefers_mkl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_rule_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = linear_module._machine_prefers_onednn.__wrapped__
-    for amd in (False, True):
-        for capability in ("AVX2", "AVX512"):
-            monkeypatch.setattr(linear_module, "processor_is_amd", lambda amd=amd: amd)
-            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-            assert rule() == (amd and capability == "AVX512" and has_onednn())
+    for zen_5, capability, mkl in itertools.product((False, True), ("AVX2", "AVX512"), (False, True)):
+        monkeypatch.setattr(linear_module, "processor_is_zen_5", lambda zen_5=zen_5: zen_5)
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda mkl=mkl: mkl)
+        assert rule() == (zen_5 and capability == "AVX512" and mkl and has_onednn())
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "is_zen_5"),
+    [("AuthenticAMD", 26, True), ("AuthenticAMD", 25, False), ("GenuineIntel", 6, False)],
+)
+def test_the_generation_of_the_processor(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, family: int, is_zen_5: bool
+) -> None:
+    text = f"processor\t: 0\nvendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    assert processor_is_zen_5.__wrapped__() == is_zen_5
 
 
 def test_sizes() -> None:

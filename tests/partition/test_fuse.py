@@ -396,6 +396,7 @@ async def waits(x: Tensor) -> Tensor:
             ValueError,
             r"^no backend 'inducter'; did you mean 'inductor'\? there are: auto, eag",
         ),
+        ({"backend": "cpp"}, ValueError, r"^no backend 'cpp'; there are: .*; an op takes it: ops\.dropout\(x, 0"),
         ({"partition": "mincut"}, ValueError, r"^no partitioner 'mincut'; did you mean 'min_cut'\? there are: .*defau"),
         ({"partition": 3}, TypeError, r"^partition must be a name or a callable, got int$"),
         ({"fallback": "eager"}, TypeError, r"^fallback must be a sequence of backends, got the string 'eager'; write"),

@@ -62,14 +62,14 @@ def swap(
             separately.
         backend: of `fuse`, for blocks.
         compress: of `fuse`, only for level "blocks": "int8", "float8" or "bfloat16".
-        verify: whether each module is compared with its original on inputs from `batch`. The comparison is in
-            evaluation mode, so that nothing is dropped; for a causal loss it is in training mode. Then the module must
-            run forward and backward in training mode. A module that the model does not call counts as verified if one
-            of the same class and sizes is. What cannot be verified is not swapped; with "if_possible" it is. The report
-            says why. A module is not swapped either if it raises, if it is a block that loops
-            over the elements of an input, so that each size would need a graph of its own, or if its error is more than
-            twice the larger of the original's error and the dtype's rounding (for blocks, and where float64 cannot run:
-            16 roundings, or 2 in 16 bits). With `compress`, gradients may err by up to 10 %.
+        verify: whether each module is compared with its original on inputs from `batch`, in evaluation mode, so that
+            nothing is dropped (for a causal loss in training mode). Then it must run forward and backward in training
+            mode. A module that the model does not call counts as verified if one of the same class and sizes is. A
+            module is not swapped if it raises; if it is a block that loops over the elements of an input, since each
+            size would need a graph of its own; or if its error is more than twice the larger of the original's error
+            and the dtype's rounding (for blocks, and where float64 cannot run: 16 roundings, or 2 in 16 bits). With
+            `compress`, gradients may err by up to 10 %. What cannot be verified is not swapped either; with
+            "if_possible" it is. The report gives the reasons.
         batch: arguments of the model: a mapping by name, a tuple by position, or one tensor. The model runs on it in
             evaluation and in training mode; its modes and buffers are restored, other attributes that forward sets are
             not. None makes a batch from the config of a model of transformers.
@@ -258,8 +258,8 @@ def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any, *, must_verify: 
     Blocks come first. Layers are tried only if a module failed, or if blocks save nothing. If nothing can be verified,
     return the last plan: layers, not blocks. If all must be verified, nothing is left of it.
     """
-    own = batch is None
-    batch = made_batch(model) if own else batch
+    is_made = batch is None
+    batch = made_batch(model) if is_made else batch
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     if batch is None or on_meta:
         why = "its parameters are on the meta device" if on_meta else "there is no batch, and none could be made"
@@ -272,7 +272,7 @@ def _best(model: nn.Module, plans: Sequence[_Plan], batch: Any, *, must_verify: 
         try:
             calls = inputs_of_sites(model, plan.kinds, batch)
         except Exception as problem:
-            if not own:
+            if not is_made:
                 raise
             why = f"the model does not run on a batch made from its config ({problem!s:.100})"
             return plans[-1].unverified(why, "give batch=", must_verify=must_verify)
@@ -295,8 +295,8 @@ def _verified(
     """Return the plan without the modules that fail, and its report with measurements. The model does not change."""
     modules = dict(model.named_modules())
     results: dict[str, Site | Skipped] = {}
-    # By class and sizes. Blocks with the same share a graph and are compared once. Modules that the model does not call
-    # are not compared if one with the same is.
+    # By class and sizes. Equal blocks share a graph, so one of them is compared. A module that the model does not call
+    # takes the result of an equal one.
     seen: dict[Hashable, Site | Skipped] = {}
     # If inputs of one of the blocks require gradients, so do those of the comparison.
     trained = {plan.kinds[name] for name, call in calls.items() if any(part.requires_grad for part in tensors_of(call))}

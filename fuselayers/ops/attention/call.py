@@ -114,7 +114,7 @@ def attention(
         backend: see `fuselayers.ops.implementations.dispatch`; "eager" saves the weights. "auto" calls torch's
             `scaled_dot_product_attention` where no kernel of this library runs and nothing is dropped or capped, and
             on a CPU for fewer than 16 queries, or sizes [B, H, T, S, C] of a product below 2^20, without sinks and
-            gradients of the bias.
+            gradients of the bias. Torch's has no second derivative; the others have.
 
     Raises:
         ValueError: a tensor, the seed or the shard does not fit q, p is outside [0, 1], another number is out of its
@@ -207,8 +207,8 @@ def _check_numbers(scale: float | None, window: int | None, first: int, soft_cap
         raise ValueError(f"scale must be finite, or None for 1 / sqrt(channels), got {scale}")
     if window is not None and (isinstance(window, float) or window < 1):
         raise ValueError(f"window must be a whole number of at least 1, or None for all keys, got {window}")
-    if not 0 <= first < _FURTHEST:
-        raise ValueError(f"first must be at least 0 and less than 2^31, got {first}")
+    if isinstance(first, float) or not 0 <= first < _FURTHEST:
+        raise ValueError(f"first must be a whole number of at least 0 and less than 2^31, got {first}")
     if soft_cap is not None and not 0 < soft_cap < math.inf:
         raise ValueError(f"soft_cap must be above 0 and finite, or None for no cap, got {soft_cap}")
 

@@ -18,11 +18,9 @@ def with_copied_results(compiled: Callable[..., Any]) -> Callable[..., Any]:
     def call(*inputs: Any) -> Any:
         differentiable = [index for index, value in enumerate(inputs) if _wants_gradient(value)]
         if differentiable:
-            given = list(inputs)
-            views = _CopiedGradients.apply(*(given[index] for index in differentiable))  # type: ignore[no-untyped-call]
-            for index, view in zip(differentiable, views, strict=True):
-                given[index] = view
-            inputs = tuple(given)
+            views = _CopiedGradients.apply(*(inputs[index] for index in differentiable))  # type: ignore[no-untyped-call]
+            by_index = dict(zip(differentiable, views, strict=True))
+            inputs = tuple(by_index.get(index, value) for index, value in enumerate(inputs))
         return [value.clone() if isinstance(value, Tensor) else value for value in compiled(*inputs)]
 
     return call
@@ -46,5 +44,5 @@ class _CopiedGradients(torch.autograd.Function):
         # One kernel for many tensors, where a copy of each would take the host longer than the step.
         copies = [torch.empty_like(gradient) for gradient in present]
         torch._foreach_copy_(copies, present)
-        left = iter(copies)
-        return tuple(None if gradient is None else next(left) for gradient in gradients)
+        remaining = iter(copies)
+        return tuple(None if gradient is None else next(remaining) for gradient in gradients)

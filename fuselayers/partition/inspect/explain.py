@@ -92,7 +92,7 @@ def explain(
         on = {torch.device(device).type if tensor.is_meta else tensor.device.type for tensor in tensors}
         backend = expanded(("auto",), on)[0]
     cut = partitioner(partition or "min_cut", compress=compress)
-    way = compression(getattr(cut, "compress", None))
+    wanted = compression(getattr(cut, "compress", None))
     with (
         fake_copies(fn, args, kwargs, device=device) as (copied, copied_args, copied_kwargs, static),
         explained_without_values(fn),
@@ -113,21 +113,21 @@ def explain(
         )
     errors_of_values: list[dict[str, float]] = []
     errors_of_gradients: dict[str, float] = {}
-    if way is not None and not any(tensor.is_meta for tensor in tensors):
+    if wanted is not None and not any(tensor.is_meta for tensor in tensors):
         errors_of_values, errors_of_gradients = compression_errors(fn, args, kwargs, backend=backend, cut=cut)
     parts = [
         _Explained(graph, cut, errors or {}, fused=backend != "eager")
         for graph, errors in zip_longest(captured, errors_of_values[: len(captured)])
     ]
     totals = {"this": _sum(part.totals["this"] for part in parts), "eager": Totals(eager, None, 0, 0.0)}
-    for rule in (rule for rule in _RIVALS if all(rule in part.totals for part in parts)):
-        totals[rule] = _sum(part.totals[rule] for part in parts)
+    for name in (name for name in _RIVALS if all(name in part.totals for part in parts)):
+        totals[name] = _sum(part.totals[name] for part in parts)
     cost = parts[0].cost
     return MemoryReport(
         subject=name_of(fn),
         backend=backend,
         partition=_text(cut),
-        compress=None if way is None else way.name,
+        compress=None if wanted is None else wanted.name,
         gradient_errors=errors_of_gradients,
         machine=named_with_file(cost.machine),
         saved=tuple(value for part in parts for value in part.saved),
@@ -174,11 +174,11 @@ class _Explained:
         self.recomputed = tuple(self._recomputed_value(node) for node in recomputed if not is_view(node))
         static = captured.static_input_indices
         self.totals = {"this": _totals(forward, backward, captured.num_forward_outputs, static)}
-        for rule, rival in _RIVALS.items():
+        for name, rival in _RIVALS.items():
             # torch's own partitioners cannot cut every graph.
             with contextlib.suppress(*(() if rival is default else (AssertionError, RuntimeError))):
                 parts = _cut_copy(captured, rival)
-                self.totals[rule] = _totals(*parts, captured.num_forward_outputs, static)
+                self.totals[name] = _totals(*parts, captured.num_forward_outputs, static)
         self.flops = tuple(sum(flops_of(node) for node in _calls(module)) for module in (forward, backward))
         self.ideal_bytes = tuple(_input_and_output_bytes(module) for module in (forward, backward))
 
@@ -219,7 +219,7 @@ class _Explained:
         if once is not None:
             return f"{reads}{once}"
         if self._policy.name == default.name:
-            return f"{reads}the default rule saves what backward reads, and recomputes only views"
+            return f"{reads}the default saves what backward reads, and recomputes only views"
         saving, recomputing = self.cost.saving(node, self.joint), self.cost.recomputing(node, self.joint)
         priced = f"saving it costs {readable_bytes(self.cost.total(saving))} moved"
         if self.cost.total(recomputing) > self.cost.total(saving):

@@ -283,16 +283,16 @@ def _value_rows(
     """
     groups: dict[Hashable, list[_Value]] = {}
     for value in values:
-        place = _place(value.module)
-        alike = (place, value.op, cells([value], True)[:2])
-        groups.setdefault(value.name if place == value.module else alike, []).append(value)
+        path = _without_number(value.module)
+        alike = (path, value.op, cells([value], True)[:2])
+        groups.setdefault(value.name if path == value.module else alike, []).append(value)
     ordered = sorted(groups.values(), key=weight, reverse=True)
     rows: list[Row] = [(_called(group), *cells(group, True)) for group in ordered[:most]]
     hidden = [*itertools.chain(*ordered[most:])]
     return [*rows, (f"{len(hidden)} more", *cells(hidden, False))] if hidden else rows
 
 
-def _place(module: str) -> str:
+def _without_number(module: str) -> str:
     """Return a module's path without its first number: "blocks.*.norm"."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", module, count=1)
 
@@ -307,7 +307,7 @@ def _called(values: Sequence[SavedValue | RecomputedValue]) -> str:
     op = value.op.split(".")[1] if value.op.count(".") == 2 else value.op
     named = f"{op} ({value.name})"
     if others:
-        return f"{_place(value.module)} {named}, {len(values)} times"
+        return f"{_without_number(value.module)} {named}, {len(values)} times"
     if value.module:
         return f"{value.module} {named}"
     file, _, rest = value.source.partition(":")

@@ -7,7 +7,8 @@ neighbours:
     bfloat16    the value rounded to nearest
     float8      e4m3, x / scale rounded to nearest, with a float32 scale for each row: its largest finite |x| / 416
     int8        floor(x / scale + u), with scale = largest finite |x| / 125.99 and u uniform in (0, 1)
-    int16       floor(x / scale + 0.5), with scale = largest finite |x| / 32766; for [factors of exponents] in each way
+    int16       floor(x / scale + 0.5), with scale = largest finite |x| / 32766; for [factors of exponents], whatever
+                compression is asked for
 
 int8 rounds stochastically, so that backward reads the exact value on average. A gradient is a sum of products with that
 value, so it has no bias. Infinities and NaN have reserved codes, and a row of zeros has the scale 0.
@@ -166,8 +167,8 @@ def uniform_numbers(x: Tensor, seed: Tensor, number: int) -> Tensor:
 
 COMPRESSIONS: Final = MappingProxyType(
     {
-        way.name: way
-        for way in (
+        kind.name: kind
+        for kind in (
             Compression("bfloat16", 2, False, _to_bfloat16, _from_bfloat16),
             Compression("float8", 1, True, _to_float8, _from_float8),
             Compression("int8", 1, True, _to_int8, _from_integers, draws=True),
@@ -209,8 +210,8 @@ def held_by_caller(
 
 def with_compression(joint: JointGraph, name: str) -> JointGraph:
     """Return the joint graph with the values that a compression compresses if they are saved."""
-    way = compression(name)
-    assert way is not None
+    wanted = compression(name)
+    assert wanted is not None
     outputs: Any = joint.module.graph.output_node().args[0]
     number = joint.num_forward_outputs
     inputs = [node for node in joint.nodes if node in joint.inputs]
@@ -221,7 +222,7 @@ def with_compression(joint: JointGraph, name: str) -> JointGraph:
     compressed: dict[fx.Node, int] = {}
     why_exact: dict[fx.Node, str] = {}
     for node in joint.needed:
-        chosen = compression_for(node, way, held=held, sensitive=sensitive)
+        chosen = compression_for(node, wanted, held=held, sensitive=sensitive)
         if isinstance(chosen, str):
             why_exact[node] = chosen
         else:
@@ -230,36 +231,36 @@ def with_compression(joint: JointGraph, name: str) -> JointGraph:
 
 
 def compression_for(
-    node: fx.Node, way: Compression, *, held: Collection[fx.Node], sensitive: Sensitive, name: str = ""
+    node: fx.Node, wanted: Compression, *, held: Collection[fx.Node], sensitive: Sensitive, name: str = ""
 ) -> Compression | str:
-    """Return the compression of a value if `way` is asked for, or why the value stays exact.
+    """Return the compression of a value if `wanted` is asked for, or why the value stays exact.
 
     See [what stays exact], and [factors of exponents] in `sensitive_values`.
 
     Args:
         node: the value.
-        way: the compression that the caller asked for.
+        wanted: the compression that the caller asked for.
         held: the storages of `held_by_caller`.
         sensitive: the sensitive values of the graph that reads the value.
         name: the value's name in that graph, if it differs.
     """
     name = name or node.name
-    way = _INT16 if name in sensitive.factors else way
+    wanted = _INT16 if name in sensitive.factors else wanted
     value = node.meta.get("val")
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return "it holds no floats"
-    if value.dtype.itemsize <= way.itemsize:
+    if value.dtype.itemsize <= wanted.itemsize:
         return f"it has {8 * value.dtype.itemsize} bits already"
     if storage_of(node) in held:
         return "the caller holds it"
-    if num_elements(node) < _FEWEST_ELEMENTS or (way.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
+    if num_elements(node) < _FEWEST_ELEMENTS or (wanted.has_scales and size_hint(value.shape[-1]) < _SHORTEST_ROW):
         return "it is small"
     if name in sensitive.exact:
         return sensitive.exact[name]
     if _is_statistic(node):
         return "it is a statistic"
     # torch keeps such a value out of `save_for_backward`, by its place among the outputs.
-    return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else way
+    return "its memory may change" if node.meta.get("saved_tensor_with_no_vc_check") else wanted
 
 
 def _is_statistic(node: fx.Node) -> bool:
@@ -299,8 +300,8 @@ def compress_saved_pass(
         num_forward_outputs: how many outputs of forward are not for backward.
         static_inputs: the names of the inputs that outlive the call.
     """
-    way = compression(name)
-    if way is None:
+    wanted = compression(name)
+    if wanted is None:
         return forward, backward
     output, gradients = forward.graph.output_node(), backward.graph.output_node()
     returned: Any = output.args[0]
@@ -318,7 +319,7 @@ def compress_saved_pass(
         if not isinstance(node, fx.Node):
             continue
         # A user's partitioner may give the value another name in backward.
-        chosen = compression_for(node, way, held=held, sensitive=sensitive, name=end.name)
+        chosen = compression_for(node, wanted, held=held, sensitive=sensitive, name=end.name)
         if isinstance(chosen, str):
             continue
         device = node.meta["val"].device
@@ -382,9 +383,9 @@ def _draw_like(x: Tensor) -> tuple[Tensor]:
     return (SEED_OP(fresh, device=x.device),)
 
 
-def _compressing(way: Compression, number: int) -> Callable[..., tuple[Tensor, ...]]:
-    return lambda x, *seed: way.compress(x, uniform_numbers(x, seed[0], number) if seed else None)
+def _compressing(chosen: Compression, number: int) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda x, *seed: chosen.compress(x, uniform_numbers(x, seed[0], number) if seed else None)
 
 
-def _restoring(way: Compression, dtype: torch.dtype) -> Callable[..., tuple[Tensor]]:
-    return lambda *parts: (way.restore(parts, dtype),)
+def _restoring(chosen: Compression, dtype: torch.dtype) -> Callable[..., tuple[Tensor]]:
+    return lambda *parts: (chosen.restore(parts, dtype),)

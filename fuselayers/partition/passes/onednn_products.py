@@ -5,7 +5,8 @@ from typing import Any, Final
 import torch
 import torch.fx as fx
 
-from ..._torch.tracing import recompiled, size_hint
+from ..._torch.onednn import has_fast_layout
+from ..._torch.tracing import is_known, recompiled, size_hint
 from ...ops.linear import PRODUCT_OP, is_faster_in_onednn, onednn_wins
 from ..node_kinds import arguments_of, num_bytes
 
@@ -15,8 +16,9 @@ _PRODUCTS: Final = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 def onednn_products_pass(graph_module: fx.GraphModule) -> fx.GraphModule:
     """Replace each `mm` and `addmm` that oneDNN computes faster. See Note: [oneDNN on an AMD processor].
 
-    It runs on forward and backward, after the cut, which knows torch's products. Symbolic sizes count with their hint.
-    torch's settings count when the graph is compiled, as they do for Inductor.
+    It runs on forward and backward, after the cut, which knows torch's products. Symbolic sizes count with their hint,
+    but what oneDNN does not support is excluded for every size. torch's settings count when the graph is compiled, as
+    they do for Inductor.
     """
     if not onednn_wins():
         return graph_module
@@ -49,7 +51,9 @@ def _factors_for_onednn(node: fx.Node) -> tuple[Any, ...] | None:
     tensors = [value.meta["val"] for value in (a, b, bias) if value is not None]
     if scaled or any(not tensor.is_cpu or tensor.dtype != torch.float32 for tensor in tensors):
         return None
-    (rows, inner), columns = map(size_hint, tensors[0].shape), size_hint(tensors[1].shape[1])
     if bias is not None and bias.meta["val"].shape != tensors[1].shape[1:]:
         return None  # a matrix, or one element for all columns
-    return (a, b, bias) if is_faster_in_onednn(rows, inner, columns) else None
+    sizes = (*tensors[0].shape, tensors[1].shape[1])
+    if not (is_known(sizes[1] > 0) and has_fast_layout(tensors[1])):
+        return None
+    return (a, b, bias) if is_faster_in_onednn(*map(size_hint, sizes)) else None

@@ -1,15 +1,16 @@
 """The classes of transformers made small from their configs, and what `swap` does to each.
 
 python -m tests.components.swap.classes LEVEL [NAME...]    # prints a line of JSON for each class, or for these
+python -m tests.components.swap.classes LEVEL --every 4    # for every fourth class
 """
 
+import argparse
 import copy
 import json
 import math
 import multiprocessing
 import re
 import resource
-import sys
 import time
 import warnings
 from collections import Counter
@@ -206,13 +207,20 @@ def _send(writer: Connection, name: str, level: str) -> None:
     writer.send(tried(name, level))
 
 
-def main(level: str, *names: str) -> None:
-    """Print the machine, then the outcome of each class; without names of all."""
+def main() -> None:
+    """Print the machine, then the outcome of each class."""
+    parser = argparse.ArgumentParser(prog="python -m tests.components.swap.classes")
+    parser.add_argument("level", choices=("layers", "blocks"))
+    parser.add_argument("names", nargs="*", help="of classes (default: all)")
+    parser.add_argument("--every", type=int, default=1, help="try each n-th class only (default: 1)")
+    chosen = parser.parse_args()
+    level, names = chosen.level, (chosen.names or class_names())[:: chosen.every]
+    torch.set_num_threads(1)
     machine = f"{measured_machine(torch.device('cpu'))}, transformers {transformers.__version__}"
     print(json.dumps({"machine": machine, "date": date.today().isoformat(), "level": level}), flush=True)
-    for name, outcome in outcomes(names or class_names(), level):
+    for name, outcome in outcomes(names, level):
         print(json.dumps({"name": name, **outcome}), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -330,6 +330,7 @@ def test_a_list_of_blocks_is_no_layer_that_nearly_fits() -> None:
     assert (len(report.sites), report.skipped) == (4, ())
 
 
+@pytest.mark.usefixtures("inductor_runs_op_by_op")
 def test_the_default_takes_layers_if_no_block_passes() -> None:
     model = nn.Sequential(OtherWhenCompiled(), OtherWhenCompiled())
     x = torch.randn(4, 8)
@@ -365,11 +366,8 @@ class SomeFail(nn.Sequential):
         super().__init__(nn.Sequential(Gated(), Gated()), nn.Sequential(*(OtherWhenCompiled() for _ in range(4))))
 
 
-# Inductor compiles the blocks of SomeFail.
-@pytest.mark.parametrize(
-    "kind",
-    [lambda: nn.Sequential(OutsideTheGraph(), OutsideTheGraph()), pytest.param(SomeFail, marks=pytest.mark.slow)],
-)
+@pytest.mark.usefixtures("inductor_runs_op_by_op")
+@pytest.mark.parametrize("kind", [lambda: nn.Sequential(OutsideTheGraph(), OutsideTheGraph()), SomeFail])
 def test_the_default_takes_layers_if_they_save_more_than_the_blocks_that_pass(kind: Any) -> None:
     x = torch.randn(64, 8)
     report, layers = (swap(kind(), level=level, batch=x) for level in ("auto", "layers"))

@@ -101,7 +101,7 @@ CASES: dict[str, Case] = {
     "window before the last token": Case((2, 2, 3, 16), (2, 9), options={"window": 12, "first": 15}),
     "window of one": Case((1, 2, 40, 16), options={"window": 1, "causal": True}),
     "soft cap": Case((2, 2, 40, 16), options={"soft_cap": 2.0}),
-    "soft cap and bias": Case((2, 2, 40, 16), bias=(2, 40, 40), options={"soft_cap": 20.0, "causal": True}),
+    "soft cap and bias": Case((1, 2, 20, 16), bias=(2, 20, 20), options={"soft_cap": 20.0, "causal": True}),
     "sinks": Case((2, 4, 150, 16), (2, 150), sinks=True, options={"causal": True}),
     "sinks and queries without keys": Case((1, 2, 70, 16), (2, 20), sinks=True, options={"causal": True, "window": 9}),
     "sinks and a scale of zero": Case((1, 2, 20, 16), sinks=True, options={"scale": 0.0}),

@@ -35,3 +35,14 @@ def test_a_buffer_that_backward_writes_to_is_written_to(partition: str, in_forwa
         seen.append((x.grad, buffer))
     torch.testing.assert_close(seen[1], seen[0])
     assert torch.equal(seen[1][1], torch.full((4,), 4.0 if in_forward_too else 2.0))
+
+
+def test_strides_are_those_of_the_input_not_of_its_clone() -> None:
+    def halved(x: Tensor) -> Tensor:
+        x.mul_(0.5)
+        return x.sin()
+
+    weight = torch.randn(3, 32, requires_grad=True)
+    x = (weight * 1)[:, ::2]
+    y = fuse(halved, backend="eager", dynamic=True)(x)
+    torch.testing.assert_close((x, y), (weight[:, ::2] * 0.5, (weight[:, ::2] * 0.5).sin()))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.config
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -106,6 +107,40 @@ def test_other_products_stay(setting: str) -> None:
     torch.testing.assert_close(y, function(a, b, bias), rtol=1e-4, atol=1e-4)
 
 
+def test_a_wide_gradient_is_not_copied() -> None:
+    head, x = nn.Linear(72, 513, bias=False), torch.randn(400, 72)
+    fused = fuse(head, backend="inductor", fallback=())
+    backward = compiled_code(fused, x).rpartition("def call")[2]
+    assert backward.count(ONEDNN) == 1
+    assert "empty_strided_cpu((513, 400)" not in backward  # a copy of dy^T
+    assert "empty_strided_cpu((72, 400)" in backward  # x^T
+    got, wanted = (torch.autograd.grad(model(x).sin().sum(), head.weight) for model in (fused, head))
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_factor_that_inductor_writes_into_a_wider_tensor() -> None:
+    # Inductor computes both parts of a `cat` in its memory. oneDNN would take 200 times as long for rows of a part.
+    def function(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        left = b.sin()
+        return torch.cat((left, b.cos()), 1), a @ left
+
+    a, b = torch.randn(200, 128), torch.randn(128, 192)
+    got, code = run_and_get_code(fuse(function, backend="inductor", fallback=()), a, b)
+    torch.testing.assert_close(got, function(a, b), rtol=1e-4, atol=1e-4)
+    factor = "\n".join(code).partition(ONEDNN)[2].partition(", None, 'none'")[0]
+    assert "384" not in factor, factor
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_sums_over_no_rows(backend: str) -> None:
+    x, weight = torch.randn(400, 128), torch.randn(128, 192, requires_grad=True)
+    fused = fuse(lambda x, chosen, weight: (x[chosen] @ weight).sin(), backend=backend, fallback=())
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for share in (1, 0):  # oneDNN cannot sum over no rows
+            (dweight,) = torch.autograd.grad(fused(x, torch.rand(400) < share, weight).sum(), weight)
+    assert torch.equal(dweight, torch.zeros(128, 192))
+
+
 def test_a_strided_bias_is_copied() -> None:
     a, b, bias = torch.randn(200, 128), torch.randn(128, 192), torch.randn(192, 2)[:, 0]
     for backend in ("inductor", "eager"):
@@ -113,12 +148,16 @@ def test_a_strided_bias_is_copied() -> None:
         torch.testing.assert_close(fused(a, b, bias), torch.addmm(bias, a, b).sin(), rtol=1e-4, atol=1e-4)
 
 
-def test_the_pass_leaves_a_graph_alone_where_mkl_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    def traced() -> Any:
-        x = torch.randn(200, 128)
-        module = torch.fx.experimental.proxy_tensor.make_fx(torch.mm, tracing_mode="fake")(x, torch.randn(128, 192))
-        return [node.target for node in onednn_products_pass(module).graph.nodes if node.op == "call_function"]
+def targets(a: Tensor, b: Tensor) -> list[Any]:
+    """Return the ops of the graph of a product after the pass."""
+    module = torch.fx.experimental.proxy_tensor.make_fx(torch.mm, tracing_mode="fake")(a, b)
+    return [node.target for node in onednn_products_pass(module).graph.nodes if node.op == "call_function"]
 
-    assert traced() == [PRODUCT_OP]
+
+def test_the_pass_leaves_a_graph_alone_where_mkl_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.randn(200, 128), torch.randn(128, 192)
+    assert targets(a, b) == targets(a, b.t().contiguous().t()) == [PRODUCT_OP]
+    for strided in (torch.randn(128, 384)[:, :192], torch.randn(319).unfold(0, 192, 1), b[:1].expand(128, 192)):
+        assert targets(a, strided) == [torch.ops.aten.mm.default]
     monkeypatch.setattr(linear_module, "_machine_prefers_onednn", lambda: False)
-    assert traced() == [torch.ops.aten.mm.default]
+    assert targets(a, b) == [torch.ops.aten.mm.default]

@@ -154,10 +154,10 @@ def fusion_of(config: Config) -> FusionConfig:
 def with_cuda_graphs(
     fusion: FusionConfig, *, processes: Processes, device: torch.device
 ) -> tuple[FusionConfig, str | None]:
-    """Return the fusion of a run whose model becomes CUDA graphs; or as it is, and why it has none.
+    """Return the fusion of a run, with CUDA graphs where it can have them; without them also the reason.
 
-    A setting of the user's is kept. Without one a run of a single process on a GPU has them: its batches have one
-    shape, and the host takes longer to launch the kernels of a small model than a GPU to run them.
+    The user's setting is kept. Without one, a run of one process on a GPU gets CUDA graphs: its batches have one shape,
+    and launching the kernels of a small model takes the host longer than running them takes the GPU.
     """
     if fusion.cuda_graphs is not None:
         return fusion, None if fusion.cuda_graphs else "fusion.cuda_graphs is false"

@@ -11,7 +11,7 @@ from ...node_kinds import arguments_of
 from .builder import (
     NAMES_OF_DTYPES,
     Builder,
-    Rule,
+    Translation,
     Value,
     computed_in,
     is_number,
@@ -39,8 +39,8 @@ def _has(count: int, *dtypes: torch.dtype) -> Callable[[fx.Node], bool]:
     return accepts
 
 
-def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
-    """The rule of an op that computes in the dtype of its result: one of `dtypes`, or any if none is given."""
+def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Translation:
+    """The translation of an op that computes in the dtype of its result: one of `dtypes`, or any if none is given."""
     has_operands = _has(count, *dtypes)
 
     def emit(builder: Builder, node: fx.Node) -> Value:
@@ -49,11 +49,11 @@ def _arithmetic(name: str, count: int, *dtypes: torch.dtype) -> Rule:
         return Value(getattr(builder.ops, name)(*operands), dtype)
 
     # torch runs an add or a sub with a factor.
-    return Rule(emit, accepts=lambda node: has_operands(node) and arguments_of(node).get("alpha", 1) == 1)
+    return Translation(emit, accepts=lambda node: has_operands(node) and arguments_of(node).get("alpha", 1) == 1)
 
 
-def _comparison(name: str) -> Rule:
-    """The rule of an op that compares in the dtype to which its operands are promoted."""
+def _comparison(name: str) -> Translation:
+    """The translation of an op that compares in the dtype to which its operands are promoted."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
         promoted, rank = _promoted(node), tensor_of(node).dim()
@@ -62,7 +62,7 @@ def _comparison(name: str) -> Rule:
         ]
         return Value(getattr(builder.ops, name)(*operands), torch.bool)
 
-    return Rule(emit, accepts=lambda node: _promoted(node) in NAMES_OF_DTYPES)
+    return Translation(emit, accepts=lambda node: _promoted(node) in NAMES_OF_DTYPES)
 
 
 def _rounded(argument: Any, dtype: torch.dtype) -> Any:
@@ -116,7 +116,7 @@ def _dims(node: fx.Node) -> list[int]:
     return sorted(dim % rank for dim in dims)
 
 
-def _reduction(name: str) -> Rule:
+def _reduction(name: str) -> Translation:
     def emit(builder: Builder, node: fx.Node) -> Value:
         dtype = computed_in(tensor_of(node).dtype)
         operand = builder.cast(builder.values[source_of(node)], dtype).handle
@@ -127,7 +127,7 @@ def _reduction(name: str) -> Rule:
         # A tensor without dimensions has nothing to reduce. nvFuser gives a sum of integers another dtype than torch.
         return tensor_of(source_of(node)).dim() > 0 and tensor_of(node).dtype.is_floating_point
 
-    return Rule(emit, accepts=accepts)
+    return Translation(emit, accepts=accepts)
 
 
 def _var_mean(builder: Builder, node: fx.Node) -> tuple[Value, ...]:
@@ -146,12 +146,12 @@ def _accepts_variance(node: fx.Node) -> bool:
     return whole and x.dim() > 0 and x.dtype.is_floating_point
 
 
-def _each(rule_of: Callable[[str], Rule], names: str, overloads: str = "default") -> dict[Any, Rule]:
-    ops = [(getattr(_aten, name), rule_of(name)) for name in names.split()]
-    return {getattr(op, overload): rule for op, rule in ops for overload in overloads.split()}
+def _each(make: Callable[[str], Translation], names: str, overloads: str = "default") -> dict[Any, Translation]:
+    ops = [(getattr(_aten, name), make(name)) for name in names.split()]
+    return {getattr(op, overload): translation for op, translation in ops for overload in overloads.split()}
 
 
-ARITHMETIC: Final[Mapping[Any, Rule]] = {
+ARITHMETIC: Final[Mapping[Any, Translation]] = {
     # nvFuser's relu of integers goes through float32 and loses digits.
     **_each(
         lambda name: _arithmetic(name, 1, *_FLOATS),
@@ -160,16 +160,16 @@ ARITHMETIC: Final[Mapping[Any, Rule]] = {
     **_each(lambda name: _arithmetic(name, 1, *_FLOATS, *_INTEGERS), "abs neg"),
     **_each(lambda name: _arithmetic(name, 2, *_FLOATS, *_INTEGERS), "add sub mul", "Tensor Scalar"),
     **_each(lambda name: _arithmetic("truediv", 2, *_FLOATS), "div", "Tensor Scalar"),
-    _aten.pow.Tensor_Scalar: Rule(
+    _aten.pow.Tensor_Scalar: Translation(
         _power, accepts=lambda node: is_number(node.args[1]) and tensor_of(node).dtype in _FLOATS
     ),
     **_each(_comparison, "eq ge gt le lt ne", "Tensor Scalar"),
     _aten.logical_and.default: _arithmetic("logical_and", 2),
-    _aten.where.self: Rule(_where, accepts=_accepts_where),
-    torch.ops.prims.convert_element_type.default: Rule(_convert),
-    _aten._to_copy.default: Rule(_convert, accepts=_accepts_copy),
+    _aten.where.self: Translation(_where, accepts=_accepts_where),
+    torch.ops.prims.convert_element_type.default: Translation(_convert),
+    _aten._to_copy.default: Translation(_convert, accepts=_accepts_copy),
     _aten.sum.default: _reduction("sum"),
     _aten.sum.dim_IntList: _reduction("sum"),
     _aten.amax.default: _reduction("max"),
-    _aten.var_mean.correction: Rule(_var_mean, accepts=_accepts_variance),
+    _aten.var_mean.correction: Translation(_var_mean, accepts=_accepts_variance),
 }

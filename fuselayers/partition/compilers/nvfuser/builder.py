@@ -1,4 +1,4 @@
-"""The `FusionDefinition` under construction, and the rules that translate one op each into it.
+"""The `FusionDefinition` under construction, and the translations of single ops into it.
 
 bfloat16 and float16 are cast to float32 on reading, and rounded where a value leaves the definition. Values in between
 are not rounded, so fused code is more accurate, as in Inductor.
@@ -56,7 +56,7 @@ class Value(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class Translation:
     """How an op is translated.
 
     Attributes:

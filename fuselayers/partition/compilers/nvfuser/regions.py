@@ -22,28 +22,28 @@ from ...._torch.tracing import recompiled
 from ...node_kinds import draws, writes
 from ...passes import merge_equal_nodes_pass
 from .arithmetic import ARITHMETIC
-from .builder import NAMES_OF_DTYPES, Rule
+from .builder import NAMES_OF_DTYPES, Translation
 from .shapes import SHAPES
 
-RULES: Final[Mapping[Any, Rule]] = MappingProxyType({**ARITHMETIC, **SHAPES})
-"""The rule of each op that nvFuser can run."""
+TRANSLATIONS: Final[Mapping[Any, Translation]] = MappingProxyType({**ARITHMETIC, **SHAPES})
+"""The translation of each op that nvFuser can run."""
 
 # nvFuser's limit.
 _HIGHEST_RANK: Final = 8
 _FEWEST_OPS: Final = 2
 
 
-def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
-    """Return the rule of a node, or None if torch runs it."""
+def translation_of(node: fx.Node, device: torch.device) -> Translation | None:
+    """Return the translation of a node, or None if torch runs it."""
     if node.op != "call_function":
         return None
-    rule = RULES.get(node.target)
+    translation = TRANSLATIONS.get(node.target)
     if node.target is operator.getitem:
         parent = node.args[0]
-        return rule if isinstance(parent, fx.Node) and rule_of(parent, device) is not None else None
+        return translation if isinstance(parent, fx.Node) and translation_of(parent, device) is not None else None
     value = node.meta.get("val")
     results = value if isinstance(value, tuple | list) else [value]
-    if rule is None or not all(_is_known(result, device) for result in results):
+    if translation is None or not all(_is_known(result, device) for result in results):
         return None
     for source in node.all_input_nodes:
         value = source.meta.get("val")
@@ -53,7 +53,7 @@ def rule_of(node: fx.Node, device: torch.device) -> Rule | None:
         scalar = value.dim() == 0 and value.device.type == "cpu" and value.dtype in NAMES_OF_DTYPES
         if not scalar and not _is_known(value, device):
             return None
-    return rule if rule.accepts(node) else None
+    return translation if translation.accepts(node) else None
 
 
 def _is_known(value: Any, device: torch.device) -> bool:
@@ -69,7 +69,7 @@ def groups_of(graph_module: fx.GraphModule, device: torch.device) -> list[list[f
     groups: list[list[fx.Node]] = []
     for run in _runs(graph_module.graph, device):
         trimmed = _without_views_at_front(run)
-        if sum(RULES[node.target].kind == "computes" for node in trimmed) >= _FEWEST_OPS:
+        if sum(TRANSLATIONS[node.target].kind == "computes" for node in trimmed) >= _FEWEST_OPS:
             groups.append(_with_views_outside(trimmed))
     return groups
 
@@ -80,7 +80,7 @@ def _runs(graph: fx.Graph, device: torch.device) -> list[list[fx.Node]]:
     inside: set[fx.Node] = set()
     behind: set[fx.Node] = set()  # torch's ops, which the region must not wait for
     for node in [*graph.nodes]:
-        fuses = rule_of(node, device) is not None
+        fuses = translation_of(node, device) is not None
         if fuses and behind.isdisjoint(node.all_input_nodes):
             if behind:
                 runs[-1][-1].append(node)
@@ -105,7 +105,7 @@ def _has_effect(node: fx.Node) -> bool:
 def _without_views_at_front(run: list[fx.Node]) -> list[fx.Node]:
     inside: dict[fx.Node, None] = {}
     for node in run:
-        if RULES[node.target].kind != "moves" or any(source in inside for source in node.all_input_nodes):
+        if TRANSLATIONS[node.target].kind != "moves" or any(source in inside for source in node.all_input_nodes):
             inside[node] = None
     return [*inside]
 
@@ -115,7 +115,7 @@ def _with_views_outside(group: list[fx.Node]) -> list[fx.Node]:
     inside, last = {*group}, group[-1]
     for node in group:
         outer = [user for user in node.users if user not in inside]
-        if RULES[node.target].kind in ("moves", "makes") and outer:
+        if TRANSLATIONS[node.target].kind in ("moves", "makes") and outer:
             with node.graph.inserting_after(last):
                 last = node.graph.node_copy(node)
             for user in outer:

@@ -8,7 +8,7 @@ import torch
 import torch.fx as fx
 
 from ...node_kinds import arguments_of
-from .builder import Builder, Rule, Value, computed_in, is_number, source_of, tensor_of
+from .builder import Builder, Translation, Value, computed_in, is_number, source_of, tensor_of
 
 _aten: Final = torch.ops.aten
 
@@ -17,14 +17,14 @@ def _rank(node: fx.Node) -> int:
     return tensor_of(node).dim()
 
 
-def _view(change: Callable[[Any, Any, fx.Node], Any]) -> Rule:
-    """The rule of a view: `change` takes nvFuser's operations, the source's handle and the node; returns a handle."""
+def _view(change: Callable[[Any, Any, fx.Node], Any]) -> Translation:
+    """The translation of a view: `change` takes nvFuser's operations, the source's handle and the node to a handle."""
 
     def emit(builder: Builder, node: fx.Node) -> Value:
         handle, dtype = builder.values[source_of(node)]
         return Value(change(builder.ops, handle, node), dtype)
 
-    return Rule(emit, "moves")
+    return Translation(emit, "moves")
 
 
 def _reshape(ops: Any, handle: Any, node: fx.Node) -> Any:
@@ -98,7 +98,7 @@ def _accepts_full(node: fx.Node) -> bool:
 
 
 _SAME: Final = _view(lambda ops, handle, node: handle)
-SHAPES: Final[Mapping[Any, Rule]] = {
+SHAPES: Final[Mapping[Any, Translation]] = {
     _aten.view.default: _view(_reshape),
     _aten._unsafe_view.default: _view(_reshape),
     _aten.permute.default: _view(_permute),
@@ -111,11 +111,11 @@ SHAPES: Final[Mapping[Any, Rule]] = {
     # torch runs a clone that stands alone, so that nvFuser never returns its input for it.
     _aten.clone.default: _SAME,
     # torch allows an empty vector beside tensors of any rank.
-    _aten.cat.default: Rule(
+    _aten.cat.default: Translation(
         _cat, "carries", lambda node: all(_rank(piece) == _rank(node) for piece in node.all_input_nodes)
     ),
-    operator.getitem: Rule(_getitem, "carries"),
-    _aten.full.default: Rule(_full, "makes", _accepts_full),
-    _aten.full_like.default: Rule(_full, "makes", _accepts_full),
-    _aten.scalar_tensor.default: Rule(_full, "makes", _accepts_full),
+    operator.getitem: Translation(_getitem, "carries"),
+    _aten.full.default: Translation(_full, "makes", _accepts_full),
+    _aten.full_like.default: Translation(_full, "makes", _accepts_full),
+    _aten.scalar_tensor.default: Translation(_full, "makes", _accepts_full),
 }

@@ -14,7 +14,7 @@ import torch.fx as fx
 
 from ...._torch.tracing import size_hint
 from .builder import Builder, Value, computed_in
-from .regions import RULES
+from .regions import TRANSLATIONS
 
 
 class TensorLayout(NamedTuple):
@@ -94,7 +94,7 @@ def translate(graph: fx.Graph, layout: InputLayouts, definition: Any, module: Mo
         builder.values[node] = builder.cast(Value(handle, known.dtype), computed_in(known.dtype))
     for node in graph.nodes:
         if node.op == "call_function":
-            builder.values[node] = RULES[node.target].emit(builder, node)
+            builder.values[node] = TRANSLATIONS[node.target].emit(builder, node)
     results: Any = graph.output_node().args[0]
     for node in results:
         handle = builder.cast(builder.values[node], node.meta["val"].dtype).handle
