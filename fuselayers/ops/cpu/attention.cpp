@@ -391,7 +391,8 @@ extern "C" void attention_forward(const Problem* problem, Heads y, float* lse, i
 }
 
 // delta: [batch, heads, tokens], which becomes dy times y. parts: the sums of dq over each chunk of keys, float32
-// [chunks * batch, heads, tokens, padded channels]; dq itself where it has that form. dbias: float32, zeros, or no data.
+// [chunks * batch, heads, tokens, padded channels]; dq itself where it has that form. dbias: float32, zeros,
+// or no data; of distances, [chunks * batch, heads, tokens + keys - 1], since the chunks of a head add to the same ones.
 extern "C" void attention_backward(const Problem* problem, Heads dy, Heads y, const float* lse, float* delta, Heads parts,
                                    Heads dq, Heads dk, Heads dv, Heads dbias, int64_t chunks, int threads) {
   const Problem& P = *problem;
