@@ -165,11 +165,16 @@ def test_every_bit_of_the_mask(backend: str) -> None:
 
 @pytest.mark.parametrize("backend", [on_cpp])
 @pytest.mark.parametrize(
-    "biased", [{}, {"bias": (4, 300, 1100)}, {"bias": (1, 1, 300, 1100)}, {"distances": True}], ids=str
+    "changes",
+    [
+        *({}, {"bias": (4, 300, 1100)}, {"bias": (1, 1, 300, 1100)}),
+        {"distances": True, "q": (1, 4, 300, 16), "k": (1, 1100)},  # whose two chunks of keys run at the same time
+    ],
+    ids=str,
 )
-def test_the_number_of_threads_changes_nothing(backend: str, biased: dict[str, Any]) -> None:
+def test_the_number_of_threads_changes_nothing(backend: str, changes: dict[str, Any]) -> None:
     options = {**CASES["dropout"].options, "first": 800}
-    case = Case((2, 4, 300, 16), (2, 1100), options=options, **biased)
+    case = replace(Case((2, 4, 300, 16), (2, 1100), options=options), **changes)
     form, _ = case.forms(backend)
     before = torch.get_num_threads()
     try:
