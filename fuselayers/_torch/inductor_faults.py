@@ -28,6 +28,7 @@ def without_faults() -> Iterator[None]:
         _signed_gradients(),
         _pools_by_kernels(),
         _inputs_written_last(),
+        _random_ops_in_order(),
         without_faults_of_autograd(),
     ):
         yield
@@ -167,6 +168,33 @@ def _results_of(node: fx.Node) -> set[fx.Node]:
         results |= new
         waiting += new
     return results
+
+
+def _random_ops_in_order() -> AbstractContextManager[Any]:
+    """Return a context in which Inductor's code calls torch's random ops in the graph's order.
+
+    They read and change the generator. Inductor sees no dependence, and calls one before the other where its result is
+    used earlier (https://github.com/pytorch/pytorch/issues/192635). Random numbers of Inductor's own have no order.
+    """
+    from torch._inductor import ir
+    from torch._inductor.graph import GraphLowering
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    call_function = GraphLowering.call_function
+    last_calls: dict[Any, str] = {}
+
+    def call_in_order(self: Any, target: Any, *arguments: Any) -> Any:
+        before = len(self.operations)
+        result = call_function(self, target, *arguments)
+        if target is run_and_save_rng_state or torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            for call in self.operations[before:]:
+                if isinstance(call, ir.FallbackKernel):
+                    if self in last_calls:
+                        self.additional_buffer_deps[call.get_operation_name()].add(last_calls[self])
+                    last_calls[self] = call.get_name()
+        return result
+
+    return mock.patch.object(GraphLowering, "call_function", call_in_order)
 
 
 def _signed_gradients() -> AbstractContextManager[Any]:

@@ -9,12 +9,13 @@ class that is made; the constructors of its base classes judge nothing again.
 """
 
 # Note: [why not pydantic or structured configs]
-# pydantic 2.14 could judge types and ranges in place of `judged_value` and its two helpers. Its errors take four lines,
-# without path, nearest choice or the component that has the option, so each would be translated. Strict, it refuses
-# numpy's numbers, and lists for tuples; lax, it reads "4" as a number. It is another dependency, with 0.05 s of import
-# (2 CPU cores). OmegaConf's structured configs read "4" as a number, 1 as true and 3 as text, and know no ranges, no
-# Literal and no `Choice | str`. They judge while Hydra merges, and would refuse a swap that must work: llama_tiny sets
-# multiple_of, which feedforward=mlp does not have.
+# pydantic 2.14 could judge types and ranges in place of `judged_value` and its two helpers. Its errors take four
+# lines, without path, nearest choice or the component that has the option, so each would be translated: with the same
+# texts it saved 2 of 895 lines. Strict, it refuses numpy's whole numbers, and lists for tuples; lax, it reads "4" as a
+# number. It is another dependency, with 0.06 s of import (2 CPU cores). The structured configs of OmegaConf 2.3, which
+# Hydra 1.3 needs, read "4" as a number, 1 as true and 3 as text, and know no ranges, no Literal and no `Choice | str`.
+# They judge while Hydra merges, and would refuse a swap that must work: llama_tiny sets multiple_of, which
+# feedforward=mlp does not have.
 
 import functools
 import inspect

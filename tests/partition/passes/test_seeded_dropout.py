@@ -231,6 +231,23 @@ def test_torch_random_draws_the_numbers_of_plain_torch(name: str, backend: str) 
 
 
 @pytest.mark.slow
+def test_torch_random_draws_in_the_order_of_plain_torch() -> None:
+    """Inductor fuses what reads the second mask with what comes before the first one."""
+
+    def swapped(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = 4 * x
+        z = y + y
+        first = F.dropout(z, 0.3).sum(-1).tanh()
+        return (first + first) @ F.dropout(y, 0.3), z
+
+    x = torch.randn(2, 16, requires_grad=True)
+    results = []
+    for function in (swapped, fuse(swapped, backend="inductor", torch_random=True, fallback=())):
+        torch.manual_seed(0)
+        results.append(function(x))
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_torch_random_draws_the_numbers_of_plain_torch_between_convolutions() -> None:
     convolutions = [nn.Conv2d(16, 16, 3, padding=1) for _ in range(2)]
     model = nn.Sequential(convolutions[0], nn.AlphaDropout(P), convolutions[1])
