@@ -61,7 +61,7 @@ def test_compiled_code_launches_the_kernel_of_masks_itself() -> None:
     rows, groups, threshold = 64, 128 // 8, round(0.1 * 65536)
     for arguments in masks:
         assert f", 0, {rows}, {groups}, {threshold}, " in arguments
-    calls = re.findall(r"ops\.(fuselayers\.\w+|aten\.randint\w*)", code.partition("def call(")[2])
+    calls = re.findall(r"= torch\.ops\.(fuselayers\.\w+|aten\.randint\w*)", code.partition("def call(")[2])
     assert sorted(set(calls)) == ["aten.randint", "aten.randint_like"]
 
 
