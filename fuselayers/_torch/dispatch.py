@@ -43,7 +43,9 @@ def schema_of(op: OpOverload) -> Any:
 
 def may_write(target: object) -> bool:
     """True for an op that writes to an argument, and for one that calls a graph, which may do so."""
-    ops = [getattr(target, name) for name in target.overloads()] if isinstance(target, OpOverloadPacket) else [target]
+    ops = [target]
+    if isinstance(target, OpOverloadPacket):
+        ops = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
     mutable = any(isinstance(op, OpOverload) and schema_of(op).is_mutable for op in ops)
     return mutable or isinstance(target, HigherOrderOperator)
 

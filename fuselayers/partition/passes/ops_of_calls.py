@@ -27,6 +27,8 @@ from ...ops.rows import LONGEST_ROW
 
 _Found = dict[str, Any]
 _PARTS: Final = "the nodes"
+_OWNERS: Final = (torch, F, operator)
+_OWN: Final = __name__.partition(".")[0]
 _DROPOUT: Final = dispatch.node_of("dropout")
 _ELEMENTWISE: Final = dispatch.node_of("bias_activation_dropout")
 _GATED: Final = dispatch.node_of("gated_activation")
@@ -38,12 +40,6 @@ _GELU_OF_GPT2: Final = (
     "mul",
     ("mul", 0.5, "x"),
     ("add", 1.0, ("tanh", ("mul", 0.7978845608028654, ("add", "x", ("mul", 0.044715, ("pow", "x", 3.0)))))),
-)
-_OWNERS: Final = (torch, F, operator)
-_KNOWN: Final = frozenset({"torch", __name__.partition(".")[0], "_operator", "builtins", "math"})
-_IN_PLACE: Final = frozenset(
-    {"setitem", "delitem", "iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow"}
-    | {"iand", "ior", "ixor", "ilshift", "irshift"}
 )
 _ACTIVATIONS: Final[tuple[tuple[str, Any], ...]] = (
     ("gelu", ("gelu", "x")),
@@ -245,7 +241,7 @@ def _elementwise(
     *,
     residual: Any = None,
     bias: Any = None,
-    activation: str | None = None,
+    activation: Any = None,
     drop: Sequence[Any] = (None, None, 0, 0.0),
 ) -> bool:
     """Replace a call by the op; `drop` are the arguments of `_DROPOUT` behind x."""
@@ -312,15 +308,21 @@ def _only_for(value: Any, *readers: fx.Node) -> fx.Node | None:
 
 
 def _overwrites(node: fx.Node) -> bool:
-    """True if a call may overwrite a tensor."""
+    """True if a call may overwrite a tensor: by its schema, its arguments or its name, or because nothing is known."""
+    if not node.op.startswith("call_"):
+        return False
     if may_write(node.target) or "out" in node.kwargs or node.kwargs.get("inplace"):
         return True
-    module = str(getattr(node.target, "__module__", None) or "torch")
-    if module == F.__name__ and any(argument is True for argument in node.args):  # may be `inplace`
+    name = str(getattr(node.target, "__name__", node.target))
+    in_place = name.endswith("_") and not name.endswith("__")
+    own = name.strip("_")  # iadd and __iadd__ write to their first argument
+    if in_place or own == "setitem" or (own.startswith("i") and hasattr(operator, f"__{own[1:]}__")):
         return True
-    name = _name_of(node)
-    in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-    return in_place or module.partition(".")[0] not in _KNOWN  # a function that Dynamo was told to leave alone
+    module = "torch" if node.op == "call_method" else str(getattr(node.target, "__module__", None) or "torch")
+    if module == F.__name__:  # where a True may be `inplace`
+        return any(argument is True for argument in node.args)
+    # Another library's function is a call of its own only where Dynamo was told not to trace it.
+    return module.partition(".")[0] not in ("torch", _OWN, "_operator", "builtins", "math")
 
 
 def _value_of(node: Any) -> Any:

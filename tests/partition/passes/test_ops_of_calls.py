@@ -202,6 +202,9 @@ def dropped_shard(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Ten
         pytest.param(gate_of_overwritten(lambda x: F.relu(x, inplace=True)), id="inplace"),
         pytest.param(gate_of_overwritten(lambda x: F.relu(x, True)), id="inplace_by_position"),
         pytest.param(gate_of_overwritten(_of_user.halve), id="an_op_that_writes"),
+        pytest.param(gate_of_overwritten(lambda x: x.__imul__(2)), id="imul"),
+        pytest.param(gate_of_overwritten(lambda x: x.__setitem__(slice(None), 0)), id="setitem"),
+        pytest.param(gate_of_overwritten(torch.compiler.allow_in_graph(lambda x: x.mul_(2))), id="untraced"),
         *(own_gelu, learned_eps, default_eps, dropped_shard),
     ],
 )
