@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from fuselayers import ops
+from fuselayers.ops.attention import kernels
 from tests.gpu.hollow.driver import counted
 from tests.ops.cases import CASES, Case
 from tests.ops.contract import tensors
@@ -48,6 +49,19 @@ def test_forward_is_one_launch(name: str) -> None:
     count = counted(lambda: CASES[name].op(*inputs, **options))
     assert count.launches == [1, 0]
     assert count.waits == [0, 0], count.lines
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("channels", "fits"), [(256, True), (512, False)])
+def test_heads_too_wide_for_the_kernels_take_the_formula(
+    channels: int, fits: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    monkeypatch.setattr(kernels, "launch", lambda function, *rest, **options: launched.append(function))
+    q, k, v = torch.zeros(3, 1, 1, 32, channels, device="cuda", requires_grad=True)
+    attention = torch.compile(ops.attention) if compiled else ops.attention
+    attention(q, k, v, p=0.1).sum().backward()
+    assert len(launched) == (3 if fits else 0)
 
 
 def test_compiled_code_launches_the_kernel_of_masks_itself() -> None:
