@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, TypeVar
 
 import torch
+from torch._ops import HigherOrderOperator, OpOverloadPacket
 from torch._ops import OpOverload as OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException as DataDependentOutputException
 from torch._subclasses.fake_tensor import DynamicOutputShapeException as DynamicOutputShapeException
@@ -38,6 +39,15 @@ PLAIN_OR_FAKE_TENSORS: Final = PLAIN_TENSORS | {FakeTensor}
 def schema_of(op: OpOverload) -> Any:
     """Return the schema of an op: its arguments and results, and which of them it writes to or views."""
     return op._schema
+
+
+def may_write(target: object) -> bool:
+    """True for an op that writes to an argument, and for one that calls a graph, which may do so."""
+    ops = [target]
+    if isinstance(target, OpOverloadPacket):
+        ops = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
+    mutable = any(isinstance(op, OpOverload) and schema_of(op).is_mutable for op in ops)
+    return mutable or isinstance(target, HigherOrderOperator)
 
 
 def constant_in_dynamo(fn: _Function) -> _Function:

@@ -20,7 +20,9 @@ Query t is at position first + t among the keys. It looks at key s where all of 
     mask                True at (t, s)
     documents           equal at s and at first + t
 
-A query without any allowed key gets zeros, and has zero gradients. The arithmetic of the kernels is float32.
+A query without any allowed key gets zeros, and has zero gradients. The arithmetic of the kernels is float32. Those of a
+GPU take heads whose tiles fit in its shared memory: on an H100 of 512 channels in 16 bits and 256 in float32, on an
+A100 and an MI300X of half as many.
 
 Saved for backward: q, k, v, y, one number per query and a seed; never a tensor of [T, S] that the caller did not pass.
 Dropout's mask is that of `dropout` of the weights [B, H, T, S]. The formula saves the weights.
@@ -52,6 +54,7 @@ from ..shapes import check_floating
 from ..shards import Shard, check_shard
 from .by_torch import attention_by_torch
 from .formula import attention_by_formula
+from .kernels import why_too_wide
 from .registered import attention_backward, attention_forward
 
 __all__ = ["attention"]
@@ -169,10 +172,12 @@ def attention(
         reason = f"its shard begins at column {position[3]}, which is not a multiple of 8"
     if backend == "eager":
         return attention_by_formula(*tensors, *options)
-    if backend == "auto" and (reason or _torch_is_faster(*tensors, window, soft_cap)):
-        return _in_torch(*tensors, *options)
     if backend == "cpp" and reason:
         raise RuntimeError(f"backend 'cpp' cannot take this call: {reason}; use backend='auto' or 'eager'")
+    if backend == "triton" or q.is_cuda:
+        reason = reason or why_too_wide(q, v)
+    if backend == "auto" and (reason or _torch_is_faster(*tensors, window, soft_cap)):
+        return _in_torch(*tensors, *options)
     y: Tensor = _op(backend, tensors, options, unsupported_reason=reason)
     return y
 

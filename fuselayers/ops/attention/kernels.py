@@ -19,14 +19,15 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from ..implementations.launch import INTERPRETED, kernel, launch
+from ..implementations.launch import INTERPRETED, ON_AMD, kernel, launch, shared_memory
 from ..implementations.triton_language import tile_function, tl
 from ..philox import keep_tile, mask_numbers
 from ..rows import cdiv, next_power_of_2, vector_of
 
-__all__ = ["launch_backward", "launch_forward"]
+__all__ = ["launch_backward", "launch_forward", "why_too_wide"]
 
 _LEAST: Final = 16  # rows and columns of the smallest matrix instruction
+_SMALL_TILE: Final = 32  # queries, and keys
 
 
 class _Tiles(NamedTuple):
@@ -130,19 +131,48 @@ class _Call:
 
     def constants(self, tiles: _Tiles) -> tuple[Any, ...]:
         sizes = self.channels, self.width
-        return *self._flags, *sizes, *(max(next_power_of_2(size), _LEAST) for size in sizes), tiles.queries, tiles.keys
+        return *self._flags, *sizes, *map(_padded, sizes), tiles.queries, tiles.keys
 
 
 def _tiles(call: _Call, *, forward: bool) -> _Tiles:
     # Chosen so that few registers spill in compiled code; not measured on a GPU.
-    widest = max(next_power_of_2(max(call.channels, call.width)), _LEAST)
-    if widest > 128 or call.is_wide:
-        queries, keys, warps = 32, 32, 4 if widest <= 64 else 8
-    elif forward:
+    q, _, _, bias, *_ = call.tensors
+    widest = _padded(max(call.channels, call.width))
+    if forward:
         queries, keys, warps = 128, 64, 8
     else:
         queries, keys, warps = 64, 64 if widest <= 64 else 32, 8
+    wanted = _wanted(*((queries, keys) if forward else (keys, queries)), widest * q.itemsize, has_bias=bias is not None)
+    if widest > 128 or call.is_wide or wanted > _shared_memory(q.device):
+        queries, keys, warps = _SMALL_TILE, _SMALL_TILE, 4 if widest <= 64 else 8
     return _Tiles(_at_most(queries, call.tokens), _at_most(keys, call.keys), warps)
+
+
+def _padded(channels: int) -> int:
+    return max(next_power_of_2(channels), _LEAST)
+
+
+def _wanted(outer: int, inner: int, row: int, *, has_bias: bool) -> int:
+    """Return bytes that are enough for the shared memory of a program, with `row` bytes of a head in each row.
+
+    A program holds an outer tile, and Triton's pipeline loads three pairs of inner tiles ahead. No kernel takes more,
+    as compiled for sm_90.
+    """
+    return row * (outer + 6 * inner) + outer * inner * (12 if has_bias else 2)
+
+
+def _shared_memory(device: torch.device) -> int:
+    # On AMD the pipeline has one stage of three: compiled for gfx942, no kernel takes more than a third.
+    return shared_memory(device) * (3 if ON_AMD else 1)
+
+
+def why_too_wide(q: Tensor, v: Tensor) -> str | None:
+    """Return why the kernels' smallest tiles do not fit in shared memory, or None if they do."""
+    most_bytes = (_shared_memory(q.device) - 2 * _SMALL_TILE**2) // (7 * _SMALL_TILE)  # a row's, by `_wanted`
+    most = 1 << (most_bytes // q.dtype.itemsize).bit_length() - 1  # a tile has a power of two
+    if q.shape[-1] <= most and v.shape[-1] <= most:
+        return None
+    return f"its heads have more than the {most} channels that fit in this GPU's shared memory in {q.dtype}"
 
 
 def _at_most(tile: int, size: int) -> int:

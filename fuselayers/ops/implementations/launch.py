@@ -13,12 +13,13 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._torch.dispatch import constant_in_dynamo
 from .interpreter import INTERPRETED as INTERPRETED
 from .interpreter import patch_interpreter
 from .triton_language import HAS_TRITON, triton
 
 _ALIGNMENT: Final = 16  # of an address in bytes: Triton specialises on it
-_ON_AMD: Final = torch.version.hip is not None
+ON_AMD: Final = torch.version.hip is not None
 _SMALLEST_INT32: Final = -(1 << 31)
 _LARGEST_INT32: Final = (1 << 31) - 1
 _REGISTERS_AT_ONCE: Final = 8
@@ -139,9 +140,9 @@ def persistent_grid(grid: tuple[int, ...], at_a_time: int) -> tuple[int, ...]:
 
 def _resident_programs(compiled: Any, device: torch.device, num_warps: int) -> int:
     compiled[1, 1, 1]  # loads the code, and with it the number of registers
-    properties = torch.cuda.get_device_properties(device)
-    processor = (AMD if _ON_AMD else NVIDIA)._replace(threads=properties.max_threads_per_multi_processor)
-    if not _ON_AMD:
+    properties = _properties(device)
+    processor = (AMD if ON_AMD else NVIDIA)._replace(threads=properties.max_threads_per_multi_processor)
+    if not ON_AMD:
         processor = processor._replace(shared=properties.shared_memory_per_multiprocessor)
     threads = num_warps * properties.warp_size
     return processor.resident(registers=compiled.n_regs, shared=compiled.metadata.shared, threads=threads)
@@ -151,7 +152,7 @@ def _kind(argument: Any) -> Any:
     """Return what Triton specialises on: a tensor's dtype and alignment, an absent tensor, an integer's width."""
     if isinstance(argument, Tensor):
         aligned = not argument.data_ptr() % _ALIGNMENT
-        small = not _ON_AMD or argument.untyped_storage().nbytes() < 1 << 31
+        small = not ON_AMD or argument.untyped_storage().nbytes() < 1 << 31
         return argument.dtype if aligned and small else (argument.dtype, aligned, small)
     return argument is None or not _SMALLEST_INT32 <= argument <= _LARGEST_INT32
 
@@ -161,12 +162,27 @@ def num_processors(device: torch.device) -> int:
     if device.type == "meta":
         assert recorder is not None, "nothing runs on meta tensors: record the launches"
         return int(recorder.processors)
-    return 2 if INTERPRETED else _count_processors(device)
+    return 2 if INTERPRETED else int(_properties(device).multi_processor_count)
 
 
 @functools.cache
-def _count_processors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)
+
+
+@constant_in_dynamo
+def shared_memory(device: torch.device) -> int:
+    """Return the most bytes of shared memory that a program may have; without a GPU, those on an H100."""
+    return _shared_memory(device)
+
+
+@functools.cache
+def _shared_memory(device: torch.device) -> int:
+    if INTERPRETED or device.type != "cuda" or not torch.cuda.is_available():
+        return NVIDIA.shared - NVIDIA.reserved
+    if ON_AMD:
+        return AMD.shared - AMD.reserved
+    return int(_properties(device).shared_memory_per_multiprocessor) - NVIDIA.reserved
 
 
 def why_no_kernels(device: torch.device) -> str | None:

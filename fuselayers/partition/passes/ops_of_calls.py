@@ -12,19 +12,23 @@ and a cross entropy, are left to Inductor, whose code moves as many bytes as the
 """
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 import torch.fx as fx
+import torch.nn.functional as F
 from torch import Tensor
 
+from ..._torch.dispatch import OpOverload, may_write
 from ..._torch.tracing import all_nodes, recompiled
 from ...ops.implementations import dispatch
 from ...ops.rows import LONGEST_ROW
 
 _Found = dict[str, Any]
 _PARTS: Final = "the nodes"
+_OWNERS: Final = (torch, F, operator)
+_OWN: Final = __name__.partition(".")[0]
 _DROPOUT: Final = dispatch.node_of("dropout")
 _ELEMENTWISE: Final = dispatch.node_of("bias_activation_dropout")
 _GATED: Final = dispatch.node_of("gated_activation")
@@ -89,13 +93,15 @@ def _layer_norm(node: fx.Node) -> bool:
 def _rms_norm(node: fx.Node) -> bool:
     call = _bound(node, ("input", "normalized_shape", "weight", "eps"))
     if call.get("eps") is None:
-        call["eps"] = torch.finfo(_value_of(node).dtype).eps
+        call["eps"] = torch.finfo(torch.float32).eps  # of the dtype in which torch computes, also for 16 bits
     return _norm(node, call, rms=True)
 
 
 def _norm(node: fx.Node, call: _Found, *, rms: bool) -> bool:
     x, weight = call["input"], call.get("weight")
-    if not isinstance(weight, fx.Node) or len(call["normalized_shape"]) != 1 or not _alike(x, node):
+    shape = call["normalized_shape"]
+    over_rows = isinstance(shape, tuple | list) and len(shape) == 1
+    if not (over_rows and isinstance(weight, fx.Node) and _alike(x, node)):
         return False
     return _normalised(node, x, weight, call.get("bias"), call["eps"], rms=rms)
 
@@ -108,7 +114,9 @@ def _rms_norm_of_transformers(node: fx.Node) -> bool:
     return same and _normalised(node, found["x"], found["weight"], None, found["eps"], rms=True)
 
 
-def _normalised(node: fx.Node, x: fx.Node, weight: fx.Node, bias: Any, eps: float, *, rms: bool) -> bool:
+def _normalised(node: fx.Node, x: fx.Node, weight: fx.Node, bias: Any, eps: Any, *, rms: bool) -> bool:
+    if not isinstance(eps, int | float):  # a tensor, or a number that may change
+        return False
     with node.graph.inserting_before(node):
         both = _call(node, _NORM, x, None, None, weight, bias, None, None, 0.0, eps, False, rms)
         _replace(node, _call(node, operator.getitem, both, 0))
@@ -126,15 +134,15 @@ def _activation(node: fx.Node) -> bool:
 
 
 def _dropped_activation(node: fx.Node) -> bool:
-    x, seed, _, _, p = node.args
+    x, *drop = node.args
     inner = _only_for(x, node)
     if inner is None:
         return False
     if inner.target is _ELEMENTWISE and inner.args[1] is None and inner.args[3] is None:  # `_activation` made it
         x, _, bias, _, _, _, name, _ = inner.args
-        return _elementwise(node, x, bias=bias, activation=name, seed=seed, p=p)
+        return _elementwise(node, x, bias=bias, activation=name, drop=drop)
     found = _activation_of(inner)
-    return found is not None and _elementwise(node, found[1], activation=found[0], seed=seed, p=p)
+    return found is not None and _elementwise(node, found[1], activation=found[0], drop=drop)
 
 
 def _residual(node: fx.Node) -> bool:
@@ -146,11 +154,11 @@ def _residual(node: fx.Node) -> bool:
         same_shape = dropped is not None and _value_of(dropped).shape == _value_of(node).shape
         if dropped is None or dropped.target is not _DROPOUT or not _alike(residual, node) or not same_shape:
             continue
-        x, seed, _, _, p = dropped.args
+        x, *drop = dropped.args
         if not isinstance(x, fx.Node):
             continue
         x, bias = _without_bias(x, {dropped})
-        return _elementwise(node, x, residual=residual, bias=bias, seed=seed, p=p)
+        return _elementwise(node, x, residual=residual, bias=bias, drop=drop)
     return False
 
 
@@ -227,10 +235,20 @@ def _as(bias: Any, x: fx.Node) -> fx.Node:
     return cast
 
 
-def _elementwise(node: fx.Node, x: Any, **parts: Any) -> bool:
-    names = {"residual": None, "bias": None, "seed": None, "row": None, "column": 0, "activation": None, "p": 0.0}
+def _elementwise(
+    node: fx.Node,
+    x: Any,
+    *,
+    residual: Any = None,
+    bias: Any = None,
+    activation: Any = None,
+    drop: Sequence[Any] = (None, None, 0, 0.0),
+) -> bool:
+    """Replace a call by the op; `drop` are the arguments of `_DROPOUT` behind x."""
+    seed, row_R, first_column, p = drop
+    arguments = x, residual, bias, seed, row_R, first_column, activation, p
     with node.graph.inserting_before(node):
-        _replace(node, _call(node, _ELEMENTWISE, x, *(names | parts).values()))
+        _replace(node, _call(node, _ELEMENTWISE, *arguments))
     return True
 
 
@@ -264,12 +282,12 @@ def _matches(value: Any, form: Any, found: _Found, parts: set[fx.Node]) -> bool:
 
 
 def _name_of(node: fx.Node) -> str:
-    """Return the name of a function or method, one for all forms of a call: `add` for torch.add, + and x.add."""
-    if node.op == "call_method":
+    """Return the name of one of torch's functions or methods, the same for torch.add, + and x.add; else ""."""
+    if node.op == "call_method" or isinstance(node.target, OpOverload):
         return str(node.target)
-    if isinstance(node.target, torch._ops.OpOverload):
-        return str(node.target)
-    return str(getattr(node.target, "__name__", ""))
+    name = str(getattr(node.target, "__name__", ""))
+    # A user's op may have the name of one of torch's.
+    return name if any(getattr(owner, name, None) is node.target for owner in _OWNERS) else ""
 
 
 def _bound(node: fx.Node, names: tuple[str, ...]) -> _Found:
@@ -290,9 +308,21 @@ def _only_for(value: Any, *readers: fx.Node) -> fx.Node | None:
 
 
 def _overwrites(node: fx.Node) -> bool:
-    name = _name_of(node)
+    """True if a call may overwrite a tensor: by its schema, its arguments or its name, or because nothing is known."""
+    if not node.op.startswith("call_"):
+        return False
+    if may_write(node.target) or "out" in node.kwargs or node.kwargs.get("inplace"):
+        return True
+    name = str(getattr(node.target, "__name__", node.target))
     in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in ("setitem", "iadd", "imul", "isub", "itruediv") or "out" in node.kwargs
+    own = name.strip("_")  # iadd and __iadd__ write to their first argument
+    if in_place or own == "setitem" or (own.startswith("i") and hasattr(operator, f"__{own[1:]}__")):
+        return True
+    module = "torch" if node.op == "call_method" else str(getattr(node.target, "__module__", None) or "torch")
+    if module == F.__name__:  # where a True may be `inplace`
+        return any(argument is True for argument in node.args)
+    # Another library's function is a call of its own only where Dynamo was told not to trace it.
+    return module.partition(".")[0] not in ("torch", _OWN, "_operator", "builtins", "math")
 
 
 def _value_of(node: Any) -> Any:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
 from fuselayers import ops
+from fuselayers.ops.attention import kernels
 from tests.gpu.hollow.driver import counted
 from tests.ops.cases import CASES, Case
 from tests.ops.contract import tensors
@@ -50,6 +51,19 @@ def test_forward_is_one_launch(name: str) -> None:
     assert count.waits == [0, 0], count.lines
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("channels", "fits"), [(256, True), (512, False)])
+def test_heads_too_wide_for_the_kernels_take_the_formula(
+    channels: int, fits: bool, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = []
+    monkeypatch.setattr(kernels, "launch", lambda function, *rest, **options: launched.append(function))
+    q, k, v = torch.zeros(3, 1, 1, 32, channels, device="cuda", requires_grad=True)
+    attention = torch.compile(ops.attention) if compiled else ops.attention
+    attention(q, k, v, p=0.1).sum().backward()
+    assert len(launched) == (3 if fits else 0)
+
+
 def test_compiled_code_launches_the_kernel_of_masks_itself() -> None:
     """Inductor's code calls this library for the first seed alone. Each mask has the numbers of `keep_factors`."""
     x = torch.zeros(*SHAPE, device="cuda", requires_grad=True)
@@ -61,7 +75,7 @@ def test_compiled_code_launches_the_kernel_of_masks_itself() -> None:
     rows, groups, threshold = 64, 128 // 8, round(0.1 * 65536)
     for arguments in masks:
         assert f", 0, {rows}, {groups}, {threshold}, " in arguments
-    calls = re.findall(r"ops\.(fuselayers\.\w+|aten\.randint\w*)", code.partition("def call(")[2])
+    calls = re.findall(r"= torch\.ops\.(fuselayers\.\w+|aten\.randint\w*)", code.partition("def call(")[2])
     assert sorted(set(calls)) == ["aten.randint", "aten.randint_like"]
 
 

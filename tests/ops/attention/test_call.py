@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fuselayers import ops
+from fuselayers.ops.attention import kernels
 from fuselayers.partition import saved_bytes
 from fuselayers.testing import (
     assert_as_good_as,
@@ -197,6 +198,20 @@ def test_a_shard_within_a_group_of_columns(backend: str) -> None:
     with pytest.raises(RuntimeError, match=f"^backend '{backend}' cannot take this call: {reason}$"):
         form(*case.inputs())
     assert_as_good_as(*case.forms("auto"), case.inputs())
+
+
+@every_kernel
+def test_heads_too_wide_for_the_shared_memory_of_a_gpu(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "shared_memory", lambda device: 163 << 10)  # an A100's
+    for width, fits in ((128, True), (129, backend == "cpp")):
+        for case in (Case((1, 1, 16, width)), Case((1, 1, 16, 8), width=width)):
+            form, reference = case.forms(backend)
+            if fits:
+                assert_as_good_as(form, reference, case.inputs())
+                continue
+            reason = "its heads have more than the 128 channels that fit in this GPU's shared memory in torch.float32"
+            with pytest.raises(RuntimeError, match=f"^backend 'triton' cannot take this call: {reason}; use backend"):
+                form(*case.inputs())
 
 
 @every_kernel

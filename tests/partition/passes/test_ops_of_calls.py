@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fuselayers import ops
 from fuselayers.ops.implementations.launch import INTERPRETED
+from fuselayers.ops.shards import Shard
 from fuselayers.partition import fuse
 from fuselayers.testing import results
 from tests.generated_kernels import fake_gpu
@@ -83,8 +85,8 @@ def seeded(call: Callable[..., Any], *arguments: Any) -> Any:
     return call(*arguments)
 
 
-@pytest.mark.parametrize(("fn", "ops"), FORMS.items(), ids=[fn.__name__ for fn in FORMS])
-def test_results_and_masks_are_those_of_a_cpu(fn: Call, ops: set[str]) -> None:
+@pytest.mark.parametrize(("fn", "names"), FORMS.items(), ids=[fn.__name__ for fn in FORMS])
+def test_results_and_masks_are_those_of_a_cpu(fn: Call, names: set[str]) -> None:
     options: Any = {"fallback": (), "fullgraph": True, "dynamic": False}
     expected = seeded(results, fuse(fn, backend="eager", **options), inputs())
     fused = fuse(fn, backend="triton", **options)
@@ -94,7 +96,7 @@ def test_results_and_masks_are_those_of_a_cpu(fn: Call, ops: set[str]) -> None:
     with fake_gpu() as gpu:
         got = seeded(results, partial(gpu.run, fused), inputs())
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert gpu.ops[0] - {"draw_seed"} == ops
+    assert gpu.ops[0] - {"draw_seed"} == names
 
 
 def kept(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -153,3 +155,66 @@ def test_what_is_no_op_is_left_alone(fn: Call) -> None:
         got = seeded(results, partial(gpu.run, fused), inputs())
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert gpu.ops[0] - {"draw_seed"} == {"dropout"}
+
+
+_library = torch.library.Library("fuselayers_tests_of_calls", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("gelu(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+_library.define("halve(Tensor(a!) x) -> ()")  # type: ignore[no-untyped-call]
+_library.impl("gelu", lambda x: 3 * torch.relu(x), "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("halve", lambda x: (x.mul_(0.5), None)[1], "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+_of_user: Any = torch.ops.fuselayers_tests_of_calls
+
+
+def gate_of_overwritten(overwrite: Callable[[Tensor], Any]) -> Call:
+    """The gate would read x after it has changed."""
+
+    def gate(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+        x = x * 1
+        activated = F.silu(x)
+        overwrite(x)
+        return activated * y + x
+
+    return gate
+
+
+def own_gelu(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    return _of_user.gelu(x) * y  # type: ignore[no-any-return]
+
+
+def learned_eps(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    wide = x.to(torch.float32)
+    return scale * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + bias[0].exp())).to(x.dtype)
+
+
+def default_eps(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    """As `nn.RMSNorm` has it: float32's also for 16 bits, in which it would be 0.001."""
+    return F.rms_norm(x.half() / 1000, (WIDTH,), scale.half())
+
+
+def dropped_shard(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    """The second half of a tensor's mask."""
+    return ops.dropout(x, 0.4, shard=Shard((2, 0, 0), (4, *SHAPE[1:]))) + y
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(gate_of_overwritten(lambda x: F.relu(x, inplace=True)), id="inplace"),
+        pytest.param(gate_of_overwritten(lambda x: F.relu(x, True)), id="inplace_by_position"),
+        pytest.param(gate_of_overwritten(_of_user.halve), id="an_op_that_writes"),
+        pytest.param(gate_of_overwritten(lambda x: x.__imul__(2)), id="imul"),
+        pytest.param(gate_of_overwritten(lambda x: x.__setitem__(slice(None), 0)), id="setitem"),
+        pytest.param(gate_of_overwritten(torch.compiler.allow_in_graph(lambda x: x.mul_(2))), id="untraced"),
+        *(own_gelu, learned_eps, default_eps, dropped_shard),
+    ],
+)
+def test_what_looks_like_an_op_has_the_results_of_a_cpu(fn: Call) -> None:
+    options: Any = {"fallback": (), "fullgraph": True, "dynamic": False}
+    arguments = [tensor.detach() for tensor in inputs()]
+    expected = seeded(fuse(fn, backend="eager", **options), *arguments)
+    fused = fuse(fn, backend="triton", **options)
+    if not INTERPRETED:
+        torch.testing.assert_close(seeded(fused, *arguments), expected)
+        return
+    with fake_gpu() as gpu:
+        torch.testing.assert_close(seeded(gpu.run, fused, *arguments), expected, rtol=2e-3, atol=1e-4)
