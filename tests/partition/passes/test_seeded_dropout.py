@@ -230,7 +230,6 @@ def test_torch_random_draws_the_numbers_of_plain_torch(name: str, backend: str) 
         assert_same_from_seed_3((layer, fused), run, equal_nan=True)
 
 
-@pytest.mark.slow
 def test_torch_random_draws_in_the_order_of_plain_torch() -> None:
     """Inductor fuses what reads the second mask with what comes before the first one."""
 
@@ -248,6 +247,7 @@ def test_torch_random_draws_in_the_order_of_plain_torch() -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.slow
 def test_torch_random_draws_the_numbers_of_plain_torch_between_convolutions() -> None:
     convolutions = [nn.Conv2d(16, 16, 3, padding=1) for _ in range(2)]
     model = nn.Sequential(convolutions[0], nn.AlphaDropout(P), convolutions[1])
