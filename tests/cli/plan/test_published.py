@@ -16,7 +16,8 @@ def test_a_prediction_is_near_what_was_published(row: dict[str, Any]) -> None:
     assert row["predicted"]["tokens_per_second"] == pytest.approx(row["tokens_per_second"], rel=0.2)
     if row["gibibytes"]:
         # The published figure includes memory that the allocator has reserved and does not use.
-        assert row["predicted"]["gibibytes"] == pytest.approx(row["gibibytes"], rel=0.1)
+        # torch.compile saves more than this library's kernels, and PyTorch's allocator reserves more than it uses.
+        assert row["predicted"]["gibibytes"] == pytest.approx(row["gibibytes"], rel=0.15)
 
 
 @pytest.mark.slow
