@@ -162,7 +162,7 @@ def _wanted(outer: int, inner: int, row: int, *, has_bias: bool) -> int:
 
 
 def _shared_memory(device: torch.device) -> int:
-    # On AMD the pipeline has one stage of three: compiled for gfx942, no kernel takes more than a third.
+    # On AMD the pipeline has one stage of three: compiled for gfx942, a tile fits where a third of `_wanted` does.
     return shared_memory(device) * (3 if ON_AMD else 1)
 
 
