@@ -13,7 +13,7 @@ from torch.utils._triton import has_triton as has_triton
 from .cpp_files import cpp_files
 from .inductor_faults import without_faults
 from .onednn import PRODUCT_OP, is_cheaper_transposed
-from .tracing import all_nodes, boxed, forget_donated_buffers
+from .tracing import all_nodes, boxed, forget_donated_buffers, may_overlap, mutated_inputs
 
 REALIZED: Final = "inductor_realize_to_strides"
 """A key of a node's meta: Inductor writes the value to memory instead of recomputing it at each read."""
@@ -66,6 +66,14 @@ def compile_with_inductor(
 
     def compile_graph(graph_module: fx.GraphModule, *args: Any, **options: Any) -> Any:
         forget_donated_buffers()
+        graph = graph_module.graph
+        copies = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        written = {copy.args[0] for copy in copies}.union(mutated_inputs(graph))
+        if any(may_overlap(node.meta["val"]) for node in written):
+            raise NotImplementedError(
+                "Inductor writes all elements of an input where the function writes some, which is wrong if elements "
+                "share memory, as after expand or unfold; write to a clone() of the input"
+            )
         compiled = compile_fx_inner(last_pass(graph_module), *args, **options)
         reason = getattr(compiled, "disabled_cudagraphs_reason", None)
         if cuda_graphs is not None and reason:

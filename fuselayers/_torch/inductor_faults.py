@@ -174,7 +174,8 @@ def _random_ops_in_order() -> AbstractContextManager[Any]:
     """Return a context in which Inductor's code calls torch's random ops in the graph's order.
 
     They read and change the generator. Inductor sees no dependence, and calls one before the other where its result is
-    used earlier (https://github.com/pytorch/pytorch/issues/192635). Random numbers of Inductor's own have no order.
+    used earlier (https://github.com/pytorch/pytorch/issues/192635). Random numbers of Inductor's own have no order, and
+    the ops of a nested graph, as of `torch.cond`, only one among themselves.
     """
     from torch._inductor import ir
     from torch._inductor.graph import GraphLowering

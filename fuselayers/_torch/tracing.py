@@ -105,6 +105,21 @@ def mutated_inputs(graph: fx.Graph) -> tuple[fx.Node, ...]:
     return tuple(node for node in graph.find_nodes(op="placeholder") if node in written)
 
 
+def may_overlap(x: torch.Tensor) -> bool:
+    """Return whether elements of a tensor may share memory. True also for some rare layouts in which none do.
+
+    >>> may_overlap(torch.zeros(9).unfold(0, 4, 1)), may_overlap(torch.zeros(4, 6)[:, 1:].t())
+    (True, False)
+    """
+    dimensions = ((size_hint(stride), size_hint(size)) for stride, size in zip(x.stride(), x.shape, strict=True))
+    furthest = 0  # element of the dimensions so far
+    for stride, size in sorted(pair for pair in dimensions if pair[1] > 1):
+        if stride <= furthest:
+            return True
+        furthest += stride * (size - 1)
+    return False
+
+
 def forget_donated_buffers() -> None:
     """Keep the backward that is being compiled from reusing the memory of saved tensors.
 

@@ -133,6 +133,19 @@ def test_a_gradient_with_the_negative_bit(tmp_path: Path, monkeypatch: pytest.Mo
         assert incoming.is_neg()
 
 
+@pytest.mark.filterwarnings("ignore:backend 'inductor' is not used")
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_write_into_a_part_of_an_input_whose_elements_share_memory(grad: bool) -> None:
+    def scaled(x: Tensor) -> Tensor:
+        x[0].mul_(2)
+        return x.sum(0)
+
+    inputs = [(torch.arange(9.0, requires_grad=grad) * 1).unfold(0, 4, 1)[:3] for _ in range(2)]
+    fused = fuse(scaled, backend="inductor", fallback=("eager",))
+    torch.testing.assert_close([fused(inputs[0]), inputs[0]], [scaled(inputs[1]), inputs[1]])
+    assert fused.served_by == ("eager",)
+
+
 # Two dimensions and a width of two: report 198119 in test_pytorch_reports.py.
 @pytest.mark.slow
 @pytest.mark.parametrize(("dimensions", "width"), [(1, 2), (3, 2), (2, 3)])
