@@ -52,8 +52,8 @@ def flex(
     attend: Callable[..., Any] = flex_attention
     # Inside a compiled graph the compiler also compiles this call. A CPU runs the formula.
     if q_BHTC.device.type != "cpu" and not is_compiling():
-        given = (tensor is None for tensor in (sinks, distance_bias, key_padding_mask))
-        rules = (scale, causal, window, soft_cap, *given)
+        absent = (tensor is None for tensor in (sinks, distance_bias, key_padding_mask))
+        rules = (scale, causal, window, soft_cap, *absent)
         sizes = q_BHTC.shape[1], q_BHTC.shape[3], k_BGSC.shape[1], v_BGSC.shape[3], q_BHTC.dtype, q_BHTC.device
         attend = _compiled_flex((*rules, getattr(mask.mask_mod, "__code__", None), *sizes))
     result = attend(
